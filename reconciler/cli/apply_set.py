@@ -18,7 +18,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents
 from reconciler.cli.output import Format
 from reconciler.cli.results import Result, exit_status, print_results, wait_for_results
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk.manifest_sets import MANIFEST_SET_KIND, ManifestSets, SetChange
 
@@ -91,7 +91,7 @@ async def _apply(
                 "them"
             )
         if output == "table":
-            with even_if_nobody_reads():
+            with tolerating_closed_output():
                 _print(change)
         if is_dry:
             return Result(str(key), True, "Valid", message=str(change))

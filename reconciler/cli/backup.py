@@ -17,7 +17,7 @@ from reconciler.cli.folded_log import log_of
 from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.roles.projector.lost_events import find_short_end
 
 _SHOWN = 20
@@ -44,7 +44,7 @@ def backup(file: NamedPath, /, *, output: Output = "table", connection: Connecti
         Path of the backup. The file must not exist.
     """
     saved = run_async(_backup(connection, file))
-    with even_if_nobody_reads():
+    with tolerating_closed_output():
         if output == "table":
             _print(saved)
         else:

@@ -71,8 +71,8 @@ def complete(words: Sequence[str]) -> int:
 
     cyclopts finds them, and calls the functions below for kinds and names.
     """
-    *before, word = words or ("",)
-    for each in sorted(set(_candidates(words) if before else names())):
+    *preceding, word = words or ("",)
+    for each in sorted(set(_candidates(words) if preceding else names())):
         if each.startswith(word):
             sys.stdout.write(f"{each}\n")
     return 0
@@ -131,10 +131,10 @@ def complete_resources(context: CompletionContext) -> Iterable[str]:
     arguments = [
         each for each in context.arguments if each.parameter.completer is complete_resources
     ]
-    given = next((token.value for each in arguments for token in each.tokens), None)
-    if given is None:
+    value = next((token.value for each in arguments for token in each.tokens), None)
+    if value is None:
         return [*kinds, *(name for _, _, name in known)]
-    of_kind = [name for _, kind, name in known if same_kind(given, kind)]
+    of_kind = [name for _, kind, name in known if same_kind(value, kind)]
     return of_kind or [name for _, _, name in known]
 
 

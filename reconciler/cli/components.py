@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Offer:
     """A component that can be started, and the ProviderConfig of its name.
 
-    ``implementation``: its class, imported only when it is started. ``ours``: pattern of the
+    ``implementation``: its class, imported only when it is started. ``endpoint_pattern``: the
     endpoints that `up` assigns; a configuration with another endpoint belongs to the user.
-    ``allow``: what the examples and pages of its kinds use of the host.
+    ``allow``: the use of the host by the examples and pages of its kinds.
     """
 
     implementation: str
-    ours: str
+    endpoint_pattern: str
     least_resync_seconds: float | None = None
     allow: Allow = NOTHING
 
@@ -34,23 +34,23 @@ class Offer:
 OFFERS: Final[Mapping[str, Offer]] = {
     "docker": Offer(
         "infra.components.docker_engine:DockerEngine",
-        ours=r"unix://.*/docker/docker\.sock",
+        endpoint_pattern=r"unix://.*/docker/docker\.sock",
         least_resync_seconds=0.5,
         allow=Allow(users=(ROOT,), networks=("host",), binds=("/srv/monitoring/*/*",)),
     ),
     "postgres": Offer(
         "infra.components.postgres:Postgres",
-        ours=r"postgresql://postgres@.*%2Fpostgres%2Fsocket:\d+/postgres",
+        endpoint_pattern=r"postgresql://postgres@.*%2Fpostgres%2Fsocket:\d+/postgres",
     ),
     "caddy": Offer(
         "infra.components.caddy:Caddy",
-        ours=r"unix://.*/caddy/admin\.sock",
+        endpoint_pattern=r"unix://.*/caddy/admin\.sock",
         least_resync_seconds=0.5,
         allow=Allow(addresses=("127.0.0.1:*",), certificates=("/srv/tls/**",)),
     ),
     "certificates": Offer(
         "infra.components.certificates:Certificates",
-        ours=r"file:///.*/certificates/root",
+        endpoint_pattern=r"file:///.*/certificates/root",
         allow=Allow(addresses=("127.0.0.1:*",), listen=("127.0.0.1:*",)),
     ),
 }
@@ -83,7 +83,7 @@ def parse_components(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def made(name: str) -> Component:
+def create(name: str) -> Component:
     """Create a component without starting it.
 
     Raises:
@@ -99,5 +99,10 @@ def local_api(name: str, component: Component) -> LocalApi:
     """Return the API of a running component, for its ProviderConfig."""
     offer = OFFERS[name]
     return LocalApi(
-        name, name, component.endpoint, offer.ours, offer.least_resync_seconds, offer.allow
+        name,
+        name,
+        component.endpoint,
+        offer.endpoint_pattern,
+        offer.least_resync_seconds,
+        offer.allow,
     )

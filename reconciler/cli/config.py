@@ -40,20 +40,20 @@ def view(*, output: Output = "table", connection: Connection = HERE) -> int:
     """
     from infra.jetstream.connection import without_secrets  # noqa: PLC0415
 
-    found = connection.settings()
-    shown = [_shown(found.get(name), name) for name in NAMES]
-    shown = [Setting(each.name, without_secrets(each.value), each.source) for each in shown]
+    settings = connection.settings()
+    rows = [_shown(settings.get(name), name) for name in NAMES]
+    rows = [Setting(each.name, without_secrets(each.value), each.source) for each in rows]
     if output == "table":
         print_table(
-            ("SETTING", "VALUE", "SOURCE"), ((each.name, each.value, each.source) for each in shown)
+            ("SETTING", "VALUE", "SOURCE"), ((each.name, each.value, each.source) for each in rows)
         )
     else:
-        print_structured(shown, output)
+        print_structured(rows, output)
     return 0
 
 
-def _shown(found: Setting | None, name: str) -> Setting:
+def _shown(setting: Setting | None, name: str) -> Setting:
     key = flag(name).removeprefix("--")
-    if found is not None:
-        return Setting(key, found.value, found.source)
+    if setting is not None:
+        return Setting(key, setting.value, setting.source)
     return Setting(key, "", "not set" if name == "nats_url" else "default")

@@ -99,9 +99,9 @@ class BusOptions:
 
     def settings(self) -> dict[str, Setting]:
         """Return the settings from all sources; raises ``ConfigurationError``."""
-        given = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+        flags = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
         running = read_up_file(DATA_FOLDER)
-        return settings(given, running="" if running is None else running.nats_url)
+        return settings(flags, running="" if running is None else running.nats_url)
 
     @property
     def url(self) -> str:
@@ -115,8 +115,8 @@ class BusOptions:
             sys.stderr.write(f"bus: {without_secrets(bus.value)} ({bus.source})\n")
 
     def _bus(self) -> Setting:
-        found = self.settings().get("nats_url")
-        if found is None:
+        url = self.settings().get("nats_url")
+        if url is None:
             has_ended = (DATA_FOLDER / UP_FILE).exists()
             raise NoBusError(
                 "no NATS server is selected: "
@@ -125,17 +125,17 @@ class BusOptions:
                 + "; start it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in "
                 "reconciler.toml"
             )
-        return found
+        return url
 
     @property
     def access(self) -> Access:
         """The credentials and trusted authorities; raises ``ConfigurationError``."""
-        found = self.settings()
+        settings = self.settings()
 
         def path(name: str) -> Path | None:
-            return Path(found[name].value).expanduser() if name in found else None
+            return Path(settings[name].value).expanduser() if name in settings else None
 
-        prefix = found.get("inbox_prefix")
+        prefix = settings.get("inbox_prefix")
         return Access(
             credentials=path("credentials"),
             nkey=path("nkey"),
@@ -166,8 +166,8 @@ LOGS: Final = Logs()
 def read_up_file(folder: Path) -> UpFile | None:
     """Read the file of `up`; None if it is not running in this directory."""
     with suppress(OSError, msgspec.DecodeError):
-        found = msgspec.json.decode((folder / UP_FILE).read_bytes(), type=UpFile)
-        return found if _is_locked(folder / UP_LOCK) else None
+        file = msgspec.json.decode((folder / UP_FILE).read_bytes(), type=UpFile)
+        return file if _is_locked(folder / UP_LOCK) else None
     return None
 
 

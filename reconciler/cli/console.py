@@ -56,8 +56,8 @@ class _Console(Console):
 class _LineConsole(_Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print one line, with control characters of each string and text escaped."""
-        shown = [_cell(each) if isinstance(each, (str, Text)) else each for each in objects]
-        super().print(*shown, **options)
+        cells = [_cell(each) if isinstance(each, (str, Text)) else each for each in objects]
+        super().print(*cells, **options)
 
     def print_title(self, title: str) -> None:
         """Print a title after an empty line."""
@@ -82,9 +82,9 @@ def console(*, error: bool = False) -> _LineConsole:
 
 def help_console() -> Console:
     """Return the console for help."""
-    made = _Console()
-    made.width = max(made.width, _LEAST_HELP_COLUMNS)
-    return made
+    new_console = _Console()
+    new_console.width = max(new_console.width, _LEAST_HELP_COLUMNS)
+    return new_console
 
 
 NOT_READY = "Converged, not ready"
@@ -133,14 +133,14 @@ class Table:
     def print(self, rows: Iterable[Sequence[str | Text]], *, headings: bool = False) -> None:
         """Print rows, with the previous widths if they suffice."""
         cells = [[_cell(each) for each in row] for row in rows]
-        shown = [[_cell(Text(each, "bold")) for each in self._columns], *cells]
-        columns = list(zip(*shown, strict=True))
+        lines = [[_cell(Text(each, "bold")) for each in self._columns], *cells]
+        columns = list(zip(*lines, strict=True))
         self._widths = [
             max(before, *(each.cell_len for each in column))
             for before, column in zip(self._widths, columns, strict=True)
         ]
         if not sys.stdout.isatty():
-            for row in shown if headings else cells:
+            for row in lines if headings else cells:
                 sys.stdout.write(f"{_line(row, self._widths)}\n")
             return
         out = console()
@@ -151,7 +151,7 @@ class Table:
         table = Grid.grid(padding=(0, _BETWEEN, 0, 0))
         for width in widths:
             table.add_column(width=width, overflow="fold")
-        for row in shown if headings else cells:
+        for row in lines if headings else cells:
             table.add_row(*row)
         out.print(table)
 
@@ -187,9 +187,9 @@ def _fitted(
     fitted = list(widths)
     excess = sum(widths) + _BETWEEN * (len(widths) - 1) - room
     for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
-        taken = max(0, min(excess, fitted[place] - least[place]))
-        fitted[place] -= taken
-        excess -= taken
+        removed = max(0, min(excess, fitted[place] - least[place]))
+        fitted[place] -= removed
+        excess -= removed
     return None if excess > 0 else fitted
 
 

@@ -90,15 +90,15 @@ class Chosen(msgspec.Struct, frozen=True):
         if self.numbers:
             return [_numbered(letters, number) for number in dict.fromkeys(self.numbers)]
         key = None if self.resource is None else ResourceKey.parse(self.resource)
-        found = matching(letters, stage=self.stage, resource=key)
-        if self.count != len(found):
+        matches = matching(letters, stage=self.stage, resource=key)
+        if self.count != len(matches):
             meant = "use" if self.count is None else f"--count is {self.count}; use"
-            select = plural(len(found), "open dead letter matches", "open dead letters match")
+            select = plural(len(matches), "open dead letter matches", "open dead letters match")
             raise CommandError(
                 f"{select}, and nothing was changed; {meant} "
-                f"--count {len(found)} to select all of them"
+                f"--count {len(matches)} to select all of them"
             )
-        return found
+        return matches
 
 
 async def read_one(client: Client, number: int) -> tuple[DeadLetter, int]:
@@ -129,8 +129,8 @@ def outcome_of(retried: Retried) -> Outcome:
     if answer is None:
         return Outcome(retried.number, True, "Stored", retried.position)
     if answer.accepted:
-        told = f"generation {answer.generation}"
-        return Outcome(retried.number, True, answer.reason, retried.position, told)
+        message = f"generation {answer.generation}"
+        return Outcome(retried.number, True, answer.reason, retried.position, message)
     return Outcome(retried.number, False, answer.reason, retried.position, answer.message)
 
 
@@ -183,14 +183,14 @@ def discarded_text(counts: Sequence[Discarded]) -> str:
     last = max(each.last_at for each in counts)
     total = sum(each.count for each in counts)
     most = sorted(counts, key=lambda each: each.count, reverse=True)
-    whose = [
+    parts = [
         f"{_NAMES.get(each.namespace, each.namespace)}: {each.count} at stage {each.stage}"
         for each in most
     ]
     messages = "message" if total == 1 else "messages"
     return (
         f"{total} {messages} discarded without a dead letter, the last at {time_text(last)}; "
-        f"{some(whose)}"
+        f"{some(parts)}"
     )
 
 

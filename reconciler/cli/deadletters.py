@@ -32,7 +32,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.options import Duration, NamedPath, Output, check_limit
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.own_clock import note_own_clock
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 
@@ -96,12 +96,12 @@ def list_letters(
         note_own_clock()
     begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
     letters, discarded = run_async(_find(connection, stage, key, begin, only_open=not handled))
-    shown = letters if limit is None else letters[max(0, len(letters) - limit) :]
+    newest = letters if limit is None else letters[max(0, len(letters) - limit) :]
     if output == "table":
-        print_letters([listed(each) for each in shown])
+        print_letters([listed(each) for each in newest])
         print_discarded(discarded, stage, key, begin)
     else:
-        print_structured([listed(each) for each in shown], output)
+        print_structured([listed(each) for each in newest], output)
     return Exit.OK
 
 
@@ -269,6 +269,6 @@ def _do(
             return [await one(client, letter) for letter in letters]
 
     outcomes = run_async(each_in_turn())
-    with even_if_nobody_reads():
+    with tolerating_closed_output():
         print_outcomes(outcomes, output)
     return Exit.OK if all(each.done for each in outcomes) else Exit.FAILED

@@ -50,7 +50,7 @@ from reconciler.cli.folded_log import log_of, replay_for_checks
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 
 NO_RESPONSE_OF_CLUSTER: Final = (
     "A server of the cluster is down or does not respond: see the check `replicas`. After a server "
@@ -97,7 +97,7 @@ def doctor(
         Monitoring URL of the NATS server. It shows the server's health, sync interval and disk use.
     """
     findings = run_async(diagnose(connection, full=full, monitoring_url=monitoring_url))
-    with even_if_nobody_reads():
+    with tolerating_closed_output():
         if output == "table":
             _print(findings)
         else:

@@ -12,9 +12,9 @@ def main() -> int:
     """Run the command line, and return the exit status."""
     _signal.signal(_signal.SIGINT, exit_at_once)
     from reconciler.cli.main import main as run  # noqa: PLC0415 - Ctrl-C may arrive during the import
-    from reconciler.cli.standard_streams import never_fail_at_standard_error  # noqa: PLC0415
+    from reconciler.cli.standard_streams import tolerate_stderr_failures  # noqa: PLC0415
 
-    never_fail_at_standard_error()
+    tolerate_stderr_failures()
     status = run()
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # nothing remains to be done
     return status

@@ -68,32 +68,32 @@ def report(
     messages, without secrets.
     """
     status = Exit.OK
-    told: set[str] = set()
+    reported: set[str] = set()
     if with_traceback:
         sys.stderr.write(OF_THIS_PROCESS.hide("".join(traceback.format_exception(error))))
     for one in _leaves(error):
         line = OF_THIS_PROCESS.hide(_with_flags(one_line(one), tokens))
-        if line not in told:  # several parts of a process may report the same error
+        if line not in reported:  # several parts of a process may report the same error
             sys.stderr.write(f"error: {line}\n")
-        told.add(line)
+        reported.add(line)
         status = max(status, _status(one))
     return Exit(status)
 
 
 def _with_flags(line: str, tokens: Sequence[str]) -> str:
     flags = {flag(name) for name in NAMES}
-    given: list[str] = []
+    with_values: list[str] = []
     for number, token in enumerate(tokens):
         name, sign, value = token.partition("=")
         if name in flags:
             value = value if sign else "".join(tokens[number + 1 : number + 2])
-            given.append(shlex.join((name, without_secrets(value))))
-    return _COMMAND.sub(lambda found: " ".join((found[0], *given)), line)
+            with_values.append(shlex.join((name, without_secrets(value))))
+    return _COMMAND.sub(lambda found: " ".join((found[0], *with_values)), line)
 
 
 def one_line(error: BaseException) -> str:
     """Return an error as one line, with its class if it is unexpected."""
-    text = harmless(shortened(" ".join(_said(error).split()))) or type(error).__name__
+    text = harmless(shortened(" ".join(_message_of(error).split()))) or type(error).__name__
     if isinstance(error, EXPECTED):
         return text
     return (
@@ -102,7 +102,7 @@ def one_line(error: BaseException) -> str:
     )
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return an error's text. That of a file error contains the path, and no number."""
     if isinstance(error, HostError):
         return error.local_text

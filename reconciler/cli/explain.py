@@ -211,8 +211,8 @@ def _nested(schema: Any, part: Any) -> Any:
     for inner in ("items", "additionalProperties"):
         if isinstance(resolved.get(inner), dict):
             return _nested(schema, resolved[inner])
-    found = [_nested(schema, each) for each in resolved.get("anyOf", ())]
-    return next((each for each in found if each is not None), None)
+    variants = [_nested(schema, each) for each in resolved.get("anyOf", ())]
+    return next((each for each in variants if each is not None), None)
 
 
 def _type(schema: Any, part: Any) -> str:

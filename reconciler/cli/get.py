@@ -119,60 +119,60 @@ def get(
     words = names if kind is None else (kind, *names)
     selected = selection(words, where)
     outcome = None if outcome is None else known_outcome(outcome, PENDING)
-    wanted = Wanted(selected, outcome, everything, output)
+    request = Wanted(selected, outcome, everything, output)
     if output in TABLES and at is None:  # they show ages
         note_own_clock()
     if not watch:
-        return run_async(_get(connection, wanted, at))
+        return run_async(_get(connection, request, at))
     if at is not None:
         raise UsageError(
             "--watch: not allowed with --at, because the past does not change; remove one of them"
         )
-    return run_async(until_stopped(_watch(connection, wanted)))
+    return run_async(until_stopped(_watch(connection, request)))
 
 
-async def _get(connection: Connection, wanted: Wanted, at: When | None) -> Exit:
+async def _get(connection: Connection, request: Wanted, at: When | None) -> Exit:
     stood: Stood | None = None
     async with bus(connection) as nc:
         if at is None:
             models = await current_models(nc)
         else:
-            stood = await models_as_of(nc, at, wanted.selection.tokens)
+            stood = await models_as_of(nc, at, request.selection.tokens)
             models = stood.models
-        selected, rows = _chosen(wanted, models, stood and stood.moment)
+        selected, rows = _chosen(request, models, stood and stood.moment)
         if not rows:
             await check_namespace(nc, selected.namespace)
         manifests: list[dict[str, Any]] = []
-        if wanted.is_for_programs:
+        if request.is_for_programs:
             manifests = await _manifests(nc, rows, models, as_of_version=stood is not None)
     if stood is not None:
-        _tell_when(stood, wanted.output)
-    if wanted.is_for_programs:
+        _print_moment(stood, request.output)
+    if request.is_for_programs:
         is_one = len(selected.named) == len(rows) == 1
-        shown = manifests[0] if is_one else manifests
-        print_structured(shown, "yaml" if wanted.output == "yaml" else "json")
-    elif wanted.output == "name":
+        output = manifests[0] if is_one else manifests
+        print_structured(output, "yaml" if request.output == "yaml" else "json")
+    elif request.output == "name":
         sys.stdout.write("".join(f"{row.key}\n" for row in rows))
     else:
         now = datetime.now(UTC) if stood is None else stood.moment.asked or stood.moment.time
-        _table(selected, wanted, models).show(rows, now)
-        _tell_what_is_not_shown(wanted, selected, models)
+        _table(selected, request, models).show(rows, now)
+        _print_hidden_count(request, selected, models)
     return Exit.OK
 
 
 def _chosen(
-    wanted: Wanted, models: ReadModels, when: Moment | None = None
+    request: Wanted, models: ReadModels, when: Moment | None = None
 ) -> tuple[Selected, list[StatusRow]]:
     """Return the resolved selection, and the rows to show."""
     known = models.status.values()
-    selected = wanted.selection.among(known)
+    selected = request.selection.among(known)
     selected.check_named(known, when)
-    rows = [row for row in known if wanted.shows(selected, row)]
+    rows = [row for row in known if request.shows(selected, row)]
     return selected, sorted(rows, key=lambda row: row.key)
 
 
-def _table(selected: Selected, wanted: Wanted, models: ReadModels) -> ResourceTable:
-    is_wide, with_namespace = wanted.output == "wide", selected.namespace is None
+def _table(selected: Selected, request: Wanted, models: ReadModels) -> ResourceTable:
+    is_wide, with_namespace = request.output == "wide", selected.namespace is None
     return ResourceTable(models.status, with_namespace=with_namespace, wide=is_wide)
 
 
@@ -198,7 +198,7 @@ def _with_status(row: StatusRow, declared: Manifest, models: ReadModels) -> dict
     return {**plain, "status": {name: status[name] for name in status if name not in _TOLD_ABOVE}}
 
 
-def _tell_when(stood: Stood, output: Listing) -> None:
+def _print_moment(stood: Stood, output: Listing) -> None:
     """Print the moment: above a table, or on standard error for other formats."""
     heading = f"as of {stood.moment}\n"
     (sys.stdout if output in ("table", "wide") else sys.stderr).write(heading)
@@ -209,15 +209,15 @@ def _tell_when(stood: Stood, output: Listing) -> None:
         )
 
 
-def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadModels) -> None:
+def _print_hidden_count(request: Wanted, selected: Selected, models: ReadModels) -> None:
     """Print on standard error that there are no resources, or how many are hidden."""
-    taken = [row for row in models.status.values() if selected.takes(row)]
-    hidden = sum(not wanted.shows(selected, row) for row in taken)
-    if hidden == len(taken):
+    rows = [row for row in models.status.values() if selected.takes(row)]
+    hidden = sum(not request.shows(selected, row) for row in rows)
+    if hidden == len(rows):
         place = "" if selected.namespace is None else f" in namespace {selected.namespace}"
         hint = "; -A shows those of all namespaces" if place else ""
         sys.stderr.write(f"no resources{place}{hint}\n")
-    if hidden and wanted.outcome is None and sys.stderr.isatty():
+    if hidden and request.outcome is None and sys.stderr.isatty():
         what = plural(hidden, "resource")
         sys.stderr.write(f"not shown: {what} that no user declared (--all shows them)\n")
 
@@ -225,44 +225,44 @@ def _tell_what_is_not_shown(wanted: Wanted, selected: Selected, models: ReadMode
 # --- as it changes
 
 
-async def _watch(connection: Connection, wanted: Wanted) -> None:
+async def _watch(connection: Connection, request: Wanted) -> None:
     async with bus(connection) as nc:
         models = await current_models(nc)
-        selected, rows = _chosen(wanted, models)
-        table = _table(selected, wanted, models)
-        seen: dict[ResourceKey, object] = {}
+        selected, rows = _chosen(request, models)
+        table = _table(selected, request, models)
+        known: dict[ResourceKey, object] = {}
 
         async def show(rows: Sequence[StatusRow]) -> None:
-            await _show_news(nc, rows, seen, table, wanted, models)
+            await _show_news(nc, rows, known, table, request, models)
 
         await show(rows)
         async for changed in row_changes(nc, models):
-            rows = [row for row in changed if wanted.shows(selected, row)]
+            rows = [row for row in changed if request.shows(selected, row)]
             await show(rows)
 
 
 async def _show_news(
     nc: Client,
     rows: Sequence[StatusRow],
-    seen: dict[ResourceKey, object],
+    known: dict[ResourceKey, object],
     table: ResourceTable,
-    wanted: Wanted,
+    request: Wanted,
     models: ReadModels,
 ) -> None:
     """Show the rows that have changed since they were last shown."""
     news: list[StatusRow] = []
     for row in rows:
-        looks = row.version if wanted.is_for_programs else table.looks(row)
-        if seen.get(row.key) != looks:
-            seen[row.key] = looks
+        looks = row.version if request.is_for_programs else table.looks(row)
+        if known.get(row.key) != looks:
+            known[row.key] = looks
             news.append(row)
-    if wanted.output == "name":
+    if request.output == "name":
         sys.stdout.write("".join(f"{row.key}\n" for row in news))
-    elif not wanted.is_for_programs:
+    elif not request.is_for_programs:
         table.show(news, datetime.now(UTC))
     elif news:
         for manifest in await _manifests(nc, news, models):
-            if wanted.output == "json":
+            if request.output == "json":
                 print_json_line(manifest)
             else:
                 sys.stdout.write(f"---\n{as_yaml(manifest)}")

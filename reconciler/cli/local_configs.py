@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 30.0
 class LocalApi(msgspec.Struct, frozen=True):
     """An API that `up` has started, and the ProviderConfig for it.
 
-    ``allow``: the use of the host that a new ProviderConfig permits. ``ours``: pattern of the
+    ``allow``: the use of the host that a new ProviderConfig permits. ``endpoint_pattern``: the
     endpoints that `up` declares. A configuration with another endpoint or provider belongs to the
     user and stays unchanged.
     """
@@ -34,7 +34,7 @@ class LocalApi(msgspec.Struct, frozen=True):
     config: str
     provider: str
     endpoint: str
-    ours: str
+    endpoint_pattern: str
     least_resync_seconds: float | None = None
     allow: Allow = NOTHING
 
@@ -64,18 +64,19 @@ async def change_of_config(nc: Client, api: LocalApi, resync_seconds: float | No
     current = await _current(await open_log(nc), config_key(name))
     spec = _spec(current)
     is_ours = spec is None or (
-        spec.provider == api.provider and re.fullmatch(api.ours, spec.endpoint) is not None
+        spec.provider == api.provider
+        and re.fullmatch(api.endpoint_pattern, spec.endpoint) is not None
     )
     if spec is not None and not is_ours:
         where = f"points to {spec.endpoint} and was not changed"
         return Change(name, note=f"ProviderConfig {name} {where}")
     base = spec or _new(api)
-    wanted = msgspec.structs.replace(
+    new_spec = msgspec.structs.replace(
         base,
         endpoint=api.endpoint,
         resync_seconds=base.resync_seconds if resync_seconds is None else resync_seconds,
     )
-    return Change(name) if wanted == spec else Change(name, wanted, current)
+    return Change(name) if new_spec == spec else Change(name, new_spec, current)
 
 
 def _new(api: LocalApi) -> ProviderConfigSpec:
@@ -128,13 +129,13 @@ def _message(
     return IntakeMessageOut("desired", key, Declared(manifest), uuid.uuid4().hex)
 
 
-async def _known(parts: Running, key: ResourceKey, wanted: ProviderConfigSpec) -> None:
+async def _known(parts: Running, key: ResourceKey, spec: ProviderConfigSpec) -> None:
     """Wait until the roles of this process have read the configuration."""
     changed = asyncio.Event()
     parts.configurations.listen(lambda _name: changed.set())
     try:
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            while parts.configurations.by_name.get(key.name) != wanted:
+            while parts.configurations.by_name.get(key.name) != spec:
                 await changed.wait()
                 changed.clear()
     except TimeoutError:

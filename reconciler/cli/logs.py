@@ -14,7 +14,7 @@ from events.names import ResourceKey
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.live_object import live_object
-from reconciler.cli.naming import meant
+from reconciler.cli.naming import parse_reference
 from reconciler.cli.options import Name, Namespace, Resource
 from reconciler.cli.output import harmless_lines
 from reconciler.cli.search import find_resource
@@ -55,24 +55,24 @@ def logs(
     """
     if tail is not None and tail < 0:
         raise UsageError(f"--tail {tail}: must be at least 0")
-    wanted = meant(resource if kind is None else f"{kind}/{resource}", namespace, name)
+    reference = parse_reference(resource if kind is None else f"{kind}/{resource}", namespace, name)
 
     async def work() -> None:
         async with bus(connection) as nc:
-            key = await find_resource(nc, wanted)
+            key = await find_resource(nc, reference)
             await _show(nc, key, follow=follow, tail=tail)
 
     return run_async(until_stopped(work()))
 
 
 async def _show(nc: Client, key: ResourceKey, *, follow: bool, tail: int | None) -> None:
-    async with live_object(nc, key) as found:
-        provider = found.provider
+    async with live_object(nc, key) as live:
+        provider = live.provider
         if not isinstance(provider, LoggingProvider):
             raise CommandError(
                 f"{key} has no logs, because the API of kind {key.kind} provides none"
             )
-        async with aclosing(provider.logs(found.uid, follow=follow, tail=tail)) as pieces:
+        async with aclosing(provider.logs(live.uid, follow=follow, tail=tail)) as pieces:
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
             async for piece in pieces:
                 text = decoder.decode(piece)

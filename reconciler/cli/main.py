@@ -13,7 +13,7 @@ from reconciler.cli.commands import COMPLETE, WITH_COMMANDS, first_page, names
 from reconciler.cli.exits import Exit
 from reconciler.cli.interrupts import forget_sending, interrupted
 from reconciler.cli.own_clock import forget_own_clock
-from reconciler.cli.standard_streams import open_what_is_closed, write_no_more
+from reconciler.cli.standard_streams import discard_output, open_closed_streams
 
 if TYPE_CHECKING:
     from cyclopts import CycloptsError
@@ -37,16 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     forget_sending()
     forget_own_clock()
     try:
-        open_what_is_closed()
+        open_closed_streams()
         if not tokens or tokens[0] in ("--help", "-h"):
             print(first_page())
         else:
             status = _run(tokens)
         sys.stdout.flush()
     except BrokenPipeError:
-        write_no_more()  # The reader, such as `head`, has ended. The command's result counts.
+        discard_output()  # The reader, such as `head`, has ended. The command's result counts.
     except OSError as error:  # of standard output, such as a full disk
-        write_no_more()
+        discard_output()
         print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
         return status or Exit.FAILED
     except KeyboardInterrupt:
@@ -123,9 +123,9 @@ def _unknown(command: str) -> int:
 
 
 def _report_usage(error: CycloptsError, command: str) -> int:
-    from reconciler.cli.usage_errors import told  # noqa: PLC0415 - only for errors
+    from reconciler.cli.usage_errors import describe_usage_error  # noqa: PLC0415 - only for errors
 
-    print(f"error: {told(error, command)}", file=sys.stderr)
+    print(f"error: {describe_usage_error(error, command)}", file=sys.stderr)
     return Exit.USAGE
 
 

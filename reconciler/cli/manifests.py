@@ -82,7 +82,7 @@ def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
-    if not found:
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    if not files:
         raise CommandError(f"{path} contains no files that end with {', '.join(SUFFIXES)}")
-    yield from (file for file in found if file.is_file())
+    yield from (file for file in files if file.is_file())

@@ -11,7 +11,7 @@ from reconciler.cli.errors import UsageError
 from reconciler.provider.kind import installed_kinds
 
 
-class Meant(NamedTuple):
+class Reference(NamedTuple):
     """The parts of a resource's name that the user specified."""
 
     text: str
@@ -20,7 +20,7 @@ class Meant(NamedTuple):
     name: str
 
 
-def meant(resource: str, namespace: str | None, name: str | None = None) -> Meant:
+def parse_reference(resource: str, namespace: str | None, name: str | None = None) -> Reference:
     """Parse NAME, kind/name or namespace/kind/name, or a kind followed by the ``name``.
 
     Raises:
@@ -34,9 +34,9 @@ def meant(resource: str, namespace: str | None, name: str | None = None) -> Mean
         )
     *places, name = parts
     kind = places.pop() if places else None
-    given = places.pop() if places else namespace
-    check_names(namespace=given, kind=kind, name=name)
-    return Meant(text, given, kind, name)
+    place = places.pop() if places else namespace
+    check_names(namespace=place, kind=kind, name=name)
+    return Reference(text, place, kind, name)
 
 
 def check_names(

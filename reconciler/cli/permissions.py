@@ -106,10 +106,10 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
             f"--key: unknown user {', '.join(sorted(unknown))}; the users are "
             f"{', '.join(user.name for user in users)}"
         )
-    taken = {user.name for user in users if user.principal != "service"}
-    found: list[User] = []
+    names = {user.name for user in users if user.principal != "service"}
+    matches: list[User] = []
     for user in users:
-        if user.principal == "service" and user.name in taken:
+        if user.principal == "service" and user.name in names:
             raise UsageError(
                 f"a service cannot be named {user.name}: this is the name of a principal, and "
                 "both would have the same inbox; name its users with --user"
@@ -118,8 +118,8 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
             user.name, user.principal, public.get(user.name, ""), user.namespace, user.finalizers
         )
         _check(keyed)
-        found.append(keyed)
-    return found
+        matches.append(keyed)
+    return matches
 
 
 def _check(user: User) -> None:

@@ -29,7 +29,7 @@ from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, NamedPath, Output
 from reconciler.cli.output import Format, print_structured
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import ConfigurationError, HostError, ProviderError
 from reconciler.resource.expectation import UNKNOWN
 from reconciler.roles.planning.foresight import Foresight, Place
@@ -93,12 +93,12 @@ def plan(
     if not documents.good and not documents.bad:
         raise CommandError(f"{', '.join(file)}: no documents found; name files with manifests")
     manifests = [each.manifest for each in documents.good]
-    made = run_async(_plan(connection, manifests, refresh=refresh))
+    new_plan = run_async(_plan(connection, manifests, refresh=refresh))
     for problem in documents.problems():
         sys.stderr.write(f"error: {problem}\n")
     if out is not None:
-        _write(out, made)
-    status = _show(made, output)
+        _write(out, new_plan)
+    status = _show(new_plan, output)
     return Exit.FAILED if documents.bad else status
 
 
@@ -107,15 +107,15 @@ def show_withdrawals(connection: Connection, keys: Sequence[ResourceKey], output
     return _show(run_async(_plan(connection, (), withdraw=keys)), output)
 
 
-def _show(made: Plan, output: Format) -> Exit:
-    with even_if_nobody_reads():
+def _show(new_plan: Plan, output: Format) -> Exit:
+    with tolerating_closed_output():
         if output == "table":
-            _print(made)
+            _print(new_plan)
         else:
-            print_structured(made, output)
-    if any(each.says in ("Refused", "Unreadable") for each in made.resources):
+            print_structured(new_plan, output)
+    if any(each.says in ("Refused", "Unreadable") for each in new_plan.resources):
         return Exit.FAILED
-    return Exit.DIFFERENT if made.changes else Exit.OK
+    return Exit.DIFFERENT if new_plan.changes else Exit.OK
 
 
 async def _plan(
@@ -152,8 +152,8 @@ async def _list(foresight: Foresight, places: Collection[Place]) -> None:
                     continue
                 provider = pool.get(name, kind.name)
                 pages = provider.pages(config.scope, page_size=config.limits.page_size)
-                found = [each async for page in pages for each in page]
-                objects = {f"{each.name}\n{each.uid}": each for each in found}
+                listed = [each async for page in pages for each in page]
+                objects = {f"{each.name}\n{each.uid}": each for each in listed}
                 await foresight.observe(name, kind.name, objects)
     except (ProviderError, ConfigurationError) as error:
         problem = error.local_text if isinstance(error, HostError) else error
@@ -168,8 +168,8 @@ async def _list(foresight: Foresight, places: Collection[Place]) -> None:
 # --- the file
 
 
-def _write(path: Path, made: Plan) -> None:
-    content = msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n"
+def _write(path: Path, new_plan: Plan) -> None:
+    content = msgspec.json.format(msgspec.json.encode(new_plan), indent=1) + b"\n"
     try:
         write_whole(path, content)
     except OSError as error:
@@ -179,42 +179,42 @@ def _write(path: Path, made: Plan) -> None:
 def read_plan(path: Path) -> Plan:
     """Read a plan from a file; raises ``CommandError``."""
     try:
-        made = msgspec.json.decode(read_at_most(path, _MAX_PLAN_BYTES), type=Plan)
+        stored = msgspec.json.decode(read_at_most(path, _MAX_PLAN_BYTES), type=Plan)
     except OSError as error:
         raise CommandError(
             f"cannot read {path}: {error.strerror}; create it with `reconciler plan --out`"
         ) from None
     except msgspec.DecodeError as error:
         raise CommandError(f"{path}: not a plan: {error}; create one with --out") from None
-    if made.format != PLAN_FORMAT:
+    if stored.format != PLAN_FORMAT:
         raise CommandError(
-            f"{path}: the plan has format {made.format}, which this release does not read; plan "
+            f"{path}: the plan has format {stored.format}, which this release does not read; plan "
             "again"
         )
-    return made
+    return stored
 
 
 # --- for people
 
 
-def _print(made: Plan) -> None:
+def _print(new_plan: Plan) -> None:
     out = console()
-    shown = [each for each in made.resources if each.says != "NoChange"]
+    changed = [each for each in new_plan.resources if each.says != "NoChange"]
     rest: Counter[str] = Counter()
-    for each in sorted(shown, key=_is_quiet_part):
+    for each in sorted(changed, key=_is_quiet_part):
         if each.part_of:
             rest[each.part_of] += 1
         if rest[each.part_of] <= _MAX_PARTS_IN_FULL or not each.part_of:
-            _print_resource(each, made.made_at)
+            _print_resource(each, new_plan.made_at)
     for parent, count in rest.items():
         if count > _MAX_PARTS_IN_FULL:
             more = f"… and {count - _MAX_PARTS_IN_FULL} more parts of {parent}; -o json lists all"
             out.print(Text(more, "dim"))
-    if shown:
+    if changed:
         out.print()
-    looks = [each.observed_at for each in shown if each.observed_at is not None]
-    oldest = f", oldest observation {age(min(looks), made.made_at)} ago" if looks else ""
-    out.print(f"{_summary(made.resources)} (as of log position {made.position}{oldest})")
+    looks = [each.observed_at for each in changed if each.observed_at is not None]
+    oldest = f", oldest observation {age(min(looks), new_plan.made_at)} ago" if looks else ""
+    out.print(f"{_summary(new_plan.resources)} (as of log position {new_plan.position}{oldest})")
 
 
 def _is_quiet_part(each: PlannedResource) -> bool:
@@ -286,9 +286,9 @@ def _print_action(action: PlannedAction) -> None:
             console().print(f"      {_change(action, each)}")
     for each in action.parts[:_MAX_PARTS]:
         sign, colour = _STEPS[each.step]
-        told = ", ".join(f"{one.path}: {_values(one)}" for one in each.changes)
-        told = f"  ({told})" if told else ""
-        console().print(Text(f"      {sign} {each.resource}{told}", colour))
+        text = ", ".join(f"{one.path}: {_values(one)}" for one in each.changes)
+        text = f"  ({text})" if text else ""
+        console().print(Text(f"      {sign} {each.resource}{text}", colour))
     if len(action.parts) > _MAX_PARTS:
         more = Counter(each.step for each in action.parts[_MAX_PARTS:])
         words = ", ".join(f"{more[step]} to {step.lower()}" for step in _STEPS if more[step])

@@ -10,7 +10,7 @@ FEW = 20
 """Up to this number of items, no progress bar is shown."""
 
 
-def _nobody_looks(_done: int) -> None:
+def _show_nothing(_done: int) -> None:
     """Show nothing."""
 
 
@@ -18,7 +18,7 @@ def _nobody_looks(_done: int) -> None:
 def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
     """Show a bar on standard error if it is a terminal; yields a callback for the number done."""
     if total <= FEW or not sys.stderr.isatty():
-        yield _nobody_looks
+        yield _show_nothing
         return
     from rich import progress  # noqa: PLC0415 - 20 ms, and only a terminal has bars
 

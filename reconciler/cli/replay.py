@@ -28,7 +28,7 @@ from reconciler.cli.options import Output
 from reconciler.cli.output import harmless_json, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.ports import RowsConflictError
 from reconciler.sdk.log_replay import Integrity
 
@@ -86,7 +86,7 @@ def replay(
     """
     replayed, models = run_async(_replay(connection, verify or repair, repair))
     verified = replayed.verified
-    with even_if_nobody_reads():
+    with tolerating_closed_output():
         if dump:
             _dump(models)
         elif output == "table":
@@ -158,20 +158,20 @@ def _print(replayed: Replayed) -> None:
     _print_comparison(replayed.verified, is_damaged=is_damaged, is_marked=replayed.marked)
 
 
-def print_integrity(found: Integrity) -> None:
+def print_integrity(integrity: Integrity) -> None:
     """Print whether the log is intact."""
     out = console()
-    if not found.damage:
+    if not integrity.damage:
         out.print(
-            f"the versions and digests of all {plural(found.resources, 'resource')} in the log are "
-            "correct",
+            f"the versions and digests of all {plural(integrity.resources, 'resource')} in the log "
+            "are correct",
             style="green",
         )
         return
-    out.print(f"the log is damaged in {plural(len(found.damage), 'place')}", style="bold red")
-    for one in found.damage[:_SHOWN]:
+    out.print(f"the log is damaged in {plural(len(integrity.damage), 'place')}", style="bold red")
+    for one in integrity.damage[:_SHOWN]:
         out.print(f"{one.problem}: {one}")
-    if len(found.damage) > _SHOWN:
+    if len(integrity.damage) > _SHOWN:
         out.print("... (--output json lists all)")
     out.print(
         "Keep all streams: they may contain the lost events. Restore the log with "
@@ -189,23 +189,26 @@ def print_fleet(fleet: FleetSummary) -> None:
     console().print(f"{fleet.owned} owned, {fleet.in_flight} with an action in progress")
 
 
-def _print_comparison(found: Comparison, *, is_damaged: bool, is_marked: bool) -> None:
+def _print_comparison(comparison: Comparison, *, is_damaged: bool, is_marked: bool) -> None:
     out = console()
-    if found.note:
-        out.print(f"rows were not compared: {found.note}", style="yellow")
-    elif not found.differences:
+    if comparison.note:
+        out.print(f"rows were not compared: {comparison.note}", style="yellow")
+    elif not comparison.differences:
         out.print(
-            f"all {found.rows} stored rows (existing resources, totals and checkpoint) equal the "
-            f"rebuilt rows, byte for byte, at position {found.checkpoint}",
+            f"all {comparison.rows} stored rows (existing resources, totals and checkpoint) equal "
+            f"the rebuilt rows, byte for byte, at position {comparison.checkpoint}",
             style="green",
         )
     else:
-        out.print(f"{len(found.differences)} of {found.rows} stored rows differ", style="bold red")
-        for one in found.differences[:_SHOWN]:
+        out.print(
+            f"{len(comparison.differences)} of {comparison.rows} stored rows differ",
+            style="bold red",
+        )
+        for one in comparison.differences[:_SHOWN]:
             out.print(f"{one.problem}: {one.row}")
             out.print(f"  log:    {one.rebuilt}")
             out.print(f"  stored: {one.live}")
-        if len(found.differences) > _SHOWN:
+        if len(comparison.differences) > _SHOWN:
             out.print("... (--output json lists all)")
         if is_marked:
             out.print("The rows are marked. Restart the projectors and observers to rebuild them.")

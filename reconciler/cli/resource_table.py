@@ -64,8 +64,8 @@ class ResourceTable:
             ]
         failure = listing_failure(row, self._known)
         stale = "" if failure is None else unobserved(failure)
-        told = filter(None, (message or throttled(row, now), stale))
-        return [*cells, single_line("; ".join(told))]
+        parts = filter(None, (message or throttled(row, now), stale))
+        return [*cells, single_line("; ".join(parts))]
 
 
 def owns_object(row: StatusRow) -> str:

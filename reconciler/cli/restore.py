@@ -31,7 +31,7 @@ from reconciler.cli.init import check_replicas
 from reconciler.cli.options import NamedPath, Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.roles.projector.lost_events import find_short_end
 
 _SHOWN = 20
@@ -76,7 +76,7 @@ def restore(
     """
     check_replicas(replicas)
     restored = run_async(_restore(connection, file, replace, replicas))
-    with even_if_nobody_reads():
+    with tolerating_closed_output():
         if output == "table":
             _print(restored)
         else:

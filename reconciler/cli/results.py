@@ -16,7 +16,7 @@ from reconciler.cli.console import NOT_READY, coloured, print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format, harmless_lines, print_structured, single_line
 from reconciler.cli.progress import FEW, progress_bar
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.sdk.client import Client
 from reconciler.sdk.outcomes import SETTLED, Outcome
@@ -35,11 +35,11 @@ class Result(msgspec.Struct, rename="camel", omit_defaults=True):
     ready: bool = True
 
 
-def result_of(key: ResourceKey, told: Reply | DeclarationRefusedError) -> Result:
+def result_of(key: ResourceKey, reply: Reply | DeclarationRefusedError) -> Result:
     """Return the result of the decider's response."""
-    if isinstance(told, DeclarationRefusedError):
-        return Result(str(key), False, told.reason, message=told.message)
-    return Result(str(key), True, told.reason, told.generation, message=told.message)
+    if isinstance(reply, DeclarationRefusedError):
+        return Result(str(key), False, reply.reason, message=reply.message)
+    return Result(str(key), True, reply.reason, reply.generation, message=reply.message)
 
 
 async def wait_for_results(
@@ -47,22 +47,22 @@ async def wait_for_results(
 ) -> None:
     """Wait until accepted requests are settled, and update the results; shows progress."""
     accepted = {result.resource: result for result in results if result.accepted}
-    wanted: Mapping[str, int] = {name: result.generation for name, result in accepted.items()}
+    generations: Mapping[str, int] = {name: result.generation for name, result in accepted.items()}
     settled: dict[str, Outcome] = {}
-    with progress_bar("waiting for outcomes", len(wanted)) as show:
+    with progress_bar("waiting for outcomes", len(generations)) as show:
 
-        def saw(outcome: Outcome) -> None:
+        def note(outcome: Outcome) -> None:
             settled[str(outcome.key)] = outcome
             show(len(settled))
 
         try:
-            found = await client.wait_for_many(
-                wanted, timeout_seconds=timeout_seconds, on_outcome=saw
+            outcomes = await client.wait_for_many(
+                generations, timeout_seconds=timeout_seconds, on_outcome=note
             )
         except WaitTimeoutError:
             _note_the_timeout(accepted, settled)
             return
-    for key, outcome in found.items():
+    for key, outcome in outcomes.items():
         _note(accepted[str(key)], outcome)
 
 
@@ -75,9 +75,9 @@ def _note(result: Result, outcome: Outcome) -> None:
     )
 
 
-def _note_the_timeout(accepted: Mapping[str, Result], seen: Mapping[str, Outcome]) -> None:
+def _note_the_timeout(accepted: Mapping[str, Result], outcomes: Mapping[str, Outcome]) -> None:
     for name, result in accepted.items():
-        outcome = seen.get(name)
+        outcome = outcomes.get(name)
         if outcome is not None and outcome.generation >= result.generation:
             _note(result, outcome)
         result.timed_out = result.outcome not in SETTLED or not result.ready
@@ -109,7 +109,7 @@ def print_results(
 
     ``problems``: problems of documents that could not be used.
     """
-    with even_if_nobody_reads():
+    with tolerating_closed_output():
         _print(results, output, good)
         sys.stdout.flush()
     for problem in problems:
@@ -121,20 +121,20 @@ def print_results(
 def _counts(results: Sequence[Result], problems: Sequence[str]) -> str:
     counts = Counter(str(_word(each)) for each in results)
     counts["invalid"] += len(problems)
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    return f"{plural(counts.total(), 'resource')}: {told}"
+    text = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"{plural(counts.total(), 'resource')}: {text}"
 
 
 def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> None:
     if output != "table":
         print_structured(results, output)
         return
-    shown = results
+    rows = results
     if len(results) > FEW and sys.stdout.isatty():
-        shown = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
-        sys.stdout.write(f"{plural(len(results) - len(shown), 'resource')} succeeded\n")
-    if shown:
-        print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, shown))
+        rows = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
+        sys.stdout.write(f"{plural(len(results) - len(rows), 'resource')} succeeded\n")
+    if rows:
+        print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, rows))
 
 
 def _word(result: Result) -> Text:

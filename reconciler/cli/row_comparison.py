@@ -38,14 +38,14 @@ class Comparison(msgspec.Struct, frozen=True, rename="camel"):
 
 async def compare(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
     """Replay the log up to the checkpoint of the stored rows, and compare all of them."""
-    found = await _look(nc, replay, progress)
+    comparison = await _look(nc, replay, progress)
     for _ in range(_LOOKS):
-        before = found.differences
-        if before:
-            found = await _look(nc, replay, progress)
-        if found.differences == before:
+        previous = comparison.differences
+        if previous:
+            comparison = await _look(nc, replay, progress)
+        if comparison.differences == previous:
             break
-    return found
+    return comparison
 
 
 async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
@@ -68,8 +68,8 @@ async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison
         note = "a projector has not finished writing all rows; it or the next one completes them"
         return Comparison(checkpoint.position, len(rows), [], note)
     await replay.go_on(checkpoint.position, progress)
-    found = differences(dict(replay.models.rows()), rows)
-    return Comparison(checkpoint.position, len(rows), found)
+    rows_differing = differences(dict(replay.models.rows()), rows)
+    return Comparison(checkpoint.position, len(rows), rows_differing)
 
 
 def differences(rebuilt: Mapping[str, bytes], live: Mapping[str, bytes]) -> list[Difference]:

@@ -13,27 +13,25 @@ from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from reconciler.cli.errors import CommandError
 from reconciler.cli.folded_log import current_models, log_of
-from reconciler.cli.naming import Meant, meant, registered, same_kind
+from reconciler.cli.naming import Reference, parse_reference, registered, same_kind
 from reconciler.provider.kind import installed_kinds
 
 
-async def find_resource(nc: Client, wanted: Meant) -> ResourceKey:
+async def find_resource(nc: Client, reference: Reference) -> ResourceKey:
     """Find the one resource that the words of a user name.
 
     It finds every resource that has ever had an event in the log. Raises ``CommandError`` if there
     is none, or more than one.
     """
-    found, text = await _matching(nc, wanted), wanted.text
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    keys, text = await _matching(nc, reference), reference.text
+    if len(keys) == 1:
+        return keys[0]
+    if not keys:
         raise CommandError(
             f"the log has no resource {text!r}; `reconciler get -A` lists all resources"
         )
-    names = ", ".join(str(key) for key in found[:5]) + (", ..." if len(found) > 5 else "")  # noqa: PLR2004
-    raise CommandError(
-        f"{text!r} matches {len(found)} resources ({names}); use NAMESPACE/KIND/NAME"
-    )
+    names = ", ".join(str(key) for key in keys[:5]) + (", ..." if len(keys) > 5 else "")  # noqa: PLR2004
+    raise CommandError(f"{text!r} matches {len(keys)} resources ({names}); use NAMESPACE/KIND/NAME")
 
 
 async def find_in_words(
@@ -49,7 +47,7 @@ async def find_in_words(
         is_installed = registered(first) in installed_kinds()
         if is_installed or await _is_kind_and_name(nc, first, rest[0], namespace):
             first, rest = f"{first}/{rest[0]}", rest[1:]
-    return await find_resource(nc, meant(first, namespace)), rest
+    return await find_resource(nc, parse_reference(first, namespace)), rest
 
 
 async def _is_kind_and_name(nc: Client, kind: str, name: str, namespace: str | None) -> bool:
@@ -66,8 +64,8 @@ async def _in_log(nc: Client, namespace: str | None, name: str) -> set[ResourceK
     return {ResourceKey(*subject.split(".")[1:4]) for subject in subjects}
 
 
-async def _matching(nc: Client, wanted: Meant) -> list[ResourceKey]:
-    _, namespace, kind, name = wanted
+async def _matching(nc: Client, reference: Reference) -> list[ResourceKey]:
+    _, namespace, kind, name = reference
     keys = await _in_log(nc, namespace, name)
     if not keys:  # the log may have lost all its events
         known = [row.key for row in (await current_models(nc)).status.values()]
@@ -75,7 +73,7 @@ async def _matching(nc: Client, wanted: Meant) -> list[ResourceKey]:
     return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
 
 
-async def log_speaks_of(nc: Client, tokens: str) -> bool:
+async def has_log_events(nc: Client, tokens: str) -> bool:
     """Return whether the log has events of resources that match ``namespace.kind.name``."""
     question = {"subjects_filter": f"log.{tokens}.>"}
     info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
@@ -88,11 +86,11 @@ async def known_kind(nc: Client, text: str) -> str:
     Raises ``UnknownKindError``, which names the known kinds.
     """
     kinds = installed_kinds()
-    found = next((kind for kind in kinds if same_kind(text, kind)), None)
-    if found is None:
+    kind_name = next((kind for kind in kinds if same_kind(text, kind)), None)
+    if kind_name is None:
         declared = {row.kind for row in (await current_models(nc)).status.values()}
-        found = next((kind for kind in declared if same_kind(text, kind)), None)
-    return kinds[text].name if found is None else found
+        kind_name = next((kind for kind in declared if same_kind(text, kind)), None)
+    return kinds[text].name if kind_name is None else kind_name
 
 
 async def check_namespace(nc: Client, namespace: str | None) -> None:
@@ -100,7 +98,7 @@ async def check_namespace(nc: Client, namespace: str | None) -> None:
 
     The default namespace may be empty.
     """
-    if namespace in (None, DEFAULT_NAMESPACE) or await log_speaks_of(nc, f"{namespace}.*.*"):
+    if namespace in (None, DEFAULT_NAMESPACE) or await has_log_events(nc, f"{namespace}.*.*"):
         return
     known = sorted({row.namespace for row in (await current_models(nc)).status.values()})
     raise CommandError(

@@ -108,7 +108,7 @@ def set_secret(
             f"note: secret {key} has fewer than {MIN_CHARACTERS} characters; Reconciler cannot "
             "hide it if an API repeats it\n"
         )
-    return _told(store, key, "stored" if is_new else "replaced", output)
+    return _print_change(store, key, "stored" if is_new else "replaced", output)
 
 
 @secrets.command(name="list")
@@ -128,13 +128,13 @@ def list_secrets(
         reconciler secrets list -n billing -o json
     """
     store = _open(directory)
-    shown = [_shown(store, key) for key in store.stored() if namespace in (None, key.namespace)]
+    visible = [_shown(store, key) for key in store.stored() if namespace in (None, key.namespace)]
     if output != "table":
-        print_structured(shown, output)
-    elif not shown:
+        print_structured(visible, output)
+    elif not visible:
         print("no secrets")
     else:
-        rows = [(each.namespace, each.name, ", ".join(each.granted_to)) for each in shown]
+        rows = [(each.namespace, each.name, ", ".join(each.granted_to)) for each in visible]
         print_table(("NAMESPACE", "NAME", "GRANTED TO"), rows)
     return Exit.OK
 
@@ -168,7 +168,7 @@ def grant(
         raise UsageError(f"--to {to}: the secret already belongs to this namespace")
     store = _existing(directory, key)
     store.grants.add(key, to)
-    return _told(store, key, f"granted to {to}", output)
+    return _print_change(store, key, f"granted to {to}", output)
 
 
 @secrets.command
@@ -202,7 +202,7 @@ def revoke(
             f"secret {key} is not granted to {to}; `reconciler secrets list` shows all grants"
         )
     store.grants.discard(key, to)
-    return _told(store, key, f"no longer granted to {to}", output)
+    return _print_change(store, key, f"no longer granted to {to}", output)
 
 
 @secrets.command
@@ -241,7 +241,7 @@ def remove(
             f"secret {key} is granted to {some(readers)}; add --yes to remove it with its grants"
         )
     store.discard(key)
-    return _told(store, key, "removed", output)
+    return _print_change(store, key, "removed", output)
 
 
 def _key(namespace: str, name: str) -> SecretKey:
@@ -255,15 +255,15 @@ def _key(namespace: str, name: str) -> SecretKey:
 
 
 def _open(directory: Path | None) -> FileSecrets:
-    found = directory or secrets_folder()
-    if found is None and DATA_FOLDER.is_dir():
-        found = DATA_FOLDER / SECRETS_FOLDER
-    if found is None:
+    folder = directory or secrets_folder()
+    if folder is None and DATA_FOLDER.is_dir():
+        folder = DATA_FOLDER / SECRETS_FOLDER
+    if folder is None:
         raise UsageError(
             f"the secrets directory is unknown; pass --directory, set {SECRETS_VARIABLE}, or run "
             "the command in the directory of `reconciler up`"
         )
-    return FileSecrets(found)
+    return FileSecrets(folder)
 
 
 def _existing(directory: Path | None, key: SecretKey) -> FileSecrets:
@@ -295,7 +295,7 @@ def _shown(store: FileSecrets, key: SecretKey, change: str | None = None) -> Sho
     return Shown(key.namespace, key.name, store.grants.readers(key), change)
 
 
-def _told(store: FileSecrets, key: SecretKey, change: str, output: Format) -> int:
+def _print_change(store: FileSecrets, key: SecretKey, change: str, output: Format) -> int:
     if output == "table":
         print(f"secret {key} {change}")
     else:

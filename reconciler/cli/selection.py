@@ -21,7 +21,7 @@ from projections.status import StatusRow
 from reconciler.cli.connection import Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
-from reconciler.cli.naming import Meant, check_names, meant, registered, same_kind
+from reconciler.cli.naming import Reference, check_names, parse_reference, registered, same_kind
 from reconciler.cli.options import UNFILTERED, Filter
 from reconciler.cli.selectors import Selector, parse_selector
 from reconciler.provider.kind import installed_kinds
@@ -37,26 +37,26 @@ class Selection(msgspec.Struct, frozen=True):
     """
 
     first: str | None
-    named: tuple[Meant, ...]
+    named: tuple[Reference, ...]
     namespace: str | None
     everywhere: bool
     labels: Selector
 
     def among(self, rows: Collection[StatusRow]) -> Selected:
         """Resolve the words with the existing resources; raises ``CommandError``."""
-        kind = None if self.first is None else _of_that_name(self.first, _kinds(rows))
+        kind = None if self.first is None else _kind_named(self.first, _kinds(rows))
         named = self._resolved(kind)
         if self.first is not None and kind is None:
             if not any(row.name == self.first for row in rows):
-                raise CommandError(_says_nothing(self.first, _kinds(rows)))
-            named = (Meant(self.first, self.namespace, None, self.first), *named)
+                raise CommandError(_unknown_word(self.first, _kinds(rows)))
+            named = (Reference(self.first, self.namespace, None, self.first), *named)
         place = self._place(kind, None if named else DEFAULT_NAMESPACE)
         return Selected(kind, named, place, self.labels)
 
     @property
     def tokens(self) -> str:
         """The narrowest pattern of `namespace.kind.name` that matches all possible resources."""
-        kind = None if self.first is None else _of_that_name(self.first, installed_kinds())
+        kind = None if self.first is None else _kind_named(self.first, installed_kinds())
         one = self._resolved(kind)[0] if len(self.named) == 1 else None
         if self.first is not None and kind is None:
             return f"{self.namespace or '*'}.*.*"  # the word may be a name, or an unknown kind
@@ -70,7 +70,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     def exact(self) -> list[ResourceKey] | None:
         """Return the keys if the words alone determine them; None if resources must be read."""
-        kind = None if self.first is None else _of_that_name(self.first, installed_kinds())
+        kind = None if self.first is None else _kind_named(self.first, installed_kinds())
         if not self.named or self.labels.terms or (self.first is not None and kind is None):
             return None
         keys = [
@@ -80,10 +80,10 @@ class Selection(msgspec.Struct, frozen=True):
         ]
         return list(dict.fromkeys(keys)) if len(keys) == len(self.named) else None
 
-    def _resolved(self, kind: str | None) -> tuple[Meant, ...]:
+    def _resolved(self, kind: str | None) -> tuple[Reference, ...]:
         """Add what a name omits: its kind, and its namespace if the kind is known."""
         return tuple(
-            Meant(
+            Reference(
                 each.text,
                 each.namespace or self._place(each.kind or kind),
                 registered(each.kind) if each.kind is not None else kind,
@@ -103,7 +103,7 @@ class Selected(msgspec.Struct, frozen=True):
     """The resolved words of a command line."""
 
     kind: str | None
-    named: tuple[Meant, ...]
+    named: tuple[Reference, ...]
     namespace: str | None
     labels: Selector
 
@@ -112,13 +112,13 @@ class Selected(msgspec.Struct, frozen=True):
         if not self.labels.matches(row.labels):
             return False
         if self.named:
-            return any(_is_meant(each, row) for each in self.named)
+            return any(_matches(each, row) for each in self.named)
         return self.namespace in (None, row.namespace) and self.kind in (None, row.kind)
 
     def check_named(self, rows: Collection[StatusRow], when: Moment | None = None) -> None:
         """Raise ``CommandError`` if a named resource is missing in these rows."""
         for each in self.named:
-            if any(_is_meant(each, row) for row in rows):
+            if any(_matches(each, row) for row in rows):
                 continue
             kind = "" if each.kind is None else f"{each.kind} "
             place = "any namespace" if each.namespace is None else f"namespace {each.namespace}"
@@ -132,11 +132,11 @@ class Selected(msgspec.Struct, frozen=True):
     def check_unique(self, rows: Collection[StatusRow]) -> None:
         """Raise ``CommandError`` if a name matches several of these rows."""
         for each in self.named:
-            found = [str(row.key) for row in rows if _is_meant(each, row)]
-            if len(found) > 1:
-                names = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+            matches = [str(row.key) for row in rows if _matches(each, row)]
+            if len(matches) > 1:
+                names = ", ".join(matches[:_SHOWN]) + (", ..." if len(matches) > _SHOWN else "")
                 raise CommandError(
-                    f"{each.text!r} matches {len(found)} resources ({names}); use "
+                    f"{each.text!r} matches {len(matches)} resources ({names}); use "
                     "NAMESPACE/KIND/NAME"
                 )
 
@@ -149,7 +149,7 @@ def selection(words: Sequence[str], where: Filter = UNFILTERED) -> Selection:
         raise UsageError("--namespace and --all-namespaces: give only one of them")
     first, rest = (None, words) if not words or "/" in words[0] else (words[0], words[1:])
     check_names(name=first)
-    named = tuple(meant(word, namespace) for word in rest)
+    named = tuple(parse_reference(word, namespace) for word in rest)
     return Selection(first, named, namespace, everywhere, parse_selector(where.labels))
 
 
@@ -172,7 +172,7 @@ def chosen_keys(
         raise UsageError(
             f"{what}: no resource given; use KIND NAME..., NAMESPACE/KIND/NAME, or -l LABELS"
         )
-    kind = None if chosen.first is None else _of_that_name(chosen.first, installed_kinds())
+    kind = None if chosen.first is None else _kind_named(chosen.first, installed_kinds())
     _check_enough(kind, chosen, what, whole_kinds)
     exact = chosen.exact()
     return run_async(_keys(connection, chosen, what, whole_kinds)) if exact is None else exact
@@ -186,10 +186,10 @@ async def _keys(
     rows = [row for row in known if not row.is_foreign or row.outcome == "Held"]
     selected = chosen.among(rows)
     _check_enough(selected.kind, chosen, what, whole_kinds)
-    found = [row for row in rows if selected.takes(row)]
+    rows_selected = [row for row in rows if selected.takes(row)]
     selected.check_named(rows)
-    selected.check_unique(found)
-    keys = sorted(row.key for row in found if row.declared or selected.named)
+    selected.check_unique(rows_selected)
+    keys = sorted(row.key for row in rows_selected if row.declared or selected.named)
     if not keys:
         raise CommandError(f"nothing to {what}: no declared resource matches")
     return keys
@@ -204,7 +204,7 @@ def _kinds(rows: Iterable[StatusRow]) -> list[str]:
     return sorted({*installed_kinds(), *(row.kind for row in rows)})
 
 
-def _says_nothing(text: str, kinds: Sequence[str]) -> str:
+def _unknown_word(text: str, kinds: Sequence[str]) -> str:
     close = difflib.get_close_matches(text.capitalize(), kinds, n=1, cutoff=0.7)
     hint = f"did you mean {close[0]}? " if close else ""
     return (
@@ -213,11 +213,11 @@ def _says_nothing(text: str, kinds: Sequence[str]) -> str:
     )
 
 
-def _of_that_name(text: str, kinds: Iterable[str]) -> str | None:
+def _kind_named(text: str, kinds: Iterable[str]) -> str | None:
     return next((each for each in kinds if same_kind(text, each)), None)
 
 
-def _is_meant(each: Meant, row: StatusRow) -> bool:
+def _matches(each: Reference, row: StatusRow) -> bool:
     return (
         each.name == row.name
         and each.namespace in (None, row.namespace)

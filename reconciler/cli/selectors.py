@@ -51,12 +51,12 @@ def _parts(text: str) -> list[str]:
 
 
 def _term(part: str, text: str) -> Term:
-    found = _TERM.fullmatch(part)
-    if found is None or (found["not"] and (found["sign"] or found["word"])):
+    match = _TERM.fullmatch(part)
+    if match is None or (match["not"] and (match["sign"] or match["word"])):
         raise UsageError(f"--selector {text!r}: {part!r} is not a condition; {_FORMS}")
-    if found["sign"]:
-        return Term(found["key"], frozenset({found["value"]}), found["sign"] != "!=")
-    if found["word"]:
-        values = frozenset(each.strip() for each in found["values"].split(","))
-        return Term(found["key"], values, found["word"] == "in")
-    return Term(found["key"], None, not found["not"])
+    if match["sign"]:
+        return Term(match["key"], frozenset({match["value"]}), match["sign"] != "!=")
+    if match["word"]:
+        values = frozenset(each.strip() for each in match["values"].split(","))
+        return Term(match["key"], values, match["word"] == "in")
+    return Term(match["key"], None, not match["not"])

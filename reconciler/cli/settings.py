@@ -53,31 +53,31 @@ def settings(given: Mapping[str, Any], *, running: str = "") -> dict[str, Settin
     ``running``: the URL of an `up` in this directory. The file does not describe that bus, so it is
     used only without it. Raises ``ConfigurationError`` for an unusable file.
     """
-    found: dict[str, Setting] = {}
-    _add(found, {name: (str(value), f"flag {flag(name)}") for name, value in given.items()})
+    collected: dict[str, Setting] = {}
+    _add(collected, {name: (str(value), f"flag {flag(name)}") for name, value in given.items()})
     variables = {name: f"{VARIABLE_PREFIX}{name.upper()}" for name in NAMES}
     _add(
-        found,
+        collected,
         {
             name: (value, f"environment {variable}")
             for name, variable in variables.items()
             if (value := os.environ.get(variable))
         },
     )
-    if "nats_url" not in found and running:
-        found["nats_url"] = Setting("nats_url", running, UP)
-        return found
+    if "nats_url" not in collected and running:
+        collected["nats_url"] = Setting("nats_url", running, UP)
+        return collected
     path = _file()
     if path is not None:
-        _add(found, {name: (value, f"file {path}") for name, value in _read(path).items()})
-    return found
+        _add(collected, {name: (value, f"file {path}") for name, value in _read(path).items()})
+    return collected
 
 
-def _add(found: dict[str, Setting], more: Mapping[str, tuple[str, str]]) -> None:
-    has_key = not _KEYS.isdisjoint(found)
+def _add(collected: dict[str, Setting], more: Mapping[str, tuple[str, str]]) -> None:
+    has_key = not _KEYS.isdisjoint(collected)
     for name, (value, source) in more.items():
-        if name not in found and not (has_key and name in _KEYS):
-            found[name] = Setting(name, value, source)
+        if name not in collected and not (has_key and name in _KEYS):
+            collected[name] = Setting(name, value, source)
 
 
 def _file() -> Path | None:

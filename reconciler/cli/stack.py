@@ -109,9 +109,9 @@ class Stack:
     @property
     def local_apis(self) -> list[LocalApi]:
         """The APIs that run here, each with the ProviderConfig that must point at it."""
-        found = [] if self.api_url is None else [example_api(self.api_url)]
-        found += [components.bus_api(name, self.nats_url) for name in self.bus_apis]
-        return found + [components.local_api(*each) for each in self.components.items()]
+        apis = [] if self.api_url is None else [example_api(self.api_url)]
+        apis += [components.bus_api(name, self.nats_url) for name in self.bus_apis]
+        return apis + [components.local_api(*each) for each in self.components.items()]
 
     @property
     def shown_url(self) -> str:
@@ -157,7 +157,7 @@ class Stack:
 async def started(options: StackOptions) -> AsyncGenerator[Stack]:
     """Start the servers, and stop them in order at the end: components, the API, then NATS."""
     to_start = {
-        each: components.made(each) for each in options.components if each in components.OFFERS
+        each: components.create(each) for each in options.components if each in components.OFFERS
     }
     async with AsyncExitStack() as closing:
         closing.enter_context(_locked(options.data))
@@ -226,8 +226,8 @@ def _locked(data: Path) -> BinaryIO:
         ) from error
     if not _is_taken(lock):
         lock.close()
-        other = read_up_file(data)
-        who = "" if other is None else f" (pid {other.pid}, {other.nats_url})"
+        running = read_up_file(data)
+        who = "" if running is None else f" (pid {running.pid}, {running.nats_url})"
         raise StackError(
             f"data directory {data} is in use by another `reconciler up`{who}; stop that "
             "process, or use another directory with --data"
@@ -316,10 +316,10 @@ async def _wait_for_orphan(lock_file: Path) -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _port(given: int | None, default: int, kept: int | None) -> int:
+def _port(requested: int | None, default: int, kept: int | None) -> int:
     """Return the port to use: that of an earlier start, or the default; 0 is any free one."""
-    if given is not None:
-        if not 0 <= given < 2**16:
-            raise UsageError(f"{given} is not a port; use 0 (any free port) to 65535")
-        return given
+    if requested is not None:
+        if not 0 <= requested < 2**16:
+            raise UsageError(f"{requested} is not a port; use 0 (any free port) to 65535")
+        return requested
     return next((each for each in (kept, default) if each and is_free(each)), 0)

@@ -24,22 +24,22 @@ class _Forgiving(io.FileIO):
         return memoryview(data).nbytes if written is None else written
 
 
-def never_fail_at_standard_error() -> None:
+def tolerate_stderr_failures() -> None:
     """Drop messages and log lines that cannot be written, instead of raising ``OSError``.
 
     The disk may be full, or the reader of the pipe may have ended. Otherwise, a role would stop
     during its work, and a command would stop before it has sent anything.
     """
-    before = sys.stderr
-    if before is None:  # it is closed: the null device replaces it
+    stream = sys.stderr
+    if stream is None:  # it is closed: the null device replaces it
         return
-    raw = _Forgiving(before.fileno(), "w", closefd=False)
+    raw = _Forgiving(stream.fileno(), "w", closefd=False)
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=True
+        io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True
     )
 
 
-def open_what_is_closed() -> None:
+def open_closed_streams() -> None:
     """Open the null device in place of each closed standard stream (``>&-``).
 
     Otherwise, the next opened socket gets the stream's number, and event loops and output fail.
@@ -52,16 +52,16 @@ def open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
-def write_no_more() -> None:
+def discard_output() -> None:
     """Drop the remaining output, so that the exit of the process does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
-def even_if_nobody_reads() -> Generator[None]:
+def tolerating_closed_output() -> Generator[None]:
     """Continue if the reader of the output has ended; the work determines the exit status."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        write_no_more()
+        discard_output()

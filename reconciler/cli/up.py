@@ -166,10 +166,10 @@ def up(
         output,
     )
 
-    async def all_of_it() -> Exit:
+    async def start() -> Exit:
         return await until_stopped(_start_and_serve(plan))
 
-    return run_async(all_of_it())
+    return run_async(start())
 
 
 def parse_roles(text: str) -> tuple[Role, ...]:
@@ -212,7 +212,7 @@ async def _serve(plan: Plan, stack: Stack) -> None:
             # The commands that repair the data need this server.
             stack.notes.append(str(error))
         write_up_file(stack)
-        _tell(plan, stack)
+        _print_ready(plan, stack)
         stack.is_serving = True
         await asyncio.Event().wait()  # until cancelation
 
@@ -256,7 +256,7 @@ async def _prepare(plan: Plan, stack: Stack, nc: Client) -> list[Change]:
     return [change for change in changes if not change.is_correction]
 
 
-def _tell(plan: Plan, stack: Stack) -> None:
+def _print_ready(plan: Plan, stack: Stack) -> None:
     seconds = round(time.monotonic() - STARTED, 3)
     if plan.output == "json":
         notes = tuple(stack.notes)

@@ -9,7 +9,7 @@ from cyclopts import CycloptsError, MissingArgumentError, UnusedCliTokensError
 from reconciler.cli.commands import names
 
 
-def told(error: CycloptsError, command: str) -> str:
+def describe_usage_error(error: CycloptsError, command: str) -> str:
     """Return the description of a usage error, with a reference to the help."""
     text = " ".join(str(error).split()).removesuffix(".")
     if isinstance(error, UnusedCliTokensError):

@@ -22,7 +22,7 @@ from reconciler.cli.options import UNFILTERED, Duration, Filter, Output, WordsOr
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.results import Result, exit_status, print_results
 from reconciler.cli.row_changes import row_changes
-from reconciler.cli.search import log_speaks_of
+from reconciler.cli.search import has_log_events
 from reconciler.cli.selection import chosen_keys
 from reconciler.sdk.outcomes import SETTLED
 
@@ -113,7 +113,7 @@ async def _wait(
         models = await current_models(nc)
         for name in results:
             key = ResourceKey.parse(name)
-            if name not in models.status and not await log_speaks_of(nc, key.tokens):
+            if name not in models.status and not await has_log_events(nc, key.tokens):
                 raise CommandError(
                     f"{name} was never declared; `reconciler get -A` lists all resources"
                 )
@@ -174,8 +174,8 @@ def _judge(
             continue
         why = row.not_ready
         result.generation, result.outcome, result.ready = row.generation, row.outcome, why is None
-        told = row if why is None else why
-        result.reason, result.message = told.reason, told.message
+        source = row if why is None else why
+        result.reason, result.message = source.reason, source.message
         is_current = row.generation == row.observed_generation
         is_bad = row.outcome in SETTLED - {"Converged"}
         has_failed = awaited.ends and is_current and is_bad and not row.doubted

@@ -27,7 +27,7 @@ from reconciler.cli.folded_log import current_models
 from reconciler.cli.options import Filter, Labels, Namespace, ResourceWord
 from reconciler.cli.output import print_json_line, single_line
 from reconciler.cli.past.summaries import drifted
-from reconciler.cli.search import check_namespace, log_speaks_of
+from reconciler.cli.search import check_namespace, has_log_events
 from reconciler.cli.selection import Selected, Selection, selection
 from reconciler.cli.signals import until_stopped
 
@@ -113,9 +113,9 @@ async def _watched(nc: Client, chosen: Selection) -> Watched:
     kind, name = (one.kind, one.name) if one is not None else (selected.kind, None)
     place = selected.namespace if one is None else one.namespace
     tokens = f"{place or '*'}.{kind or '*'}.{name or '*'}"
-    if tokens != EVERYTHING and not await log_speaks_of(nc, tokens):
-        shown = tokens.replace(".", "/")
-        sys.stderr.write(f"{shown}: no events in the log yet; waiting for the first one\n")
+    if tokens != EVERYTHING and not await has_log_events(nc, tokens):
+        text = tokens.replace(".", "/")
+        sys.stderr.write(f"{text}: no events in the log yet; waiting for the first one\n")
         sys.stderr.flush()
     return Watched(tokens, selected, {name: row.labels for name, row in rows.items()})
 
@@ -123,12 +123,12 @@ async def _watched(nc: Client, chosen: Selection) -> Watched:
 async def _watch(nc: Client, watched: Watched, output: Lines, *, since_start: bool) -> None:
     """Follow the log, and the rejections, which are not in the log."""
     tokens = watched.tokens
-    wanted = [outcome_filter(tokens), f"log.{tokens}.fact"]
+    filters = [outcome_filter(tokens), f"log.{tokens}.fact"]
     starts = {LOG: 1, REJECTIONS: 1}
     if not since_start:
         starts = {stream: (await stream_state(nc, stream)).last_seq + 1 for stream in starts}
     async with (
-        follow(nc, LOG, filters=wanted, start_seq=starts[LOG]) as log,
+        follow(nc, LOG, filters=filters, start_seq=starts[LOG]) as log,
         follow(
             nc, REJECTIONS, filters=[rejection_filter(tokens)], start_seq=starts[REJECTIONS]
         ) as rejections,

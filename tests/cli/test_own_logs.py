@@ -76,8 +76,8 @@ def test_a_log_line_that_cannot_be_written_is_no_error(target: str) -> None:
     script = (
         "import structlog, logging, sys\n"
         "from reconciler.cli.own_logs import configure_logs\n"
-        "from reconciler.cli.standard_streams import never_fail_at_standard_error\n"
-        "never_fail_at_standard_error()\n"
+        "from reconciler.cli.standard_streams import tolerate_stderr_failures\n"
+        "tolerate_stderr_failures()\n"
         "configure_logs('info')\n"
         "structlog.get_logger().warning('of ours')\n"
         "logging.getLogger('a.library').warning('of others')\n"

@@ -11,7 +11,7 @@ import yaml
 
 from events.manifest import Manifest
 from reconciler.cli.connection import Connection
-from reconciler.cli.naming import Meant
+from reconciler.cli.naming import Reference
 from reconciler.cli.requests import declarations
 from reconciler.sdk import connect
 from tests.cli.runner import Cli, Up, shape
@@ -123,7 +123,7 @@ def test_nothing_newer_is_overwritten_unseen(
     live.ok("apply", "-f", "-", "--wait", text=shape("raced", "Blue"))
     look = declarations.find_older
 
-    async def overtaken(connection: Connection, wanted: Meant, generation: int | None) -> Any:
+    async def overtaken(connection: Connection, wanted: Reference, generation: int | None) -> Any:
         found = await look(connection, wanted, generation)
         newer = msgspec.convert(yaml.safe_load(shape("raced", "Purple")), Manifest)
         async with connect(running_up[1].ready["natsUrl"], source="tests") as client:

@@ -60,54 +60,54 @@ async def check_actions(nc: Client, replay: LogReplay) -> Finding:
     The log is read first, then the consumers of actions, then the intake, then the log again. So a
     change in between is seen twice, never missed. Only an action that looks lost each time counts.
     """
-    found: _Look | None = None
+    combined: _Look | None = None
     for number in range(_LOOKS):
         if number:
             await asyncio.sleep(_PAUSE_SECONDS)
             await replay.go_on()
         look = await _look(nc, replay)
-        found = look if found is None else _both(found, look)
-        if not (found.lost or found.overdue or found.untimed):
+        combined = look if combined is None else _both(combined, look)
+        if not (combined.lost or combined.overdue or combined.untimed):
             break
-    assert found is not None
-    finding = _finding(found)
+    assert combined is not None
+    finding = _finding(combined)
     if replay.damage and finding.remedy:  # a seemingly lost action may only be missing in the log
         return msgspec.structs.replace(finding, remedy="Repair the log first: see the check `log`.")
     return finding
 
 
-def _both(one: _Look, other: _Look) -> _Look:
+def _both(one: _Look, another: _Look) -> _Look:
     return _Look(
-        other.taken_care_of,
-        one.lost & other.lost,
-        one.overdue & other.overdue,
-        one.untimed & other.untimed,
+        another.taken_care_of,
+        one.lost & another.lost,
+        one.overdue & another.overdue,
+        one.untimed & another.untimed,
     )
 
 
-def _finding(found: _Look) -> Finding:
-    text = f"{found.taken_care_of} in flight, all accounted for"
-    if found.lost:
+def _finding(look: _Look) -> Finding:
+    text = f"{look.taken_care_of} in flight, all accounted for"
+    if look.lost:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(found.lost)} without a worker and without a result: {some(sorted(found.lost))}",
+            f"{len(look.lost)} without a worker and without a result: {some(sorted(look.lost))}",
             "Stop the workers, delete the consumer of their ProviderConfig NAME "
             f"(`nats consumer rm {LOG} {worker_consumer('NAME')}`), and start the workers. The "
             "server then delivers every action again, and the workers skip those with a result.",
         )
-    if found.overdue:
+    if look.overdue:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(found.overdue)} with an overdue retry: {some(sorted(found.overdue))}",
+            f"{len(look.overdue)} with an overdue retry: {some(sorted(look.overdue))}",
             "Run an observer. Its sweeper starts overdue retries.",
         )
-    if found.untimed:
+    if look.untimed:
         return Finding(
             "lost actions",
             "warn",
-            f"{len(found.untimed)} with a retry and no timer: {some(sorted(found.untimed))}",
+            f"{len(look.untimed)} with a retry and no timer: {some(sorted(look.untimed))}",
             "Run an observer. Its sweeper starts retries that are due.",
         )
     return Finding("lost actions", "ok", f"none; {text}")
@@ -194,9 +194,9 @@ async def _without_result(nc: Client, rows: Iterable[StatusRow]) -> list[StatusR
     if undecided_from is None:
         return rows
     by_filter = {f"result.{row.key.tokens}": row for row in rows}
-    found = await last_for_subjects(nc, INTAKE, [f"in.*.{tokens}" for tokens in by_filter])
+    newest = await last_for_subjects(nc, INTAKE, [f"in.*.{tokens}" for tokens in by_filter])
     waiting = {
-        message.subject.split(".", 2)[2] for message in found if message.seq > undecided_from
+        message.subject.split(".", 2)[2] for message in newest if message.seq > undecided_from
     }
     return [row for tokens, row in by_filter.items() if tokens not in waiting]
 

@@ -63,9 +63,9 @@ async def check_api(
     """Check one API with every kind that is listed there."""
     check = f"API {name}"
     now = datetime.now(UTC)
-    found = left_alone(row, now) or unlisted(row, config.resync_seconds, now)
-    if found is not None:
-        return found
+    note = left_alone(row, now) or unlisted(row, config.resync_seconds, now)
+    if note is not None:
+        return note
     installed = [kind.name for kind in kinds.of_provider(config.provider)]
     watched = [kind for kind in installed if not config.kinds or kind in config.kinds]
     if not watched:
@@ -89,10 +89,10 @@ async def check_api(
         return Finding(check, "fail", f"{config.endpoint}: {text}", remedy)
     read = [kind for kind in watched if not kinds[kind].lists]
     if read:
-        found = f"{', '.join(read)} cannot be listed, so each declared object is read separately"
+        note = f"{', '.join(read)} cannot be listed, so each declared object is read separately"
         if read == watched:
-            return Finding(check, "ok", f"{config.endpoint}: not called; {found}")
-        return Finding(check, "ok", f"{config.endpoint} responds ({', '.join(watched)}); {found}")
+            return Finding(check, "ok", f"{config.endpoint}: not called; {note}")
+        return Finding(check, "ok", f"{config.endpoint} responds ({', '.join(watched)}); {note}")
     return Finding(check, "ok", f"{config.endpoint} responds ({', '.join(watched)})")
 
 
@@ -101,16 +101,16 @@ def _nothing_watched(check: str, config: ProviderConfigSpec, installed: list[str
         remedy = (
             f"Install the package of provider {config.provider!r} here and where the roles run."
         )
-        found = f"no kind of provider {config.provider!r} is installed here"
-        return Finding(check, "warn", found, remedy)
+        text = f"no kind of provider {config.provider!r} is installed here"
+        return Finding(check, "warn", text, remedy)
     named, known = ", ".join(config.kinds), ", ".join(installed)
-    found = f"spec.kinds names {named}, but provider {config.provider!r} has only {known} here"
+    text = f"spec.kinds names {named}, but provider {config.provider!r} has only {known} here"
     remedy = (
         "Declare the ProviderConfig with kinds of its provider, or omit spec.kinds to "
         "select all of them. If another package has the named kind, install it here and where "
         "the roles run."
     )
-    return Finding(check, "warn", found, remedy)
+    return Finding(check, "warn", text, remedy)
 
 
 async def _list_one(pool: ProviderPool, name: str, kind: str, config: ProviderConfigSpec) -> None:

@@ -46,15 +46,15 @@ async def check_server(nc: Client) -> list[Finding]:
     """Check version, JetStream, storage and clock."""
     version = await require_jetstream(nc)
     number = f"{version.major}.{version.minor}.{version.patch}"
-    asked = time.time()
+    asked_at = time.time()
     state = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-    answered = time.time()
+    answered_at = time.time()
     account = await api_request(nc, "INFO", None)
     where = "" if nc.connected_url is None else f" at {nc.connected_url.netloc.rpartition('@')[2]}"
     return [
         Finding("server", "ok", f"nats-server {number}{where}, with JetStream"),
         check_room(account),
-        check_clock(str(state.get("ts", "")), asked, answered),
+        check_clock(str(state.get("ts", "")), asked_at, answered_at),
     ]
 
 
@@ -89,11 +89,11 @@ async def check_streams(nc: Client) -> list[Finding]:
     """Compare every stream and consumer with the definitions of this release."""
     wrong = {name: fields for name, fields in (await topology_differences(nc)).items() if fields}
     if not wrong:
-        found = "all streams and consumers are as this release requires"
-        return [Finding("streams", "ok", found), *await _check_removed(nc)]
-    told = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
-    found = f"differ from what this release requires: {some(told)}"
-    finding = Finding("streams", "fail", found, "Run `reconciler init`, which restores them.")
+        text = "all streams and consumers are as this release requires"
+        return [Finding("streams", "ok", text), *await _check_removed(nc)]
+    differing = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
+    text = f"differ from what this release requires: {some(differing)}"
+    finding = Finding("streams", "fail", text, "Run `reconciler init`, which restores them.")
     try:
         return [finding, *await _check_removed(nc)]
     except NotFoundOnBusError:  # of a missing stream, which the finding contains
@@ -102,20 +102,20 @@ async def check_streams(nc: Client) -> list[Finding]:
 
 async def _check_removed(nc: Client) -> list[Finding]:
     """Report messages that a changed configuration, or another client, has removed."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if problem := find_lost_beginning(await stream_state(nc, LOG)):
         remedy = "Run `reconciler init` to remove the cause, then restore the log from a backup."
-        found.append(Finding("log beginning", "fail", problem, remedy))
+        findings.append(Finding("log beginning", "fail", problem, remedy))
     if problem := await find_intake_problem(nc):
-        found.append(Finding("intake positions", "fail", problem, f"{INTAKE_REMEDY}."))
+        findings.append(Finding("intake positions", "fail", problem, f"{INTAKE_REMEDY}."))
     if removed := removed_unread(await stream_state(nc, INTAKE)):
         remedy = (
             "Publish the declarations of that time again: the decider may not have processed them. "
             f"This warning ends after {KEPT_MESSAGES} more messages."
         )
         text = f"{plural(removed, 'message')} of stream {INTAKE} removed by another client"
-        found.append(Finding("removed", "warn", text, remedy))
-    return found
+        findings.append(Finding("removed", "warn", text, remedy))
+    return findings
 
 
 def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
@@ -158,8 +158,8 @@ async def _check_without_worker(nc: Client, workers: Sequence[dict[str, Any]]) -
     may have deleted them.
     """
     pattern = status_name(config_key("*"))
-    found = (await JetStreamRows(nc).matching(pattern)).values()
-    declared = {row.name for row in map(decode_status, found) if row.declared}
+    rows = (await JetStreamRows(nc).matching(pattern)).values()
+    declared = {row.name for row in map(decode_status, rows) if row.declared}
     if not declared and not workers:
         return Finding("actions", "ok", "no ProviderConfig, so no worker has to pull messages")
     known = {each["name"] for each in workers}
@@ -207,10 +207,10 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
-        found = f"{text}; no {role} pulls messages"
+        problem = f"{text}; no {role} pulls messages"
         if away := sorted({name for one in consumers for name in _servers_away(one)}):
             which = ", ".join(away)
-            found += (
+            problem += (
                 f"; server {which} of the cluster is down or does not respond"
                 if len(away) == 1
                 else f"; servers {which} of the cluster are down or do not respond"
@@ -220,7 +220,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
                 "30 seconds. "
                 f"If none is running, start one: `reconciler run {role}`."
             )
-        return Finding(stage, verdict, found, remedy)
+        return Finding(stage, verdict, problem, remedy)
     if pending > _BACKLOG:
         remedy = f"Start another {role}, unless the number of pending messages falls."
         return Finding(stage, "warn", text, remedy)

@@ -39,7 +39,7 @@ class _Written(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Written)
 
 
-def check_clock(server_time: str, asked: float, answered: float) -> Finding:
+def check_clock(server_time: str, asked_at: float, answered_at: float) -> Finding:
     """Compare the server's clock with the local one, allowing for the duration of the request."""
     if not server_time:
         return Finding(
@@ -48,7 +48,7 @@ def check_clock(server_time: str, asked: float, answered: float) -> Finding:
             "the server does not report its time",
             "Compare the clocks of this machine and of the server.",
         )
-    clock = clock_of(server_time, asked, answered)
+    clock = clock_of(server_time, asked_at, answered_at)
     verdict: Verdict = "ok"
     if clock.difference.total_seconds() > _WARN_SECONDS:
         verdict = "fail" if clock.difference > WRONG else "warn"
@@ -75,7 +75,7 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
         for role, ahead in _differences(stream, messages, oldest):
             clocks[role].append(ahead)
     wrong = {
-        role: told for role, ahead in clocks.items() if abs(told := _error(role, ahead)) > WRONG
+        role: error for role, ahead in clocks.items() if abs(error := _error(role, ahead)) > WRONG
     }
     if not wrong:
         many = f"the clocks of {len(clocks)} processes agree"
@@ -84,7 +84,7 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
         minutes = _RECENT.total_seconds() / 60
         nothing = f"no role has written anything in the last {minutes:.0f} minutes"
         return [Finding("role clocks", "ok", who if clocks else nothing)]
-    told = [f"{role} ({_shown(ahead)})" for role, ahead in wrong.items()]
+    texts = [f"{role} ({_shown(ahead)})" for role, ahead in wrong.items()]
     remedy = (
         "Synchronize the clocks of these machines (NTP). Until then, the times in the log are "
         "wrong, and retries wait for the sweeper of an observer."
@@ -94,7 +94,7 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
             " If the bus accepted no writes for that time, for example because its disk was full, "
             "the clock may be correct, and this check passes ten minutes later."
         )
-    return [Finding("role clocks", "fail", f"differ from the bus's clock: {some(told)}", remedy)]
+    return [Finding("role clocks", "fail", f"differ from the bus's clock: {some(texts)}", remedy)]
 
 
 def ahead_of_bus(message: StoredMessage) -> timedelta:

@@ -24,22 +24,22 @@ async def check_copies(nc: Client) -> list[Finding]:
     """
     deadline = time.monotonic() + _ELECTION_SECONDS
     while True:
-        found = await copies(nc)
-        if all(each.leader for each in found) or time.monotonic() > deadline:
-            return [judge_copies(found)]
+        streams = await copies(nc)
+        if all(each.leader for each in streams) or time.monotonic() > deadline:
+            return [judge_copies(streams)]
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def judge_copies(found: Sequence[Copies]) -> Finding:
+def judge_copies(streams: Sequence[Copies]) -> Finding:
     """Report streams without a leader, or with replicas that are offline or not up to date."""
-    wanted = max((each.wanted for each in found), default=1)
+    replicas = max((each.wanted for each in streams), default=1)
     few = [
-        f"{each.stream} has {min(each.wanted, each.present)} of {wanted}"
-        for each in found
-        if min(each.wanted, each.present) < wanted
+        f"{each.stream} has {min(each.wanted, each.present)} of {replicas}"
+        for each in streams
+        if min(each.wanted, each.present) < replicas
     ]
-    leaderless = [each.stream for each in found if not each.leader]
-    behind = [f"{each.stream} on {', '.join(each.behind)}" for each in found if each.behind]
+    leaderless = [each.stream for each in streams if not each.leader]
+    behind = [f"{each.stream} on {', '.join(each.behind)}" for each in streams if each.behind]
     outdated = f"replicas are missing or outdated: {some(behind)}"
     if leaderless:
         remedy = (
@@ -57,13 +57,13 @@ def judge_copies(found: Sequence[Copies]) -> Finding:
         return Finding("replicas", "warn", outdated, remedy)
     if few:
         remedy = (
-            f"Run `reconciler init --replicas {wanted}` while all servers are running. If a server "
-            "was removed from the cluster, add one. Until then, one failure may stop the bus or "
-            "lose data."
+            f"Run `reconciler init --replicas {replicas}` while all servers are "
+            "running. If a server was removed from the cluster, add one. Until then, one failure "
+            "may stop the bus or lose data."
         )
         return Finding("replicas", "warn", f"too few replicas: {some(few)}", remedy)
-    if wanted == 1:
+    if replicas == 1:
         return Finding(
             "replicas", "ok", "one replica of each stream; back up the log (`reconciler backup`)"
         )
-    return Finding("replicas", "ok", f"{wanted} replicas of each stream, all up to date")
+    return Finding("replicas", "ok", f"{replicas} replicas of each stream, all up to date")

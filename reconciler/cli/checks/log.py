@@ -61,8 +61,8 @@ def check_damage(replay: LogReplay) -> Finding:
         "damaged resources, or starts no role if lost events may belong to other resources. See "
         '"When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
-    found = f"damaged in {plural(len(places), 'place')}: {some(places)}"
-    return Finding("log", "fail", found, remedy)
+    text = f"damaged in {plural(len(places), 'place')}: {some(places)}"
+    return Finding("log", "fail", text, remedy)
 
 
 async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Finding]:
@@ -71,17 +71,17 @@ async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Findi
     if not identity.epoch:
         return []
     as_of = f" made at {identity.restored_as_of}" if identity.restored_as_of else ""
-    found = f"from a backup{as_of} (epoch {identity.epoch})"
+    origin = f"from a backup{as_of} (epoch {identity.epoch})"
     waiting = [_how(row) for row in rows if (row.outcome, row.reason) in _AFTER_RESTORATION]
     if not waiting:
-        return [Finding("restored", "ok", found)]
+        return [Finding("restored", "ok", origin)]
     remedy = (
         "The log may lack the events from after the backup. If you created the objects after it, "
         "declare them with spec.policy.adoption: Adopt. If you withdrew resources after it, "
         'withdraw them again before you approve anything. See "What a restore cannot bring back" '
         "in docs/how-to/back-up-and-restore.md."
     )
-    text = f"{found}; {plural(len(waiting), 'resource')} may be affected: {some(waiting)}"
+    text = f"{origin}; {plural(len(waiting), 'resource')} may be affected: {some(waiting)}"
     return [Finding("restored", "warn", text, remedy)]
 
 
@@ -246,9 +246,12 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
 
 async def _all_rows(nc: Client) -> tuple[list[str], str]:
     async with replay_from_start(nc) as replay:
-        found = await compare(nc, replay, lambda _done: None)
-    what = found.note or f"all {found.rows} rows match the log at position {found.checkpoint}"
-    return [one.row for one in found.differences], what
+        comparison = await compare(nc, replay, lambda _done: None)
+    what = (
+        comparison.note
+        or f"all {comparison.rows} rows match the log at position {comparison.checkpoint}"
+    )
+    return [one.row for one in comparison.differences], what
 
 
 async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:

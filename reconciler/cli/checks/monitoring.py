@@ -67,10 +67,10 @@ async def check_health(url: str) -> list[Finding]:
             "Free disk space, and restart this server (`reconciler up` restarts its own server). "
             "All acknowledged messages are kept."
         )
-        found = f"JetStream turned off, possibly by a full disk: {problem}"
+        text = f"JetStream turned off, possibly by a full disk: {problem}"
         if is_full_disk_error(problem):
-            found = f"disk full: {problem}"
-        return [Finding(HEALTH, "fail", found, remedy)]
+            text = f"disk full: {problem}"
+        return [Finding(HEALTH, "fail", text, remedy)]
     return [Finding(HEALTH, "fail", problem, "Read the server's log.")]
 
 
@@ -80,12 +80,12 @@ async def check_monitoring(url: str) -> list[Finding]:
         status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/varz")
         if status != HTTPStatus.OK:
             raise HTTPException(f"status {status}")
-        told = msgspec.json.decode(content, type=_Varz).jetstream
+        usage = msgspec.json.decode(content, type=_Varz).jetstream
     except _FAILURES as error:
         remedy = "Check that --monitoring-url is the server's monitoring port (http_port)."
         text = f"{url} does not respond: {_reason(error)}"
         return [Finding("sync", "warn", text, remedy)]
-    return [_sync(told.config), _disk(told)]
+    return [_sync(usage.config), _disk(usage)]
 
 
 def _read(url: str) -> tuple[int, bytes]:
@@ -117,8 +117,8 @@ def _sync(config: _Config) -> Finding:
     )
 
 
-def _disk(told: _JetStream) -> Finding:
-    used, most = told.stats.storage, told.config.max_storage
+def _disk(usage: _JetStream) -> Finding:
+    used, most = usage.stats.storage, usage.config.max_storage
     percent = 100 * used // most if most > 0 else 0
     verdict: Verdict = "warn" if percent >= _NEARLY_FULL_PERCENT else "ok"
     remedy = (

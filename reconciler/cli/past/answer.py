@@ -59,12 +59,12 @@ _MAKERS: Final[Mapping[str, str]] = {
 }
 
 
-def answer(key: ResourceKey, history: Sequence[StoredEvent], found: Why) -> str:
-    """Return the sentence. ``found`` is the explanation of the history."""
-    if found.field:
-        return f"{key}: {_of_field(found, history)}."
-    told = _of_resource(history, found)
-    return f"{key} {told}{'' if told.endswith(_ENDS) else '.'}"
+def answer(key: ResourceKey, history: Sequence[StoredEvent], why: Why) -> str:
+    """Return the sentence. ``why`` is the explanation of the history."""
+    if why.field:
+        return f"{key}: {_of_field(why, history)}."
+    text = _of_resource(history, why)
+    return f"{key} {text}{'' if text.endswith(_ENDS) else '.'}"
 
 
 def made_by(value: Value) -> str:
@@ -76,7 +76,7 @@ def made_by(value: Value) -> str:
 # --- of a resource
 
 
-def _of_resource(history: Sequence[StoredEvent], found: Why) -> str:
+def _of_resource(history: Sequence[StoredEvent], why: Why) -> str:
     state = NEW
     for stored in history:
         state = evolve(state, stored.event)
@@ -85,13 +85,13 @@ def _of_resource(history: Sequence[StoredEvent], found: Why) -> str:
     if outcome is None or outcome.generation < state.desired.generation:
         waits = f"has no outcome for generation {state.desired.generation} yet"
         return f"{waits}{_under_way(state)}"
-    causes = [by_version[version] for version in found.chain]
-    parent = found.parents[0].resource if found.parents else ""
-    told = _converged(outcome, causes, parent) if outcome.outcome == "Converged" else None
-    told = told or _deleted(outcome, causes, parent) or _stands(outcome)
-    newest = max(found.chain, default=0)
+    causes = [by_version[version] for version in why.chain]
+    parent = why.parents[0].resource if why.parents else ""
+    text = _converged(outcome, causes, parent) if outcome.outcome == "Converged" else None
+    text = text or _deleted(outcome, causes, parent) or _stands(outcome)
+    newest = max(why.chain, default=0)
     since = [each.event for each in history if each.event.resourceversion > newest]
-    return _drifted_since(since, state) or f"{told}{_under_way(state)}"
+    return _drifted_since(since, state) or f"{text}{_under_way(state)}"
 
 
 def _under_way(state: ResourceState) -> str:
@@ -148,8 +148,8 @@ def _what_happened(drift: DriftDetected) -> str:
     if not drift.suspected_action:
         happened = "was deleted" if drift.missing else "was changed"
         return f"{happened} outside of Reconciler{f' ({paths})' if paths else ''}"
-    found = "was missing" if drift.missing else f"differed ({paths})"
-    return f"{found}, possibly because of action {drift.suspected_action} of Reconciler"
+    difference = "was missing" if drift.missing else f"differed ({paths})"
+    return f"{difference}, possibly because of action {drift.suspected_action} of Reconciler"
 
 
 def _unready(ready: Condition | None) -> str:
@@ -178,28 +178,27 @@ def _stands(outcome: OutcomeRecorded) -> str:
 # --- of a field
 
 
-def _of_field(found: Why, history: Sequence[StoredEvent]) -> str:
-    field, wanted, observed = found.field, _newest(found.wanted), _newest(found.observed)
-    if wanted is None or wanted.value is None:
+def _of_field(why: Why, history: Sequence[StoredEvent]) -> str:
+    field, desired, observed = why.field, _newest(why.wanted), _newest(why.observed)
+    if desired is None or desired.value is None:
         if observed is None or observed.value is None:
             return f"{field} is not set"
         return f"{field} is {format_value(observed.value)}, and no declaration sets it"
-    made = f"{made_by(wanted)}{_in_generation(wanted, history)}"
+    cause = f"{made_by(desired)}{_in_generation(desired, history)}"
     resolved = {} if field.startswith(f"{LABELS}.") else _resolved(history)
     if resolved and value_at(field, resolved, {}) is None:
         spec = f"the kind resolves the spec to the fields {', '.join(sorted(resolved))}"
-        return f"{field} is {format_value(wanted.value)} because {made}; {spec}"
+        return f"{field} is {format_value(desired.value)} because {cause}; {spec}"
     if observed is None:
-        desired = format_value(wanted.value)
-        return f"{field} should be {desired}, but no object has been observed: {made}"
-    if observed.value == wanted.value:
-        applied = _newest(found.applied)
-        is_written = applied is not None and applied.value == wanted.value
-        return (
-            f"{field} is {format_value(wanted.value)}{' because' if is_written else ', as'} {made}"
-        )
-    actual, desired = format_value(observed.value), format_value(wanted.value)
-    return f"{field} is {actual}, but should be {desired}: {made}"
+        text = format_value(desired.value)
+        return f"{field} should be {text}, but no object has been observed: {cause}"
+    if observed.value == desired.value:
+        applied = _newest(why.applied)
+        is_written = applied is not None and applied.value == desired.value
+        text = format_value(desired.value)
+        return f"{field} is {text}{' because' if is_written else ', as'} {cause}"
+    actual, text = format_value(observed.value), format_value(desired.value)
+    return f"{field} is {actual}, but should be {text}: {cause}"
 
 
 def _resolved(history: Sequence[StoredEvent]) -> Fields:
@@ -223,5 +222,5 @@ def _in_generation(value: Value, history: Sequence[StoredEvent]) -> str:
 
 
 def _last(events: Iterable[LogEvent], data: type[_T]) -> _T | None:
-    found = [event.data for event in events if isinstance(event.data, data)]
-    return found[-1] if found else None
+    matches = [event.data for event in events if isinstance(event.data, data)]
+    return matches[-1] if matches else None

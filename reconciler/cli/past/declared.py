@@ -41,7 +41,7 @@ async def declarations(
     ``as_of_version``: at the given versions instead of now. Raises ``BusError``.
     """
     log = await open_log(nc)
-    found: dict[ResourceKey, Manifest] = {}
+    manifests: dict[ResourceKey, Manifest] = {}
     keys = list(versions)
     for start in range(0, len(keys), _LOADED_AT_ONCE):
         some = keys[start : start + _LOADED_AT_ONCE]
@@ -52,8 +52,8 @@ async def declarations(
         else:
             kept = await ResourceRepository(log).get(some)
             specs = {key: each.state.desired.spec for key, each in kept.items()}
-        found |= {key: _manifest(key, specs.get(key)) for key in some}
-    return found
+        manifests |= {key: _manifest(key, specs.get(key)) for key in some}
+    return manifests
 
 
 def _newest(events: Iterable[LogEvent], version: int) -> SpecDeclared | None:
@@ -141,8 +141,8 @@ class Generations:
         if not self._begins:
             return "it was never declared"
         withdrawn = by_class[SpecWithdrawn]
-        told = f"declared generations: {_listed(by_class[SpecDeclared])}"
-        return f"{told}; withdrawals: {_listed(withdrawn)}" if withdrawn else told
+        text = f"declared generations: {_listed(by_class[SpecDeclared])}"
+        return f"{text}; withdrawals: {_listed(withdrawn)}" if withdrawn else text
 
 
 def _content(data: SpecDeclared | SpecWithdrawn) -> SpecDeclared | None:

@@ -25,7 +25,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.naming import Meant, meant
+from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import Name, Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line, time_text
 from reconciler.cli.past.history import print_lines
@@ -119,8 +119,8 @@ def describe(
         raise UsageError(
             "--live: not allowed with --at, because it reads the current object from the API"
         )
-    wanted = meant(resource, namespace, name)
-    description = run_async(_describe(connection, wanted, events, at, live=live))
+    reference = parse_reference(resource, namespace, name)
+    description = run_async(_describe(connection, reference, events, at, live=live))
     if output in TABLES:
         _print(description, wide=output == "wide")
     else:
@@ -129,10 +129,10 @@ def describe(
 
 
 async def _describe(
-    connection: Connection, wanted: Meant, events: int, at: When | None, *, live: bool
+    connection: Connection, reference: Reference, events: int, at: When | None, *, live: bool
 ) -> Description:
     async with bus(connection) as nc:
-        key = await find_resource(nc, wanted)
+        key = await find_resource(nc, reference)
         then = None if at is None else await moment(nc, at)
         past = await whole_past(nc, key)
         past = past if then is None else past_of(past, then)
@@ -159,15 +159,15 @@ async def _listing_failure(
 async def _readings(nc: Client, key: ResourceKey) -> Fields:
     from reconciler.cli.live_object import live_object  # noqa: PLC0415 - only with --live
 
-    async with live_object(nc, key) as found:
-        if not isinstance(found.provider, MeasuredProvider):
+    async with live_object(nc, key) as live:
+        if not isinstance(live.provider, MeasuredProvider):
             raise CommandError(
                 f"{key} has no live values, because kind {key.kind} provides none; omit --live"
             )
-        readings = await found.provider.readings(found.name)
+        readings = await live.provider.readings(live.name)
     if readings is None:
         raise CommandError(
-            f"{key}: its object {found.name!r} does not exist; omit --live to show the last "
+            f"{key}: its object {live.name!r} does not exist; omit --live to show the last "
             "observation"
         )
     return OF_THIS_PROCESS.hide_in(readings)
@@ -215,21 +215,21 @@ def _parts(status: StatusRow | None) -> Iterator[Part]:
 async def _with_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
     """Return the current state of the parts that are shown, from their histories."""
     history = History(nc)
-    found = sorted(parts, key=lambda each: each.ready)
-    for number, each in enumerate(found[:_SHOWN_PARTS]):
+    ordered = sorted(parts, key=lambda each: each.ready)
+    for number, each in enumerate(ordered[:_SHOWN_PARTS]):
         past = await history.get(ResourceKey.parse(each.resource))
         past = past if at is None else past.until(at.position)
-        found[number] = _part_now(each, rebuild(past.events).status.get(each.resource))
-    return tuple(found)
+        ordered[number] = _part_now(each, rebuild(past.events).status.get(each.resource))
+    return tuple(ordered)
 
 
 def _part_now(part: Part, row: StatusRow | None) -> Part:
     if row is None or not row.outcome or part.outcome == REFUSED:
         return part
-    told = row.not_ready or row
+    source = row.not_ready or row
     is_ready = row.outcome == "Converged" and row.not_ready is None
     outcome = row.outcome if row.declared else f"{row.outcome}, withdrawn"
-    return Part(part.resource, outcome, is_ready, told.reason, told.message, row.waits_since)
+    return Part(part.resource, outcome, is_ready, source.reason, source.message, row.waits_since)
 
 
 def _settled(stored: Sequence[StoredEvent], row: StatusRow) -> int:

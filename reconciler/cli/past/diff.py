@@ -19,14 +19,14 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.naming import Meant, meant
+from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import Files, Name, Namespace, Output, Resource
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.past.declared import Generations, manifest_of
 from reconciler.cli.past.knowledge import known_object, whole_past
 from reconciler.cli.past.summaries import last_declared, show
 from reconciler.cli.search import find_resource
-from reconciler.cli.standard_streams import even_if_nobody_reads
+from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.sdk.history import Past
@@ -132,15 +132,15 @@ def diff(
         raise UsageError("--from and --from-generation: give exactly one of them")
     if to is not None and to_generation is not None:
         raise UsageError("--to and --to-generation: give only one of them")
-    wanted = meant(resource, namespace, name)
+    reference = parse_reference(resource, namespace, name)
     ends = (_End(from_, from_generation), _End(to, to_generation))
-    found = run_async(_diff(connection, wanted, ends))
-    with even_if_nobody_reads():
+    differences = run_async(_diff(connection, reference, ends))
+    with tolerating_closed_output():
         if output == "table":
-            _print(found)
+            _print(differences)
         else:
-            print_structured(found, output)
-    return Exit.DIFFERENT if found.changes else Exit.OK
+            print_structured(differences, output)
+    return Exit.DIFFERENT if differences.changes else Exit.OK
 
 
 def _of_files(
@@ -153,19 +153,19 @@ def _of_files(
     return plan(file=file, namespace=namespace or "default", output=output, connection=connection)
 
 
-async def _diff(connection: Connection, wanted: Meant, ends: tuple[_End, _End]) -> Changes:
+async def _diff(connection: Connection, reference: Reference, ends: tuple[_End, _End]) -> Changes:
     async with bus(connection) as nc:
-        key = await find_resource(nc, wanted)
+        key = await find_resource(nc, reference)
         past = await whole_past(nc, key)
         since, until = [await _moment(nc, key, past, end) for end in ends]
     if past.damage is not None and past.damage.position <= max(since.position, until.position):
         damage = f"the log is damaged ({past.damage})"
         sys.stderr.write(f"{damage}; only the events before the damage are compared\n")
-    before, after = past.until(since.position).events, past.until(until.position).events
-    if past.events and not before and not after:
+    old, new = past.until(since.position).events, past.until(until.position).events
+    if past.events and not old and not new:
         first = past.events[0].position
         raise CommandError(f"{key} existed at neither time; its first event is at position {first}")
-    return Changes(str(key), since, until, list(changes(key, before, after)))
+    return Changes(str(key), since, until, list(changes(key, old, new)))
 
 
 async def _moment(nc: Client, key: ResourceKey, past: Past, end: _End) -> Moment:
@@ -197,11 +197,11 @@ def _parts(key: ResourceKey, history: Sequence[StoredEvent]) -> dict[Part, dict[
     manifest: dict[str, Any] = {}
     if declared is not None:
         manifest = msgspec.to_builtins(manifest_of(key, declared))
-    shown = None if known is None else known.object
+    content = None if known is None else known.object
     owned = ownership_of(row) or OwnershipRow()
     return {
         "declared": {path: value for path, value in _flat(manifest) if path not in _IDENTITY},
-        "object": {} if shown is None else dict(_flat(_plain(shown, _OF_NO_OBJECT))),
+        "object": {} if content is None else dict(_flat(_plain(content, _OF_NO_OBJECT))),
         "status": dict(_flat(_plain(row, _OF_NO_STATUS))),
         "ownership": dict(_flat(_plain(owned, frozenset()))),
     }
@@ -234,13 +234,16 @@ def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield f"{path}{name}", inner
 
 
-def _print(found: Changes) -> None:
-    sys.stdout.write(f"{found.resource}\nfrom {found.since}\nto   {found.until}\n")
-    if not found.changes:
+def _print(differences: Changes) -> None:
+    sys.stdout.write(
+        f"{differences.resource}\nfrom {differences.since}\nto   {differences.until}\n"
+    )
+    if not differences.changes:
         sys.stdout.write("no differences\n")
         return
     rows = [
-        (each.part, each.path, _shown(each.before), _shown(each.after)) for each in found.changes
+        (each.part, each.path, _shown(each.before), _shown(each.after))
+        for each in differences.changes
     ]
     print_table(("PART", "FIELD", "BEFORE", "AFTER"), rows)
 

@@ -26,12 +26,18 @@ from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import log_of
-from reconciler.cli.naming import Meant, check_names, known_event, known_outcome, meant
+from reconciler.cli.naming import (
+    Reference,
+    check_names,
+    known_event,
+    known_outcome,
+    parse_reference,
+)
 from reconciler.cli.options import Name, Namespace, Resource, WideOutput, check_limit
 from reconciler.cli.output import TABLES, WideFormat, print_json_line, print_structured
 from reconciler.cli.past.summaries import Line, declared_after, last_declared, tell, tell_all
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.search import check_namespace, find_resource, known_kind, log_speaks_of
+from reconciler.cli.search import check_namespace, find_resource, has_log_events, known_kind
 from reconciler.cli.signals import until_stopped
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
@@ -86,15 +92,15 @@ def history(
     """
     if limit is not None:
         check_limit(limit)
-    wanted = meant(resource, namespace, name)
+    reference = parse_reference(resource, namespace, name)
     if raw and output in TABLES:
         output = "json"
-    return run_async(_history(connection, wanted, (since, until), limit, output, raw=raw))
+    return run_async(_history(connection, reference, (since, until), limit, output, raw=raw))
 
 
 async def _history(
     connection: Connection,
-    resource: Meant,
+    resource: Reference,
     when: tuple[When | None, When | None],
     limit: int | None,
     output: WideFormat,
@@ -105,24 +111,24 @@ async def _history(
 
     async with bus(connection) as nc:
         key = await find_resource(nc, resource)
-        wanted = await span(nc, *when)
+        selected = await span(nc, *when)
         past = await History(nc).get(key)
-    told = tell_all(past.events)  # with all earlier declarations, also those before the span
-    shown = [pair for pair in zip(past.events, told, strict=True) if pair[0].position in wanted]
+    texts = tell_all(past.events)  # with all earlier declarations, also those before the span
+    pairs = [pair for pair in zip(past.events, texts, strict=True) if pair[0].position in selected]
     if limit is not None:
-        shown = shown[max(0, len(shown) - limit) :]
+        pairs = pairs[max(0, len(pairs) - limit) :]
     if past.damage is not None:
         damage = f"the log is damaged ({past.damage})"
         sys.stderr.write(f"{damage}; only the events of {key} before the damage are shown\n")
-    if not shown and past.events:
+    if not pairs and past.events:
         ends = f"{_place(past.events[0])} to {_place(past.events[-1])}"
         sys.stderr.write(f"no events in this range: the history of {key} covers {ends}\n")
-    lines = [line for _, line in shown]
+    lines = [line for _, line in pairs]
     if output in TABLES:
         sys.stdout.write(f"{key}\n")
         print_lines(lines, wide=output == "wide")
     else:
-        print_structured([stored.event for stored, _ in shown] if raw else lines, output)
+        print_structured([stored.event for stored, _ in pairs] if raw else lines, output)
     return Exit.OK
 
 
@@ -195,12 +201,12 @@ def events(
         raise UsageError(
             "--follow: not allowed with --until, because it never ends; remove one of them"
         )
-    found = None if outcome is None else cast("OutcomeName", known_outcome(outcome))
+    name = None if outcome is None else cast("OutcomeName", known_outcome(outcome))
     interest = Interest(
         namespace or "*",
         kind or "*",
         actor=actor,
-        outcome=found,
+        outcome=name,
         event_names=[known_event(each) for each in event],
     )
 
@@ -221,13 +227,13 @@ async def _events(
     follows: bool,
 ) -> None:
     interest = await _checked(nc, interest)
-    wanted = await span(nc, *when)
+    selected = await span(nc, *when)
     _, last = await log_range(nc)
-    wanted = Span(wanted.after, last if wanted.up_to is None else wanted.up_to)
-    with progress_bar("reading the log", max(0, last - wanted.after)) as progress:
-        found = await newest_events(nc, interest, wanted, limit, progress)
+    selected = Span(selected.after, last if selected.up_to is None else selected.up_to)
+    with progress_bar("reading the log", max(0, last - selected.after)) as progress:
+        events = await newest_events(nc, interest, selected, limit, progress)
     teller = _Teller(nc)
-    lines = [await teller.tell(one) for one in found]
+    lines = [await teller.tell(one) for one in events]
     if follows:
         _print_lines(lines, output)
         async with aclosing(coming_events(nc, interest, last)) as batches:
@@ -249,7 +255,7 @@ async def _checked(nc: Client, interest: Interest) -> Interest:
     await check_namespace(nc, None if interest.namespace == "*" else interest.namespace)
     kind = interest.kind if interest.kind == "*" else await known_kind(nc, interest.kind)
     tokens = f"{interest.namespace}.{kind}.*"
-    if tokens != "*.*.*" and not await log_speaks_of(nc, tokens):
+    if tokens != "*.*.*" and not await has_log_events(nc, tokens):
         place = "" if interest.namespace == "*" else f" in namespace {interest.namespace}"
         what = "nothing" if kind == "*" else f"no {kind}"
         raise CommandError(

@@ -128,10 +128,10 @@ def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
 
 def last_declared(history: Iterable[StoredEvent]) -> SpecDeclared | None:
     """Return the declaration after some events of a resource, or None."""
-    found: SpecDeclared | None = None
+    newest: SpecDeclared | None = None
     for stored in history:
-        found = declared_after(stored, found)
-    return found
+        newest = declared_after(stored, newest)
+    return newest
 
 
 def declared_after(stored: StoredEvent, before: SpecDeclared | None) -> SpecDeclared | None:
@@ -238,8 +238,8 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"The decider holds the action: {reason}"
         case ActionNotDone(operation=operation):
             noun = _VERBS[operation][2]
-            found = f"The worker's lookup shows no effect of the {noun}"
-            return f"{found}, so the decider repeats the {noun}"
+            text = f"The worker's lookup shows no effect of the {noun}"
+            return f"{text}, so the decider repeats the {noun}"
         case ActionDoubted(_, operation, attempt, message):
             call = f"A duplicate call for attempt {attempt} to {_VERBS[operation][0]} the object"
             return f"{call} has an unknown result: {single_line(message)}"
@@ -301,44 +301,44 @@ def show(value: object) -> str:
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Describe each difference: ``color: Red → Purple``, ``size: 3``, ``labels.a: b → removed``."""
-    told: list[str] = []
+    parts: list[str] = []
     for name in [*new, *(name for name in old if name not in new)]:
         path = prefix + name
         if name not in old:
-            told.append(f"{path}: {show(new[name])}")
+            parts.append(f"{path}: {show(new[name])}")
         elif name not in new:
-            told.append(f"{path}: {show(old[name])} → removed")
+            parts.append(f"{path}: {show(old[name])} → removed")
         elif old[name] != new[name]:
-            told.append(f"{path}: {show(old[name])} → {show(new[name])}")
-    return told
+            parts.append(f"{path}: {show(old[name])} → {show(new[name])}")
+    return parts
 
 
 def drifted(data: DriftDetected) -> str:
     """Describe a drift, with the action of Reconciler that may have caused it."""
-    found = ", ".join(
+    parts = ", ".join(
         f"{each.path} is {_or_unset(each.observed)} (declared: {_or_unset(each.desired)})"
         for each in data.differences
     )
     if not data.suspected_action:
         if data.missing:
             return "The object was deleted outside of Reconciler"
-        return f"The object was changed outside of Reconciler: {found}"
+        return f"The object was changed outside of Reconciler: {parts}"
     action = f"action {data.suspected_action} of Reconciler, whose result was unknown, may have"
     if data.missing:
         return f"The object is missing; {action} deleted it"
-    return f"The object differs: {found}; {action} written it"
+    return f"The object differs: {parts}; {action} written it"
 
 
 def _declared(data: SpecDeclared, who: str, before: SpecDeclared | None) -> str:
     old = data if before is None else before
-    found = changes(_NOTHING if before is None else before.fields, data.fields)
+    differences = changes(_NOTHING if before is None else before.fields, data.fields)
     for name in ("labels", "annotations", "policy"):
         earlier = _NOTHING if before is None else _builtins(getattr(before, name))
-        found += changes(earlier, _builtins(getattr(data, name)), f"{name}.")
-    found += changes(
+        differences += changes(earlier, _builtins(getattr(data, name)), f"{name}.")
+    differences += changes(
         {"providerConfig": old.provider_config}, {"providerConfig": data.provider_config}
     )
-    text = ", ".join(found)
+    text = ", ".join(differences)
     if text:
         text = f" with {text}" if before is None else f", which changes {text}"
     return f"{who} declared generation {data.generation}{text}{stating(data.reason)}"
@@ -356,9 +356,9 @@ def _with(fields: Mapping[str, Any]) -> str:
 def _observed(data: ExternalObserved) -> str:
     by_listing = data.evidence == "CompleteListing"
     if data.object is None:
-        found = "listed the objects of the API" if by_listing else "read the API"
+        source = "listed the objects of the API" if by_listing else "read the API"
         owner = f" (it belonged to {data.belongs_to})" if data.belongs_to else ""
-        return f"The observer {found}: {data.external_name} does not exist{owner}"
+        return f"The observer {source}: {data.external_name} does not exist{owner}"
     owner = f" (it belongs to {data.belongs_to})" if data.belongs_to else ""
     verb = "listed" if by_listing else "read"
     return f"The observer {verb} {data.object.name}{_with(data.object.fields)}{owner}"
@@ -432,21 +432,21 @@ def _succeeded(data: ActionSucceeded) -> str:
     done = _verb(data)[1]
     thing = _object(data.operation, data.purpose, data.external_name)
     if data.found_by == "Absence":
-        told = f"The worker found {thing} already deleted"
-        told += _UNCONFIRMED if data.unconfirmed else ""
+        text = f"The worker found {thing} already deleted"
+        text += _UNCONFIRMED if data.unconfirmed else ""
     elif data.found_by is not None:
-        told = f"The worker found {thing} already {done}, as shown by {_MARKS[data.found_by]}"
+        text = f"The worker found {thing} already {done}, as shown by {_MARKS[data.found_by]}"
     elif data.replayed:
-        told = f"An earlier call {done} {thing}: the API returned its stored response"
+        text = f"An earlier call {done} {thing}: the API returned its stored response"
     else:
-        told = f"The worker {done} {thing}"
+        text = f"The worker {done} {thing}"
     if data.attempt > 1:
-        told += f" (attempt {data.attempt})"
+        text += f" (attempt {data.attempt})"
     if data.refused is not None:
-        told += f", but the API refused the remaining calls: {single_line(data.refused.message)}"
+        text += f", but the API refused the remaining calls: {single_line(data.refused.message)}"
     if data.late:
-        told += f"; the result arrived late{' and is outdated' if data.outdated else ''}"
-    return told + _possibly_twice(data)
+        text += f"; the result arrived late{' and is outdated' if data.outdated else ''}"
+    return text + _possibly_twice(data)
 
 
 def _failed(data: ActionFailed) -> str:

@@ -13,7 +13,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.naming import meant
+from reconciler.cli.naming import parse_reference
 from reconciler.cli.options import Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, print_structured, time_text
 from reconciler.cli.past.answer import answer, made_by
@@ -78,18 +78,18 @@ def why(
         Path of a field of the spec, such as color, env.PORT or labels.team.
     """
     key, field, past, above = run_async(_past(connection, resource, words, namespace))
-    found = explained(str(key), past.events, field)
-    found = msgspec.structs.replace(found, parents=tuple(each for each, _ in above))
-    told = _lines(past.events, found.chain)
+    result = explained(str(key), past.events, field)
+    result = msgspec.structs.replace(result, parents=tuple(each for each, _ in above))
+    lines = _lines(past.events, result.chain)
     parents = [
         ParentLines(each.resource, each.reason, _lines(history, each.chain))
         for each, history in above
     ]
-    if field and not (found.wanted or found.applied or found.observed):
+    if field and not (result.wanted or result.applied or result.observed):
         raise CommandError(
             f"{key} never had a field {field!r}; `reconciler explain {key.kind}` lists the fields"
         )
-    explanation = Explanation(answer(key, past.events, found), found, told, parents)
+    explanation = Explanation(answer(key, past.events, result), result, lines, parents)
     if output in TABLES:
         _print(explanation, wide=output == "wide")
     else:
@@ -100,7 +100,7 @@ def why(
 async def _past(
     connection: Connection, resource: str, words: Sequence[str], namespace: str | None
 ) -> tuple[ResourceKey, str, Past, list[tuple[Parent, Sequence[StoredEvent]]]]:
-    meant(resource, namespace)  # checked before any request to a server
+    parse_reference(resource, namespace)  # checked before any request to a server
     async with bus(connection) as nc:
         key, more = await find_in_words(nc, (resource, *words), namespace)
         if len(more) > 1:

@@ -202,18 +202,18 @@ def _decide(
 async def _plans(
     connection: Connection,
     keys: Sequence[ResourceKey],
-    wanted: str,
+    digest: str,
     namespace: str | None,
     config: str | None,
 ) -> list[tuple[ResourceKey, str]]:
-    """Return the plan of each resource, or of all that wait; ``wanted`` may be a short digest."""
+    """Return the plan of each resource, or of all that wait; ``digest`` may be short."""
     if not keys:
         waiting = await _held(connection, Hold.APPROVAL, namespace, config)
         return [(row.key, row.pending_plan) for row in waiting]
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status
-    asked = {key: row.pending_plan if (row := rows.get(str(key))) else "" for key in keys}
-    return [(key, plan if plan.startswith(wanted) else wanted) for key, plan in asked.items()]
+    plans = {key: row.pending_plan if (row := rows.get(str(key))) else "" for key in keys}
+    return [(key, plan if plan.startswith(digest) else digest) for key, plan in plans.items()]
 
 
 async def _held(
@@ -222,7 +222,7 @@ async def _held(
     check_names(namespace=namespace)
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status.values()
-    found = [
+    held = [
         row
         for row in rows
         if row.hold == hold
@@ -231,11 +231,11 @@ async def _held(
         # The resources of a held API continue with its ProviderConfig.
         and (hold != Hold.TWIN or is_config(row.key))
     ]
-    if found:
-        return sorted(found, key=lambda row: row.key)
+    if held:
+        return sorted(held, key=lambda row: row.key)
     where = f" in namespace {namespace}" if namespace else ""
-    whose = f" of ProviderConfig {config}" if config else ""
+    scope = f" of ProviderConfig {config}" if config else ""
     raise CommandError(
-        f"no resource{where}{whose} is held by {hold}; `reconciler get -A --outcome Held` "
+        f"no resource{where}{scope} is held by {hold}; `reconciler get -A --outcome Held` "
         "lists the held resources with their reasons"
     )

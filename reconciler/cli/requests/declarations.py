@@ -16,7 +16,7 @@ from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.manifests import read_all
-from reconciler.cli.naming import Meant, meant
+from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import (
     UNFILTERED,
     AnswerTimeout,
@@ -163,8 +163,8 @@ def rollback(
     wait
         Wait for a settled outcome: Converged, Failed, Held, ...
     """
-    wanted = meant(resource, namespace, name)
-    manifest, older, newest = run_async(find_older(connection, wanted, to))
+    reference = parse_reference(resource, namespace, name)
+    manifest, older, newest = run_async(find_older(connection, reference, to))
     if dry_run:
         print_structured(manifest, "json" if output == "json" else "yaml")
         return Exit.OK
@@ -182,7 +182,7 @@ def rollback(
 
 
 async def find_older(
-    connection: Connection, wanted: Meant, generation: int | None
+    connection: Connection, reference: Reference, generation: int | None
 ) -> tuple[Manifest, int, int]:
     """Return the manifest of an older generation, its number, and the current generation.
 
@@ -193,7 +193,7 @@ async def find_older(
     from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
 
     async with bus(connection) as nc:
-        key = await find_resource(nc, wanted)
+        key = await find_resource(nc, reference)
         past = await History(nc).get(key)
     if past.damage is not None:
         raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
@@ -266,8 +266,8 @@ def _set_paused(
             reason=reason,
             timeout_seconds=timeout_seconds,
         )
-        found = dict(zip(declared, replies, strict=True))
-        return [found.get(key, _UNDECLARED) for key in keys]
+        results = dict(zip(declared, replies, strict=True))
+        return [results.get(key, _UNDECLARED) for key in keys]
 
     done = "paused until you resume it" if paused else "resumed"
     return request(connection, keys, ask, output=output, done=done)
@@ -286,8 +286,8 @@ async def _declared(
             for key in keys
             if (row := rows.get(str(key))) is not None and row.declared
         }
-        found = await declarations(nc, generations, as_of_version=False)
-    return {key: (found[key], generation) for key, generation in generations.items()}
+        manifests = await declarations(nc, generations, as_of_version=False)
+    return {key: (manifests[key], generation) for key, generation in generations.items()}
 
 
 def _with_paused(manifest: Manifest, paused: bool) -> Manifest:
