@@ -1,9 +1,11 @@
-"""Docs, help and messages use the field's terms, where a private word has a standard one."""
+"""Prose, help, messages and sources use the field's terms instead of private words."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -60,6 +62,27 @@ IN_MESSAGES = {
 }
 """The same for what the program prints, which names no human actor but the user."""
 
+IN_SOURCES = {
+    **INSTEAD,
+    "any more": "no longer",
+    "anybody": "any client, a user",
+    "everybody": "every client, all users",
+    "is away": "is unavailable",
+    "is gone": "was deleted, does not exist",
+    "made anew": "recreated",
+    "return back": "return",
+    "return up": "return",
+}
+"""The same for docstrings and comments."""
+
+SOURCES = sorted(
+    module
+    for folder in ("infra", "reconciler/cli", "reconciler/roles")
+    for module in (REPOSITORY / folder).rglob("*.py")
+    if not module.is_relative_to(REPOSITORY / "infra" / "providers")
+)
+"""The modules whose docstrings and comments are checked."""
+
 PACKAGES = ("events", "infra", "projections", "reconciler")
 _SQL = re.compile(r"\s*(SELECT|WITH|INSERT|ALTER|CREATE|DROP|GRANT|REVOKE)\b")
 _CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
@@ -91,6 +114,18 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, text
 
 
+def source_prose(source: str) -> Iterator[tuple[int, str]]:
+    """Return each docstring and comment of a module, with its line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = node.value.value
+            if isinstance(text, str):
+                yield node.lineno, text
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_prose_uses_the_fields_terms(page: Path) -> None:
     assert list(phrases(page.read_text())) == []
@@ -108,6 +143,16 @@ def test_messages_use_the_fields_terms(package: str) -> None:
     assert not found, "\n".join(found)
 
 
+def test_docstrings_and_comments_use_the_fields_terms() -> None:
+    found = [
+        f"{module.relative_to(REPOSITORY)}: {phrase}"
+        for module in SOURCES
+        for line, text in source_prose(module.read_text())
+        for phrase in phrases(text, IN_SOURCES, first=line)
+    ]
+    assert not found, "\n".join(found)
+
+
 @pytest.mark.parametrize("command", ["", *(name for name, *_ in COMMANDS)])
 def test_help_uses_the_fields_terms(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The help of a command is the docstring of its function, and the first page has a table."""
@@ -119,6 +164,15 @@ def test_help_uses_the_fields_terms(command: str, capsys: pytest.CaptureFixture[
 def test_a_message_is_found_with_its_line() -> None:
     source = 'def f():\n    """Nobody reads it."""\n    raise E(f"{x}: nobody", "SELECT wanted")\n'
     assert [each for each in messages(source) if "nobody" in each[1]] == [(3, ": nobody")]
+
+
+def test_docstrings_and_comments_are_found_with_their_lines() -> None:
+    source = 'X = "nobody"\n"""A text.\n\nMore."""\n\n# A remark.\ny = 1  # Another.\n'
+    assert list(source_prose(source)) == [
+        (2, "A text.\n\nMore."),
+        (6, "# A remark."),
+        (7, "# Another."),
+    ]
 
 
 def test_a_phrase_is_found_with_its_line_and_the_word_to_write() -> None:
