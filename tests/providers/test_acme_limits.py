@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import pytest
 import requests
+from acme import messages
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,6 +31,7 @@ from infra.providers.certificates.acme_client import (
     Authorization,
     Challenge,
     Identifier,
+    LimitedError,
     Order,
 )
 from infra.providers.certificates.certificate import CERTIFICATE
@@ -322,6 +324,52 @@ class Served(AcmeClient):
     def _post(self, url: str, content: object, *, writes: bool = False) -> requests.Response:
         del url, content, writes
         return self._answer
+
+
+def answered(headers: dict[str, str], content: bytes = b"{}") -> requests.Response:
+    found = Served(content)._answer  # pyright: ignore[reportPrivateUsage]
+    found.headers.update(headers)
+    return found
+
+
+@pytest.mark.parametrize(
+    "retry_after", ["Fri, 31 Dec 9999 23:59:59 GMT", "9" * 12, "9" * 300, "9" * 400, "inf", "NaN"]
+)
+def test_a_limit_ends_within_a_month(retry_after: str) -> None:
+    client = Served(b"")
+    network = client._network  # pyright: ignore[reportPrivateUsage]
+    network.newest = answered({"Retry-After": retry_after})
+    network.newest.status_code = 429
+    problem = messages.Error(typ="urn:ietf:params:acme:error:rateLimited", detail="x")
+    limited = client._refused(problem)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(limited, LimitedError)
+    assert limited.until <= datetime.now(UTC) + timedelta(days=31)
+    assert limited.as_error().retry_after_seconds
+    assert client.retry_after_seconds(0) <= timedelta(days=31).total_seconds()
+
+
+def test_an_order_without_a_location_is_not_acme(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Served(b'{"status": "pending", "authorizations": [], "finalize": "https://ca.test/f"}')
+
+    def directory(_name: str) -> str:
+        return "https://ca.test/order"
+
+    monkeypatch.setattr(client, "_directory", directory)
+    with pytest.raises(NotDoneError, match="the order has no Location"):
+        client.order([Identifier("dns", "a.test")])
+
+
+def test_an_account_without_a_location_is_not_acme(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Served(b"")
+    account = messages.RegistrationResource(body=messages.Registration())
+
+    def ask(_request: object, *, writes: bool) -> messages.RegistrationResource:
+        del writes
+        return account
+
+    monkeypatch.setattr(client, "_ask", ask)
+    with pytest.raises(NotDoneError, match="the account has no Location"):
+        client.register(None)
 
 
 def test_a_chain_that_each_listing_would_read_for_long_is_refused() -> None:

@@ -45,6 +45,9 @@ MAX_BAD_NONCES: Final = 10
 DEFAULT_LIMIT_SECONDS: Final = 3600.0
 """How long nothing is ordered where an authority limits rates and does not say until when."""
 
+MAX_LIMIT_SECONDS: Final = 30 * 86_400.0
+"""The longest wait that an authority can ask for. Limits that are in use end within a week."""
+
 MAX_CHAIN_BYTES: Final = 128 * 1024
 """Of a certificate with its chain, which each listing reads: 100 long names take 40 KiB."""
 
@@ -200,6 +203,7 @@ class AcmeClient:
             url = self._ask(lambda client: client.new_account(wish), writes=False).uri
         except errors.ConflictError as found:
             url = found.location
+        url = self._located(url, "account")
         self.use_account(url)
         return url
 
@@ -230,7 +234,15 @@ class AcmeClient:
             ]
         )
         answer = self._post(self._directory("newOrder"), wish)
-        return answer.headers["Location"], _read(answer, Order)
+        return self._located(answer.headers.get("Location"), "order"), _read(answer, Order)
+
+    def _located(self, url: str | None, what: str) -> str:
+        if not url:
+            raise NotDoneError(
+                f"{self._url} returned a response that is not ACME: the {what} has no Location",
+                status=FAILED_DEPENDENCY,
+            )
+        return url
 
     def find_order(self, url: str) -> Order:
         """Read an order; raises ``NoOrderError``."""
@@ -397,11 +409,12 @@ def _retry_after(answer: requests.Response | None) -> float | None:
     """Return how long an answer asks to wait: seconds, or until a date."""
     said = "" if answer is None else answer.headers.get("Retry-After", "")
     if said.strip().isdecimal():
-        return float(said)
+        return min(float(said), MAX_LIMIT_SECONDS)
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - _now())
-    except (TypeError, ValueError):
+        until = parsedate_to_datetime(said).timestamp()
+    except (IndexError, OverflowError, TypeError, ValueError):
         return None
+    return min(max(0.0, until - _now()), MAX_LIMIT_SECONDS)
 
 
 def _now() -> float:
