@@ -39,6 +39,7 @@ from infra.providers.certificates.certificates import CertificatesProvider
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.certificates.pem import PrivateKey, key_pem, new_key, text_of
+from infra.providers.certificates.spec import MARKER
 from infra.providers.certificates.store import IssuerRecord, Store, read_file, write_file
 from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
 from infra.providers.host_guard import HostGuard
@@ -233,6 +234,20 @@ async def test_an_answer_neither_replaces_nor_removes_a_file_of_others(tmp_path:
     with pytest.raises(RefusedError, match="other/tls_key already exists"):
         await certificate_of(ordering)
     assert of_others.read_text() == "a key"
+
+
+@pytest.mark.parametrize("folder", ["tls", "tls/challenges"])
+async def test_no_answer_is_written_into_the_directory_of_a_certificate(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / "tls").mkdir()
+    (tmp_path / "tls" / MARKER).write_text("web\n")
+    ordering = Ordering(
+        Asking("token"), in_thread, FileRoot(tmp_path), {"folder": folder}, patience_seconds=0.5
+    )
+    with pytest.raises(RefusedError, match="to a separate directory"):
+        await certificate_of(ordering)
+    assert [each.name for each in (tmp_path / "tls").iterdir()] == [MARKER]
 
 
 def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) -> None:

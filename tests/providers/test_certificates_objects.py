@@ -44,6 +44,7 @@ from reconciler.errors import (
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, is_cut, upon
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL
 from tests.acme_gate import AcmeGate, acme_gate
 from tests.certificates import (
     OWN_CA,
@@ -131,6 +132,8 @@ def leaf(folder: Path) -> x509.Certificate:
         ({**WEB, "folder": "../etc"}, "below the root"),
         ({**WEB, "folder": "/etc"}, "below the root"),
         ({**WEB, "folder": f"{STORE}/issuers"}, "below the root"),
+        ({**WEB, "folder": "shop/tls.key"}, "'tls.key' is the name of a file of a certificate"),
+        ({**WEB, "folder": "shop/ca.crt/web"}, "'ca.crt' is the name of a file of a certificate"),
         ({**WEB, "isuer": "x"}, "spec.isuer: unknown field"),
     ],
 )
@@ -453,12 +456,50 @@ async def test_a_folder_of_others_is_never_written_to_and_nothing_is_ordered_for
     assert await provider.read("web") is None
 
     await provider.create(create({**WEB, "folder": "one"}, "first"))
-    with pytest.raises(RefusedError, match="contains the files of certificate 'first'"):
+    with pytest.raises(RefusedError, match="contains the files of another certificate"):
         await provider.create(create({**WEB, "folder": "one"}, "second"))
 
     (root / "out").symlink_to(tmp_path)
     with pytest.raises(RefusedError, match="symbolic link"):
         await provider.create(create({**WEB, "folder": "out/web"}, "third"))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "told"),
+    [("default", "certificate 'default-secret'"), ("other", "another certificate")],
+)
+async def test_a_certificate_of_another_namespace_is_not_named(
+    root: Path, provider: CertificatesProvider, namespace: str, told: str
+) -> None:
+    def of(namespace: str, name: str) -> Action:
+        labels = {OWNER_LABEL: f"log.{namespace}.Certificate.{name}"}
+        changes = {"namespace": namespace, "labels": labels}
+        return msgspec.structs.replace(create({**WEB, "folder": "one"}, name), **changes)
+
+    await make_issuer(root, "own", OWN_CA)
+    await provider.create(of("default", "default-secret"))
+    with pytest.raises(RefusedError) as raised:
+        await provider.create(of(namespace, "second"))
+    assert raised.value.message.startswith(f"directory 'one' contains the files of {told};")
+
+
+async def test_nothing_is_made_within_the_directory_of_another_certificate(
+    root: Path, provider: CertificatesProvider
+) -> None:
+    await make_issuer(root, "own", OWN_CA)
+    await provider.create(create({**WEB, "folder": "one/tls"}, "first"))
+    files = {*(root / "one/tls").iterdir()}
+    for folder in ("one/tls/inner", "one/tls/inner/web"):
+        with pytest.raises(RefusedError, match="'one/tls' contains the files of another"):
+            await provider.create(create({**WEB, "folder": folder}, "second"))
+    assert {*(root / "one/tls").iterdir()} == files
+
+    # A certificate may move within its own directory, and beside another one.
+    seen = await shown(provider, "first")
+    inner = {**WEB, "folder": "one/tls/inner"}
+    await provider.update(upon(action("Update", "first", inner), seen))
+    assert leaf(root / "one/tls/inner")
+    await provider.create(create({**WEB, "folder": "one/web"}, "second"))
 
 
 async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_anew(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from datetime import UTC, datetime
@@ -24,11 +25,8 @@ from infra.providers.certificates.acme_client import (
 )
 from infra.providers.certificates.checks import REQUEST, Case, FileState, findings, why_order
 from infra.providers.certificates.delivery import (
-    CA_FILE,
-    CERTIFICATE_FILE,
-    COMBINED_FILE,
-    KEY_FILE,
     Bundle,
+    Naming,
     check_place,
     deliver,
     states_of,
@@ -49,6 +47,12 @@ from infra.providers.certificates.pem import (
     read_key,
     text_of,
 )
+from infra.providers.certificates.spec import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    COMBINED_FILE,
+    KEY_FILE,
+)
 from infra.providers.certificates.store import (
     CertificateRecord,
     IssuerRecord,
@@ -67,6 +71,7 @@ from reconciler.errors import (
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.named_objects import Found
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 MIN_PATIENCE_SECONDS = 30.0
 """How long an order is waited for in one call at least: authorities take their time."""
@@ -287,7 +292,8 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
             )
         if "acme" in issuer.fields:
             identifiers_of(fields)  # raises what ACME cannot order
-        check_place(self._folder.root, _place_of(name, fields), name)
+        naming = self._naming(action.namespace)
+        check_place(self._folder.root, _place_of(name, fields), name, naming)
         request = _request_digest(fields)
         record = self._store.read(name) or CertificateRecord()
         pending = record.pending
@@ -393,13 +399,26 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name
-        check_place(self._folder.root, _place_of(name, action.fields), name)
+        naming = self._naming(action.namespace)
+        check_place(self._folder.root, _place_of(name, action.fields), name, naming)
         authority = self._authority(action.fields["issuer"])
         written = _declared(record, action)
         if authority is not None:
             ca_file = self._store.put(action.external_name, authority, "crt")
             written = msgspec.structs.replace(written, ca_file=ca_file)
         self._store.write(action.external_name, written)
+
+    def _naming(self, namespace: str) -> Naming:
+        """Name a certificate to its own namespace only."""
+
+        def named(whose: str) -> str:
+            with contextlib.suppress(RefusedError):
+                record = self._store.read(checked_name(whose))
+                if record is not None and _namespace_of(record) == namespace != "":
+                    return f"certificate {whose!r}"
+            return "another certificate"
+
+        return named
 
     def _deliver_files(self, name: str) -> None:
         """Deliver to where it is wanted, and take away what is elsewhere."""
@@ -412,7 +431,8 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         if place not in kept.record.folders:
             folders = (*kept.record.folders, place)
             self._store.write(name, msgspec.structs.replace(kept.record, folders=folders))
-        deliver(self._folder.root, place, name, kept.bundle)
+        naming = self._naming(_namespace_of(kept.record))
+        deliver(self._folder.root, place, name, kept.bundle, naming)
         for each in kept.record.folders:
             if each != place:
                 withdraw(self._folder.root, each, name)
@@ -476,6 +496,10 @@ def _declared(record: CertificateRecord, action: Action) -> CertificateRecord:
     return msgspec.structs.replace(
         record, key=action.idempotency_key, labels=action.labels, fields=fields
     )
+
+
+def _namespace_of(record: CertificateRecord) -> str:
+    return namespace_of(record.labels.get(OWNER_LABEL, ""))
 
 
 def _place_of(name: str, fields: Fields) -> str:

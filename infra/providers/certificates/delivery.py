@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from infra.providers.certificates.checks import FileState
-from infra.providers.certificates.spec import MARKER
+from infra.providers.certificates.spec import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    COMBINED_FILE,
+    KEY_FILE,
+    MARKER,
+)
 from infra.providers.certificates.store import (
     PRIVATE_MODE,
     PUBLIC_MODE,
@@ -22,12 +28,10 @@ from infra.providers.certificates.store import (
 from infra.providers.file_root import FileRoot, discard, stat_of, temporary_name
 from reconciler.errors import RefusedError
 
-KEY_FILE: Final = "tls.key"
-CERTIFICATE_FILE: Final = "tls.crt"
-CA_FILE: Final = "ca.crt"
-COMBINED_FILE: Final = "tls.pem"
-
 _FILES: Final = (KEY_FILE, COMBINED_FILE, CERTIFICATE_FILE, CA_FILE)
+
+Naming = Callable[[str], str]
+"""Names another certificate as far as the reader of a message may know it."""
 
 
 class Bundle(NamedTuple):
@@ -62,18 +66,36 @@ def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState
         return dict.fromkeys(bundle.files, "Missing")
 
 
-def check_place(root: FileRoot, place: str, name: str) -> None:
+def check_place(root: FileRoot, place: str, name: str, naming: Naming) -> None:
     """Raise ``RefusedError`` if a folder is of others, before anything is ordered for it."""
     with root.folder_of(f"{place}/x") as folder:
-        if folder is not None:
-            _is_ours(folder, place, name)
+        if folder is not None and _is_ours(folder, place, name, naming):
+            return  # also within a folder that another certificate has taken since
+    taken = folder_around(root, place, besides=name)
+    if taken is not None:
+        raise _taken(*taken, naming)
 
 
-def deliver(root: FileRoot, place: str, name: str, bundle: Bundle) -> None:
+def folder_around(
+    root: FileRoot, place: str, *, besides: str | None = None
+) -> tuple[str, str] | None:
+    """Return the folder of a certificate that a path leads into, and the certificate's name."""
+    segments = place.split("/")
+    for length in range(1, len(segments)):
+        above = "/".join(segments[:length])
+        with root.folder_of(f"{above}/x") as folder:
+            marked = None if folder is None else read_file(folder, MARKER)
+        if marked is not None and (whose := _name_in(marked)) != besides:
+            return above, whose
+    return None
+
+
+def deliver(root: FileRoot, place: str, name: str, bundle: Bundle, naming: Naming) -> None:
     """Write the files that are not as they should be; raises ``RefusedError`` in others' way."""
+    check_place(root, place, name, naming)
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
-        if not _is_ours(folder, place, name):
+        if not _is_ours(folder, place, name, naming):
             write_file(folder, MARKER, f"{name}\n".encode(), PUBLIC_MODE)
         for file_name, (data, mode) in bundle.files.items():
             if _state(folder, file_name, data, mode) != "Delivered":
@@ -86,7 +108,7 @@ def withdraw(root: FileRoot, place: str, name: str) -> None:
         if folder is None:
             return
         marked = read_file(folder, MARKER)
-        if marked is None or marked.decode(errors="replace").strip() != name:
+        if marked is None or _name_in(marked) != name:
             return
         for file_name in (*_FILES, MARKER):
             found = stat_of(folder, file_name)
@@ -103,19 +125,27 @@ def withdraw(root: FileRoot, place: str, name: str) -> None:
                     return
 
 
-def _is_ours(folder: int, place: str, name: str) -> bool:
+def _name_in(marked: bytes) -> str:
+    return marked.decode(errors="replace").strip()
+
+
+def _taken(place: str, whose: str, naming: Naming) -> RefusedError:
+    return RefusedError(
+        f"directory {place!r} contains the files of {naming(whose)}; set spec.folder to another "
+        "directory"
+    )
+
+
+def _is_ours(folder: int, place: str, name: str, naming: Naming) -> bool:
     """Return whether a folder is a certificate's; False if it is nobody's yet.
 
     Raises ``RefusedError`` if it is another one's, or has files of others.
     """
     marked = read_file(folder, MARKER)
     if marked is not None:
-        whose = marked.decode(errors="replace").strip()
+        whose = _name_in(marked)
         if whose != name:
-            raise RefusedError(
-                f"directory {place!r} contains the files of certificate {whose!r}; set "
-                "spec.folder to another directory"
-            )
+            raise _taken(place, whose, naming)
         return True
     for file_name in _FILES:
         if stat_of(folder, file_name) is not None:

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, cast
 
+from infra.providers.certificates.delivery import folder_around
 from infra.providers.certificates.issuer import address_of
 from infra.providers.certificates.store import PUBLIC_MODE, read_file, write_file
 from infra.providers.file_root import FileRoot, stat_of
@@ -137,8 +138,15 @@ def remove_answer(listen: str, token: str) -> None:
 def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
     """Leave an answer where a web server of others finds it.
 
-    Raises ``RefusedError`` if the directory has another file of the token's name.
+    Raises ``RefusedError`` if the directory has another file of the token's name, or is one of a
+    certificate, or within one.
     """
+    if folder_around(root, f"{place}/x") is not None:
+        raise RefusedError(
+            f"directory {place!r} is, or is within, the directory of a certificate; set "
+            "http01.folder to a separate directory",
+            status=424,
+        )
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
         if stat_of(folder, token) is not None and read_file(folder, token) != answer.encode():

@@ -25,6 +25,14 @@ year 9999 could not be written into a certificate."""
 KeyAlgorithm = Literal["ECDSA-P256", "ECDSA-P384", "RSA-2048", "RSA-3072", "RSA-4096"]
 DEFAULT_ALGORITHM: Final[KeyAlgorithm] = "ECDSA-P256"
 
+KEY_FILE: Final = "tls.key"
+CERTIFICATE_FILE: Final = "tls.crt"
+CA_FILE: Final = "ca.crt"
+COMBINED_FILE: Final = "tls.pem"
+
+FILE_NAMES: Final = frozenset({KEY_FILE, CERTIFICATE_FILE, CA_FILE, COMBINED_FILE})
+"""A directory of such a name would keep the files of a certificate from being delivered."""
+
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Place = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 """A path beneath the root."""
@@ -55,8 +63,11 @@ def name_problem(name: str) -> str | None:
 
 def place_problem(place: str) -> str | None:
     """Describe what is wrong with a path beneath the root, or nothing."""
-    if all(_SEGMENT.fullmatch(segment) for segment in place.split("/")):
-        return None
+    segments = place.split("/")
+    if all(_SEGMENT.fullmatch(segment) for segment in segments):
+        taken = FILE_NAMES.intersection(segments)
+        what = "is the name of a file of a certificate; use another directory"
+        return f"{min(taken)!r} {what}" if taken else None
     return (
         "use a path below the root, such as tls/web: letters, digits, . _ and -, no segment "
         "that starts with a dot, no leading or trailing /"
