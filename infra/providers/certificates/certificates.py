@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from datetime import UTC, datetime
@@ -52,6 +51,7 @@ from infra.providers.certificates.spec import (
     CERTIFICATE_FILE,
     COMBINED_FILE,
     KEY_FILE,
+    name_problem,
 )
 from infra.providers.certificates.store import (
     CertificateRecord,
@@ -411,14 +411,13 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
     def _naming(self, namespace: str) -> Naming:
         """Name a certificate to its own namespace only."""
 
-        def named(whose: str) -> str:
-            with contextlib.suppress(RefusedError):
-                record = self._store.read(checked_name(whose))
-                if record is not None and _namespace_of(record) == namespace != "":
-                    return f"certificate {whose!r}"
+        def describe(owner: str) -> str:
+            record = self._store.read(owner) if name_problem(owner) is None else None
+            if record is not None and _namespace_of(record) == namespace != "":
+                return f"certificate {owner!r}"
             return "another certificate"
 
-        return named
+        return describe
 
     def _deliver_files(self, name: str) -> None:
         """Deliver to where it is wanted, and take away what is elsewhere."""
