@@ -18,15 +18,18 @@ def test_a_recorded_data_folder_is_taken_up(tmp_path: Path) -> None:
         archive.extractall(tmp_path, filter="data")
     with up(cli, "--resync", "0.5") as running:
         cli.ok("replay", "--verify")
-        past = cli.ok("history", "changed", "-o", "json").out
+        past = cli.ok("history", "default/Shape/changed", "-o", "json").out
         assert past.count("SpecDeclared") >= 2
 
         # What was declared then is held to now.
         cli.write("badge.yaml", definition(running.ready["apiUrl"]))
         cli.ok("apply", "-f", "badge.yaml", "--wait")
         found = cli.ok("get", "-A", "-o", "json").json
-        rows = {row["metadata"]["name"]: row["status"]["outcome"] for row in found}
-        assert rows.items() >= {"kept": "Converged", "welcome": "Converged", "held": "Held"}.items()
+        rows = {
+            f"{row['kind']}/{row['metadata']['name']}": row["status"]["outcome"] for row in found
+        }
+        expected = {"Shape/kept": "Converged", "Badge/welcome": "Converged", "Shape/held": "Held"}
+        assert rows.items() >= expected.items()
         cli.ok("finalizer", "remove", "Shape", "held", "billing/invoice")
         cli.write("changed.yaml", shape("changed", "Green"))
         cli.ok("apply", "-f", "changed.yaml", "--wait")
