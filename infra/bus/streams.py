@@ -34,7 +34,7 @@ from events import subjects
 from events.names import ResourceKey
 from events.subjects import DISCARDED
 from events.wording import plural
-from infra.jetstream.connection import api_request
+from infra.jetstream.connection import api_request, is_clustered
 from infra.jetstream.errors import (
     BusDeniedError,
     BusUnavailableError,
@@ -54,6 +54,7 @@ from infra.jetstream.topology import (
     ensure_stream,
     with_raised_limit,
 )
+from reconciler.errors import ConfigurationError
 from reconciler.failpoints import Failpoint, reach
 
 INTAKE: Final = "INTAKE"
@@ -294,6 +295,7 @@ async def ensure_topology(
     Raises:
         IncompatibleStreamError: a difference cannot be changed in place.
     """
+    _check_replicas(nc, replicas)
     await check_stream_owners(nc)
     if replicas is None:
         replicas = await _most_replicas(nc)
@@ -336,6 +338,15 @@ async def ensure_topology(
     return Topology(identity.log_id, changes)
 
 
+def _check_replicas(nc: Client, replicas: int | None) -> None:
+    """Raise ``ConfigurationError`` for several replicas on a server that is in no cluster."""
+    if replicas is not None and replicas > 1 and not is_clustered(nc):
+        raise ConfigurationError(
+            f"{replicas} replicas require a cluster, and this NATS server is in none; use 1 "
+            "replica. Nothing was changed"
+        )
+
+
 async def _most_replicas(nc: Client) -> int:
     """Return the largest number of replicas, because another client may have reduced any."""
     configs = [await _existing_config(nc, f"STREAM.INFO.{name}") for name in SUBJECTS]
@@ -366,6 +377,7 @@ async def prepare_restoration(
         IncompatibleStreamError: a stream cannot be changed in place, or a foreign stream has
             subjects of Reconciler. A restore could not finish then.
     """
+    _check_replicas(nc, replicas)
     await check_stream_owners(nc)
     await _check_subjects(nc)
     await _check_account(nc, replicas, {*namespaces, *await _existing_services(nc)})

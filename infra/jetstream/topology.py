@@ -21,6 +21,7 @@ Config = Mapping[str, object]
 
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013})  # another client has just created it
 _NOTHING: Final[Config] = {}
+_REPLICAS: Final = "num_replicas"
 _PAUSED: Final = "pause_until"
 _NEW_NAME: Final = (
     " Restore its original configuration, or copy its messages to a new stream with another name"
@@ -72,6 +73,12 @@ async def ensure_stream(
     try:
         await api_request(nc, f"STREAM.UPDATE.{name}", {**existing, **config})
     except BusRefusedError as error:
+        if set(wrong) == {_REPLICAS}:
+            raise BusRefusedError(
+                f"stream {name} cannot have {config[_REPLICAS]} replicas ({error}); use at most as "
+                "many replicas as the cluster has servers",
+                err_code=error.err_code,
+            ) from error
         raise _incompatible(f"stream {name}", differing, error, remedy) from error
     return "updated"
 

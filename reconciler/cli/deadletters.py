@@ -29,7 +29,7 @@ from reconciler.cli.dead_letter_list import (
 )
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.options import Duration, NamedPath, Output, check_limit
+from reconciler.cli.options import Duration, Integer, NamedPath, Output, check_limit
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.standard_streams import tolerating_closed_output
@@ -64,7 +64,7 @@ def list_letters(
     resource: ByResource = None,
     since: Duration | None = None,
     handled: bool = False,
-    limit: int | None = None,
+    limit: Integer | None = None,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:
@@ -106,7 +106,7 @@ def list_letters(
 
 
 @deadletters.command
-def show(number: int, /, *, output: Output = "table", connection: Connection = HERE) -> int:
+def show(number: Integer, /, *, output: Output = "table", connection: Connection = HERE) -> int:
     """Show one dead letter with its payload.
 
     For example:
@@ -129,11 +129,11 @@ def show(number: int, /, *, output: Output = "table", connection: Connection = H
 
 @deadletters.command
 def retry(
-    *numbers: int,
+    *numbers: Integer,
     stage: ByStage = None,
     resource: ByResource = None,
     all_letters: Annotated[bool, Parameter(name="--all")] = False,
-    count: int | None = None,
+    count: Integer | None = None,
     file: NamedPath | None = None,
     force: bool = False,
     timeout: Duration = 5.0,
@@ -191,11 +191,11 @@ def retry(
 
 @deadletters.command
 def dismiss(
-    *numbers: int,
+    *numbers: Integer,
     stage: ByStage = None,
     resource: ByResource = None,
     all_letters: Annotated[bool, Parameter(name="--all")] = False,
-    count: int | None = None,
+    count: Integer | None = None,
     note: str = "",
     output: Output = "table",
     connection: Connection = HERE,

@@ -9,6 +9,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
+from reconciler.cli.options import Integer
 from reconciler.cli.output import Format, print_structured
 from reconciler.wiring import initialise
 
@@ -17,7 +18,7 @@ _MAX_REPLICAS = 5
 
 def init(
     *,
-    replicas: int | None = None,
+    replicas: Integer | None = None,
     namespace: tuple[str, ...] = (),
     output: Format = "table",
     connection: Connection = HERE,

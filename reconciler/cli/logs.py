@@ -15,7 +15,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.live_object import live_object
 from reconciler.cli.naming import parse_reference
-from reconciler.cli.options import Name, Namespace, Resource
+from reconciler.cli.options import Integer, Name, Namespace, Resource
 from reconciler.cli.output import harmless_lines
 from reconciler.cli.search import find_resource
 from reconciler.cli.signals import until_stopped
@@ -30,7 +30,7 @@ def logs(
     kind: str | None = None,
     namespace: Namespace = None,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
-    tail: int | None = None,
+    tail: Integer | None = None,
     connection: Connection = HERE,
 ) -> int:
     """Show the logs of an external object, such as the output of a container.

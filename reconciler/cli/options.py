@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_origin
 
 from cyclopts import Parameter
 
@@ -117,6 +117,24 @@ def _named(_type: Any, tokens: Any) -> Path:
 
 NamedPath = Annotated[Path, Parameter(converter=_named)]
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_SHOWN = 80
+
+
+def _read_integers(hint: Any, tokens: Any) -> int | tuple[int, ...]:
+    """Read integers; 1.5 is an error, which the parser would round to 2."""
+    for each in tokens:
+        if _INTEGER.fullmatch(each.value) is None:
+            what = each.keyword or "NUMBER"
+            raise UsageError(
+                f"{what} {each.value[:_SHOWN]!r}: must be an integer with at most 18 digits"
+            )
+    found = tuple(int(each.value) for each in tokens)
+    return found if get_origin(hint) is tuple else found[0]
+
+
+Integer = Annotated[int, Parameter(converter=_read_integers)]
+
 MAX_LIMIT = 1_000_000_000
 """More than the number of events in any log."""
 
@@ -132,7 +150,6 @@ def check_limit(limit: int, *, at_least: int = 1) -> None:
 # --- durations as people write them: 30s, 2m, 1h, or bare seconds
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SHOWN = 80
 MAX_DURATION_HOURS = 87_600
 """Ten years. A date plus a longer duration may overflow."""
 _FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")

@@ -28,7 +28,7 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.init import check_replicas
-from reconciler.cli.options import NamedPath, Output
+from reconciler.cli.options import Integer, NamedPath, Output
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
@@ -42,7 +42,7 @@ def restore(
     /,
     *,
     replace: str | None = None,
-    replicas: int = 1,
+    replicas: Integer = 1,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:

@@ -35,9 +35,10 @@ from reconciler.cli.connection import (
 )
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
+from reconciler.cli.init import check_replicas
 from reconciler.cli.local_configs import Change, change_of_config, declare_config
 from reconciler.cli.main import STARTED
-from reconciler.cli.options import NamedPath
+from reconciler.cli.options import Integer, NamedPath
 from reconciler.cli.output import print_json_line
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped
@@ -88,11 +89,11 @@ class Ready(msgspec.Struct, frozen=True, rename="camel"):
 def up(
     *,
     data: NamedPath = DATA_FOLDER,
-    port: int | None = None,
-    api_port: int | None = None,
+    port: Integer | None = None,
+    api_port: Integer | None = None,
     latency_ms: float = 0,
     bus: BusOptions = ANY_BUS,
-    replicas: int | None = None,
+    replicas: Integer | None = None,
     roles: str = ",".join(ROLES),
     no_api: bool = False,
     with_: Annotated[str, Parameter(name="--with")] = "",
@@ -155,6 +156,7 @@ def up(
         raise UsageError(f"--resync {resync:g}: must be {limits} seconds")
     if not 0 <= latency_ms <= _MAX_LATENCY_MS:
         raise UsageError(f"--latency-ms {latency_ms:g}: must be 0 to {_MAX_LATENCY_MS}")
+    check_replicas(replicas)
     plan = Plan(
         StackOptions(
             data, port, api_port, latency_ms, bus.nats_url, not no_api, parse_components(with_)

@@ -15,7 +15,7 @@ from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.options import NamedPath
+from reconciler.cli.options import Integer, NamedPath
 from reconciler.composites.git_source import KIND
 from reconciler.provider.lazy import check_extra
 
@@ -32,7 +32,7 @@ def webhook(
     *,
     secret_file: NamedPath,
     host: str = "127.0.0.1",
-    port: int = 8091,
+    port: Integer = 8091,
     namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
     connection: Connection = HERE,
 ) -> int:

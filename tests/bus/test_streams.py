@@ -35,6 +35,7 @@ from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from infra.jetstream.topology import delete_stream
 from reconciler.cli.checks.bus import check_streams
+from reconciler.errors import ConfigurationError
 from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 
@@ -53,6 +54,15 @@ async def test_twice_is_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> N
         assert second.log_id == first.log_id == await find_log_id(nc)
     finally:
         await nc.close()
+
+
+async def test_replicas_that_a_single_server_cannot_have_change_nothing(bus: Client) -> None:
+    before = await stream_state(bus, LOG)
+    with pytest.raises(ConfigurationError, match=r"3 replicas require a cluster.*Nothing was"):
+        await ensure_topology(bus, replicas=3)
+    with pytest.raises(ConfigurationError, match="3 replicas require a cluster"):
+        await prepare_restoration(bus, replicas=3)
+    assert await stream_state(bus, LOG) == before
 
 
 async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
+from cyclopts import App, Argument, Token
 
 from infra.jetstream.errors import BusUnavailableError
+from reconciler.cli.app import build_app
 from reconciler.cli.client import RetryNotice
 from reconciler.cli.commands import COMMANDS, first_page
 from reconciler.cli.console import coloured, console, print_table
@@ -139,6 +144,8 @@ def test_every_command_has_help_with_examples_that_fits_a_terminal(
         (["apply"], "reconciler apply --help"),
         (["apply", "-f", "x", "--timeout", "5x"], "'5x' is not a duration"),
         (["init", "--replicas", "9"], "--replicas 9: must be 1 to 5"),
+        (["up", "--replicas", "0"], "--replicas 0: must be 1 to 5"),
+        (["init", "--replicas", "9" * 20], "must be an integer with at most 18 digits"),
     ],
 )
 def test_wrong_usage_is_told_in_one_line(
@@ -149,6 +156,27 @@ def test_wrong_usage_is_told_in_one_line(
     assert said in told
     assert told.startswith("error: ")
     assert told.count("\n") == 1
+
+
+def _integers(app: App) -> Iterator[Argument]:
+    """Give every option and argument that takes integers."""
+    for name in app:
+        if not name.startswith("-"):
+            yield from _integers(app[name])
+    if app.default_command is not None:
+        for each in app.assemble_argument_collection():
+            if re.search(r"\bint\b", str(each.hint)) and "datetime" not in str(each.hint):
+                yield each
+
+
+def test_no_fraction_is_rounded_to_an_integer() -> None:
+    found = list(_integers(build_app()))
+    assert {each.name for each in found} >= {"--replicas", "--port", "--limit", "NUMBERS"}
+    for each in found:
+        read = cast("Callable[..., object] | None", each.parameter.converter)
+        assert read is not None, f"{each.name}: use `Integer`"
+        with pytest.raises(UsageError, match=r"'1.5': must be an integer"):
+            read(each.hint, [Token(keyword=each.name, value="1.5")])
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from infra.bus.copies import copies
 from infra.bus.streams import LOG, RATES
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
-from infra.jetstream.errors import AppendConflictError, BusUnavailableError
+from infra.jetstream.errors import AppendConflictError, BusRefusedError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import stream_state
 from reconciler.cli.checks.cluster import judge_copies
@@ -67,6 +67,10 @@ async def test_replicas_that_another_client_removed_are_named_and_restored(
         for stream in (LOG, RATES):
             config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
             await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, "num_replicas": 1})
+        with pytest.raises(
+            BusRefusedError, match=r"cannot have 5 replicas .*; use at most as many"
+        ):
+            await initialise(nc, replicas=5)
         found = judge_copies(await copies(nc))
         assert found.found == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
         await initialise(nc)

@@ -26,7 +26,7 @@ from reconciler.cli.console import coloured, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Reference, parse_reference
-from reconciler.cli.options import Name, Namespace, Resource, WideOutput
+from reconciler.cli.options import Integer, Name, Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line, time_text
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.knowledge import KnownObject, known_object, past_of, whole_past
@@ -85,7 +85,7 @@ def describe(
     *,
     namespace: Namespace = None,
     at: At = None,
-    events: int = 10,
+    events: Integer = 10,
     live: bool = False,
     output: WideOutput = "table",
     connection: Connection = HERE,

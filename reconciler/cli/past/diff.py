@@ -20,7 +20,7 @@ from reconciler.cli.console import print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Reference, parse_reference
-from reconciler.cli.options import Files, Name, Namespace, Output, Resource
+from reconciler.cli.options import Files, Integer, Name, Namespace, Output, Resource
 from reconciler.cli.output import Format, print_structured
 from reconciler.cli.past.declared import Generations, manifest_of
 from reconciler.cli.past.knowledge import known_object, whole_past
@@ -91,8 +91,8 @@ def diff(
     namespace: Namespace = None,
     from_: Annotated[At, Parameter(name="--from")] = None,
     to: At = None,
-    from_generation: int | None = None,
-    to_generation: int | None = None,
+    from_generation: Integer | None = None,
+    to_generation: Integer | None = None,
     output: Output = "table",
     connection: Connection = HERE,
 ) -> int:

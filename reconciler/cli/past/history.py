@@ -33,7 +33,7 @@ from reconciler.cli.naming import (
     known_outcome,
     parse_reference,
 )
-from reconciler.cli.options import Name, Namespace, Resource, WideOutput, check_limit
+from reconciler.cli.options import Integer, Name, Namespace, Resource, WideOutput, check_limit
 from reconciler.cli.output import TABLES, WideFormat, print_json_line, print_structured
 from reconciler.cli.past.summaries import Line, declared_after, last_declared, tell, tell_all
 from reconciler.cli.progress import progress_bar
@@ -58,7 +58,7 @@ def history(
     namespace: Namespace = None,
     since: At = None,
     until: At = None,
-    limit: int | None = None,
+    limit: Integer | None = None,
     raw: bool = False,
     output: WideOutput = "table",
     connection: Connection = HERE,
@@ -154,7 +154,7 @@ def events(
     event: Annotated[tuple[str, ...], Parameter(completer=complete_events)] = (),
     since: At = None,
     until: At = None,
-    limit: int = 50,
+    limit: Integer = 50,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
     output: WideOutput = "table",
     connection: Connection = HERE,
