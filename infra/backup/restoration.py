@@ -83,14 +83,14 @@ class LogState(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """The steps of a restore, before anything is written.
 
-    ``present``: number of the backup's events that the server already has. ``seen``: state of the
-    log for which this was planned, None for no log.
+    ``present``: number of the backup's events that the server already has. ``log``: identity of
+    the server's log. ``log_state``: its state when this was planned. Both are None for no log.
     """
 
     way: Literal["new", "continue", "replace", "nothing"]
     present: int = 0
-    found: LogIdentity | None = None
-    seen: LogState | None = None
+    log: LogIdentity | None = None
+    log_state: LogState | None = None
 
 
 class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
@@ -134,7 +134,7 @@ async def plan_restoration(
         _check_same_file(backup, existing)
         _check_saved_files(backup, existing, saved_files(state.config.get("metadata", {})))
     if state.last_seq == 0:
-        return Plan("new", found=existing, seen=state_id)
+        return Plan("new", log=existing, log_state=state_id)
     if existing.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
         present = await _count_common(nc, backup, state.last_seq)
         if present == state.last_seq:
@@ -219,7 +219,7 @@ async def restore_log(
     """
     services = _services(backup, *map(Backup, _unfinished(backup.path)))
     await prepare_restoration(nc, replicas=replicas, namespaces=services)
-    epoch = _new_epoch(backup, plan.found)
+    epoch = _new_epoch(backup, plan.log)
     identity = LogIdentity(backup.header.identity.log_id, epoch, _made_at(backup))
     floor = await _save_existing(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
@@ -227,7 +227,7 @@ async def restore_log(
     for each in saved_backups:
         positions = (one.position for one in _messages_of(each.declarations()))
         floor = max(floor, max(positions, default=0))
-    if plan.found is not None and plan.way in ("new", "replace"):
+    if plan.log is not None and plan.way in ("new", "replace"):
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
     # After every position of the old intake and in the log, which may have been used.
@@ -354,7 +354,7 @@ async def _count_common(nc: Client, backup: Backup, last: int) -> int:
 async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
     """Save the log and the intake that will be deleted. Return the intake's last position."""
     floor = await intake_position(nc)
-    identity = plan.found
+    identity = plan.log
     if identity is None:
         if not floor:
             await _check_unchanged(nc, plan)
@@ -379,7 +379,7 @@ async def _check_unchanged(nc: Client, plan: Plan) -> None:
         current = None
     else:
         current = LogState(state.created, state.last_seq)
-    if current != plan.seen:
+    if current != plan.log_state:
         raise RestoreRefusedError(
             f"another client has changed stream {LOG} in the meantime, for example another "
             "`reconciler restore`; this one changed nothing. Wait until the other one has ended, "

@@ -101,9 +101,9 @@ async def _restore(
 async def plan_of(nc: Client, source: Backup, knowledge: Knowledge, replace: str | None) -> Plan:
     """Plan a restoration, also of a log without its end; raises ``RestoreRefusedError``."""
     plan = await plan_restoration(nc, source, knowledge, replace)
-    if plan.found is None or plan.present != knowledge.events:
+    if plan.log is None or plan.present != knowledge.events:
         return plan
-    return await _without_lost_end(nc, plan, plan.found.log_id, replace)
+    return await _without_lost_end(nc, plan, plan.log.log_id, replace)
 
 
 async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
@@ -128,10 +128,10 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
 
 
 def _unchanged(plan: Plan, replaced: list[str]) -> RestoredLog:
-    assert plan.found is not None
+    assert plan.log is not None
     return RestoredLog(
-        log_id=plan.found.log_id,
-        epoch=plan.found.epoch,
+        log_id=plan.log.log_id,
+        epoch=plan.log.epoch,
         events=plan.present,
         present=plan.present,
         continued=0,

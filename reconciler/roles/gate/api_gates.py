@@ -127,7 +127,7 @@ class ApiGates:
         if name is None:
             return
         member = self._members.setdefault(name, Member(name, Breaker().failures))
-        if event.resourceversion > member.seen:
+        if event.resourceversion > member.newest_version:
             self.of(name).apply(member, event, self._now())
             if self._is_loaded:
                 _log_change(name, event)

@@ -23,14 +23,14 @@ from events.log import (
 class Member:
     """One configuration of an API. Times are seconds of the monotonic clock.
 
-    ``seen``: version of its newest event. ``version``: version of the last event that changed its
-    breaker. ``shown_until``: the time for messages. ``has_twin``: it is held, because it has
+    ``newest_version``: that of its newest event. ``version``: that of the last event that changed
+    its breaker. ``shown_until``: the time for messages. ``has_twin``: it is held, because it has
     objects that are newer than the log (ADR 0065).
     """
 
     name: str
     failures_to_open: int
-    seen: int = 0
+    newest_version: int = 0
     version: int = 0
     throttled_until: float = 0.0
     is_broken: bool = False
@@ -43,7 +43,7 @@ class Member:
 
     def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
         """Fold an event. Return whether its breaker changed."""
-        previous_version, self.seen = self.version, event.resourceversion
+        previous_version, self.newest_version = self.version, event.resourceversion
         match event.data:
             case SpecDeclared() | SpecWithdrawn():
                 self.version = event.resourceversion if self.version else 0
