@@ -128,40 +128,40 @@ class NamedObjects(ABC, Generic[_N]):
 
     async def create(self, action: Action) -> Effect:
         """Create the object; an earlier attempt of the same action is a success."""
-        self._check_name(action.external_name)
+        self.check_name(action.external_name)
         try:
-            created = await self._convert(await self.create_object(action))
+            created = await self.__convert(await self.create_object(action))
         except ConflictError as conflict:
             if conflict.obstacle is not None:
                 raise
-            existing = await self._find(action.external_name)
+            existing = await self.__find(action.external_name)
             if existing is None:
                 raise
-            return await self._own_or_conflict(action, existing, conflict)
+            return await self.__own_or_conflict(action, existing, conflict)
         if created.written_by != action.idempotency_key:
-            raise self._existing(created)
+            raise self.__existing(created)
         return Effect(created)
 
     async def update(self, action: Action) -> Effect:
         """Replace fields and labels of the object that still has the action's uid and version."""
-        self._check_name(action.external_name)
-        found = await self._find(action.external_name)
+        self.check_name(action.external_name)
+        found = await self.__find(action.external_name)
         if found is None:
-            raise self._missing(action)
+            raise self.missing_error(action)
         check_uid(found.object, action)
         if found.object.written_by == action.idempotency_key:
-            return await self._completed(action, found)
+            return await self.__completed(action, found)
         if action.version not in (None, found.object.version):
-            raise self._changed(found.object)
+            raise self.__changed(found.object)
         try:
-            return Effect(await self._convert(await self.update_object(action, found)))
+            return Effect(await self.__convert(await self.update_object(action, found)))
         except (ConflictError, NotFoundError) as error:
-            return await self._after_refused_update(action, error)
+            return await self.explain_refused_update(action, error)
 
     async def delete(self, action: Action) -> Effect:
         """Delete the object that still has the action's uid, whatever its version."""
-        self._check_name(action.external_name)
-        found = await self._find(action.external_name)
+        self.check_name(action.external_name)
+        found = await self.__find(action.external_name)
         if found is None:
             return Effect(None, absent=True)
         check_uid(found.object, action)
@@ -172,12 +172,12 @@ class NamedObjects(ABC, Generic[_N]):
         except ConflictError as conflict:
             if conflict.obstacle is not None:
                 raise
-            existing = await self._find(action.external_name)
+            existing = await self.__find(action.external_name)
             if existing is None:
                 return Effect(None, absent=True)
             check_uid(existing.object, action)
             raise NotDoneError(
-                f"{self._named(action.external_name)} was changed during the deletion",
+                f"{self.__named(action.external_name)} was changed during the deletion",
                 status=conflict.status,
             ) from conflict
         return Effect(None)
@@ -185,8 +185,8 @@ class NamedObjects(ABC, Generic[_N]):
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one object. The name is enough, because names are unique."""
         del uid
-        self._check_name(external_name)
-        found = await self._find(external_name)
+        self.check_name(external_name)
+        found = await self.__find(external_name)
         return None if found is None else found.object
 
     async def pages(
@@ -201,29 +201,30 @@ class NamedObjects(ABC, Generic[_N]):
         async for natives in self.list_objects(scope, page_size, unreadable):
             objects = [
                 each
-                for each in await self._convert_all(natives, unreadable)
+                for each in await self.__convert_all(natives, unreadable)
                 if scope.has(each.name, each.labels)
             ]
             for start in range(0, len(objects), page_size):
                 yield objects[start : start + page_size]
         unreadable.check()
 
-    # --- shared
+    # --- helpers; the mangled names cannot collide with those of a provider
 
-    def _check_name(self, external_name: str) -> None:
+    def check_name(self, external_name: str) -> None:
+        """Raise ``RefusedError`` for a name that the API cannot have."""
         problem = self.name_problem(external_name)
         if problem is not None:
             raise RefusedError(f"invalid name {external_name!r}: {problem}")
 
-    async def _find(self, external_name: str) -> Found[_N] | None:
+    async def __find(self, external_name: str) -> Found[_N] | None:
         read_at = time.monotonic()
         native = await self.find(external_name)
-        return None if native is None else Found(native, await self._convert(native), read_at)
+        return None if native is None else Found(native, await self.__convert(native), read_at)
 
-    async def _convert(self, native: _N) -> ExternalObject:
+    async def __convert(self, native: _N) -> ExternalObject:
         return await apart(native.as_object, self.size_bytes(native))
 
-    async def _convert_all(
+    async def __convert_all(
         self, natives: Sequence[_N], unreadable: Unreadable
     ) -> list[ExternalObject]:
         objects: list[ExternalObject] = []
@@ -236,42 +237,45 @@ class NamedObjects(ABC, Generic[_N]):
             await turns.pause()
         return objects
 
-    async def _after_refused_update(
+    async def explain_refused_update(
         self, action: Action, error: ConflictError | NotFoundError
     ) -> Effect:
         """Read what a refused update met: our own earlier attempt, an obstacle, or nothing."""
         if error.obstacle is not None:
             raise error
-        existing = await self._find(action.external_name)
+        existing = await self.__find(action.external_name)
         if existing is None:
-            raise self._missing(action, error.status) from error
-        return await self._own_or_conflict(action, existing, error)
+            raise self.missing_error(action, error.status) from error
+        return await self.__own_or_conflict(action, existing, error)
 
-    async def _own_or_conflict(
+    async def __own_or_conflict(
         self, action: Action, existing: Found[_N], error: ConflictError | NotFoundError
     ) -> Effect:
         """Complete our own earlier attempt; raise ``ConflictError`` with any other obstacle."""
         if existing.object.written_by == action.idempotency_key:
-            return await self._completed(action, existing)
+            return await self.__completed(action, existing)
         raise ConflictError(
             error.message, status=error.status, obstacle=existing.object, replayed=error.replayed
         ) from error
 
-    async def _completed(self, action: Action, found: Found[_N]) -> Effect:
-        return Effect(await self._convert(await self.complete_object(action, found)), replayed=True)
-
-    def _existing(self, existing: ExternalObject) -> ConflictError:
-        return ConflictError(f"{self._named(existing.name)} already exists", obstacle=existing)
-
-    def _changed(self, existing: ExternalObject) -> ConflictError:
-        return ConflictError(
-            f"{self._named(existing.name)} has changed since it was read", obstacle=existing
+    async def __completed(self, action: Action, found: Found[_N]) -> Effect:
+        return Effect(
+            await self.__convert(await self.complete_object(action, found)), replayed=True
         )
 
-    def _missing(self, action: Action, status: int | None = None) -> NotFoundError:
-        return NotFoundError(f"{self._named(action.external_name)} does not exist", status=status)
+    def __existing(self, existing: ExternalObject) -> ConflictError:
+        return ConflictError(f"{self.__named(existing.name)} already exists", obstacle=existing)
 
-    def _named(self, external_name: str) -> str:
+    def __changed(self, existing: ExternalObject) -> ConflictError:
+        return ConflictError(
+            f"{self.__named(existing.name)} has changed since it was read", obstacle=existing
+        )
+
+    def missing_error(self, action: Action, status: int | None = None) -> NotFoundError:
+        """Return the error of an update whose object does not exist."""
+        return NotFoundError(f"{self.__named(action.external_name)} does not exist", status=status)
+
+    def __named(self, external_name: str) -> str:
         return f"{self.noun} {external_name!r}"
 
 

@@ -68,7 +68,7 @@ def models_at(position: int, *rows: tuple[ResourceKey, int, int]) -> ReadModels:
         row = StatusRow(key.namespace, key.kind, key.name)
         row.position, row.version = newest, version
         models.status[str(key)] = row
-    models.take_up(Checkpoint(SCHEMA, position=position))
+    models.set_checkpoint(Checkpoint(SCHEMA, position=position))
     return models
 
 

@@ -55,7 +55,7 @@ def test_each_provider_that_a_kind_names_is_the_one_of_its_kind() -> None:
     for name, each in named.items():
         provider = PROVIDERS[name]
         assert each.target == f"{provider.__module__}:{provider.__qualname__}"
-        inspect.signature(provider).bind(CONFIG, Secrets(), **dict(each.options))
+        inspect.signature(provider).bind(CONFIG, Secrets(), CallPermit(), **dict(each.options))
 
 
 def test_two_factories_of_the_same_provider_are_equal() -> None:

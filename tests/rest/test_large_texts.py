@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from infra.providers.listing import MAX_TOKEN_CHARACTERS
 
 from events.kind_definition import KindDefinitionSpec
 from events.provider_config import ProviderConfigSpec, Scope
@@ -20,7 +19,9 @@ from infra.providers.http import HttpApi
 from infra.providers.rest.protocol import MAX_RULE_CHARACTERS, Protocol
 from infra.providers.rest.provider import MAX_MARK_CHARACTERS, RestProvider, WatchingRestProvider
 from reconciler.errors import NotDoneError, RefusedError
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import listing
+from reconciler.provider.listing import MAX_TOKEN_CHARACTERS
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import HEAD, MIB, hostile_server
 from tests.rest.test_made_ids import SPEC
@@ -101,7 +102,7 @@ async def test_the_token_of_a_page_has_a_limit(excess: int) -> None:
     paging = {"by": "Token", "at": "next", "parameter": "after"}
     by_token = protocol(list={"path": "/notes", "items": "items", "paging": paging})
     with hostile_server(pages) as port:
-        provider = RestProvider(by_token, at(port), Secrets(None))
+        provider = RestProvider(by_token, at(port), Secrets(None), CallPermit())
         if excess:
             with pytest.raises(NotDoneError, match=f"at most {MAX_TOKEN_CHARACTERS}"):
                 await listing(provider, Scope())
@@ -114,7 +115,7 @@ async def test_the_token_of_a_page_has_a_limit(excess: int) -> None:
 async def test_a_request_with_a_path_of_megabytes_is_not_encoded() -> None:
     pages = Pages(lambda _: {})
     with hostile_server(pages) as port:
-        api = HttpApi(at(port), secret=None)
+        api = HttpApi(at(port), CallPermit(), secret=None)
         for path, query in (("/" + "x" * MIB, []), ("/x", [("a", "/" * MIB)])):
             with pytest.raises(RefusedError, match="at most 65536 are allowed"):
                 await api.call("GET", path, query=query)
@@ -126,7 +127,7 @@ async def test_a_request_with_a_path_of_megabytes_is_not_encoded() -> None:
 async def test_a_change_cursor_has_a_limit(mark: object) -> None:
     changing = protocol(changes={"path": "/mark", "at": "mark"})
     with hostile_server(Pages(lambda _: {"mark": mark})) as port:
-        provider = WatchingRestProvider(changing, at(port), Secrets(None))
+        provider = WatchingRestProvider(changing, at(port), Secrets(None), CallPermit())
         with pytest.raises(NotDoneError, match="change cursor has"):
             await provider.changes(None)
         await provider.close()

@@ -20,6 +20,7 @@ from infra.providers.rest.items import SplitError, UndecodableItem, check_struct
 from infra.providers.rest.protocol import Protocol
 from infra.providers.rest.provider import RestProvider
 from reconciler.errors import NotDoneError, ProviderError, UnreadableObjectsError
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 from tests.hostile_server import HEAD, hostile_server
 
@@ -84,7 +85,7 @@ async def listed(*pages: bytes, **rest: Any) -> AsyncGenerator[RestProvider]:
     protocol = Protocol(msgspec.convert(spec, KindDefinitionSpec))
     with hostile_server(serve) as port:
         config = ProviderConfigSpec("things", f"http://127.0.0.1:{port}")
-        provider = RestProvider(protocol, config, Secrets(None))
+        provider = RestProvider(protocol, config, Secrets(None), CallPermit())
         yield provider
         await provider.close()
 

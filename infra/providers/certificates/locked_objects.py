@@ -53,7 +53,7 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
         """Update the object under its lock."""
         async with self._locked(action, self._store.lock_existing) as has_folder:
             if not has_folder:
-                raise self._missing(action)
+                raise self.missing_error(action)
             return await super().update(action)
 
     async def delete(self, action: Action) -> Effect:
@@ -90,7 +90,7 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
 
         Raises ``NotDoneError`` if another call has the lock.
         """
-        self._check_name(action.external_name)
+        self.check_name(action.external_name)
         held = await self._folder.step(lambda: lock(action.external_name))
         try:
             yield held is not None

@@ -181,7 +181,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
 
     async def readings(self, external_name: str) -> Fields | None:
         """Read how full a mounted disk is."""
-        self._check_name(external_name)
+        self.check_name(external_name)
         return await self._folder.step(lambda: self._there.space(external_name))
 
     async def close(self) -> None:
@@ -297,7 +297,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         name = action.external_name
         found = self._there.found(name)
         if found is None or found.mark is None:
-            raise self._missing(action)
+            raise self.missing_error(action)
         _check_still(found, action)
         changed = msgspec.structs.replace(found.mark, mounted=action.fields["mounted"])
         self._there.write(name, changed, is_new=False)
@@ -316,7 +316,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         name = action.external_name
         found = self._there.found(name)
         if found is None:
-            raise self._missing(action)
+            raise self.missing_error(action)
         _check_still(found, action)
         uid = found.as_object().uid or ""
         self._there.write(name, _mark(action, uid), is_new=found.mark is None)

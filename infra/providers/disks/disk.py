@@ -399,10 +399,10 @@ class DisksProvider(NamedObjects[_Disk]):
         name = action.external_name
         with self._folder.image_folder() as folder:
             if folder is None:
-                raise self._missing(action)
+                raise self.missing_error(action)
             with locked(folder, segment_of(name), f"disk {name!r}") as file:
                 if file is None:
-                    raise self._missing(action)
+                    raise self.missing_error(action)
                 check_uid(self._disk(name, image_of(file, name)).as_object(), action)
                 yield folder, file
 

@@ -478,7 +478,7 @@ def _network_changes(fields: Fields, found: Inspection) -> list[tuple[str, objec
     ]
 
 
-def _missing(answer: Answer, fields: Fields) -> ProviderError:
+def missing_error(answer: Answer, fields: Fields) -> ProviderError:
     """Describe a creation that misses something; 404 is the Engine's word for an image, too."""
     words = said(answer)
     if words.lower().startswith("no such image"):

@@ -362,7 +362,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
 
     async def readings(self, external_name: str) -> Fields | None:
         """Count what waits for it."""
-        self._check_name(external_name)
+        self.check_name(external_name)
         found = await self.find(external_name)
         return None if found is None else found.readings
 

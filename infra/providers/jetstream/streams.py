@@ -191,7 +191,7 @@ class StreamsProvider(NamedObjects[_Stream]):
 
     async def readings(self, external_name: str) -> Fields | None:
         """Count what it holds."""
-        self._check_name(external_name)
+        self.check_name(external_name)
         found = await self.find(external_name)
         return None if found is None else found.info.readings
 

@@ -221,7 +221,7 @@ class DatabasesProvider(NamedObjects[_Database]):
 
     async def delete(self, action: Action) -> Effect:
         """Delete the database without reading its extensions, which takes a connection to it."""
-        self._check_name(action.external_name)
+        self.check_name(action.external_name)
         read_at = time.monotonic()
         (row,) = await self._rows(_named(action.external_name)) or (None,)
         if row is None:
@@ -238,7 +238,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     async def delete_object(self, action: Action, found: Found[_Database]) -> None:
         """Drop the database; never one that has sessions."""
         if not await self._drop(action.external_name, found.read_at):
-            raise self._missing(action)
+            raise self.missing_error(action)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable

@@ -153,7 +153,7 @@ class RecordsProvider(NamedObjects[_Record]):
         try:
             return Effect((await self._replace(action, action.version)).as_object())
         except ConflictError as conflict:
-            return await self._after_refused_update(action, conflict)
+            return await self.explain_refused_update(action, conflict)
 
     async def update_object(self, action: Action, found: Found[_Record]) -> _Record:
         """Replace the record unless it changed after it was found."""
