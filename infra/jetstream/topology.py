@@ -73,7 +73,7 @@ async def ensure_stream(
     try:
         await api_request(nc, f"STREAM.UPDATE.{name}", {**existing, **config})
     except BusRefusedError as error:
-        if set(wrong) == {_REPLICAS}:
+        if set(differing) == {_REPLICAS}:
             raise BusRefusedError(
                 f"stream {name} cannot have {config[_REPLICAS]} replicas ({error}); use at most as "
                 "many replicas as the cluster has servers",

@@ -351,6 +351,7 @@ import msgspec
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.file import FileProvider
+from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 endpoint, step, when, written = sys.argv[1:]

@@ -163,7 +163,7 @@ class ContainersProvider(NamedObjects[_Container]):
         if response.status_code == HTTPStatus.CONFLICT:
             raise taken(action, None)
         if response.status_code == HTTPStatus.NOT_FOUND:
-            raise _missing(response, action.fields)
+            raise _unmet_requirement(response, action.fields)
         if response.status_code != HTTPStatus.CREATED:
             raise engine_refusal(response)
         with begun("the container was created, but a later step failed"):
@@ -478,7 +478,7 @@ def _network_changes(fields: Fields, found: Inspection) -> list[tuple[str, objec
     ]
 
 
-def missing_error(answer: Answer, fields: Fields) -> ProviderError:
+def _unmet_requirement(answer: Answer, fields: Fields) -> ProviderError:
     """Describe a creation that misses something; 404 is the Engine's word for an image, too."""
     words = said(answer)
     if words.lower().startswith("no such image"):
