@@ -65,6 +65,7 @@ _RUN_COST: Final = 96
 _LINE_COST: Final = 192
 _COST_AT_ONCE: Final = 128 * 1024
 _LINES_AT_ONCE: Final = 2048
+_NUMBERS_AT_ONCE: Final = 4096
 
 
 _Line = tuple[int, int, int, int]
@@ -93,18 +94,21 @@ class ByteDump:
     is_decimal: bool = False
     are_lines: bool = False
 
-    def places(self) -> list[tuple[int, int]]:
+    def places(self) -> Generator[int, None, list[tuple[int, int]]]:
         """Return where the text shows each byte: a line that ends with text, until its end."""
         number, base = (_NUMBER, 10) if self.is_decimal else (_PAIR, 16)
         places: list[tuple[int, int]] = []
         for part in self._parts:
             if places and not self.are_lines:
                 places.append(places[-1])
-            places += [
-                (found.start(), max(found.end(), part.line_end))
-                for found in islice(number.finditer(self._text, part.start, part.stop), part.size)
-                if 0 < int(found[1], base) <= _MAX_BYTE
-            ]
+            rest = islice(number.finditer(self._text, part.start, part.stop), part.size)
+            while some := list(islice(rest, _NUMBERS_AT_ONCE)):
+                places += [
+                    (found.start(), max(found.end(), part.line_end))
+                    for found in some
+                    if 0 < int(found[1], base) <= _MAX_BYTE
+                ]
+                yield _RUN_COST // 2 * len(some)
         return places
 
 

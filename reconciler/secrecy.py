@@ -81,10 +81,9 @@ Of more lines than this, each is searched only as it is and escaped.
 _PEM_MARK: Final = "-----"  # of BEGIN and END: every certificate has these lines
 
 _ESCAPES_AT_ONCE: Final = 2048  # 0.5 ms, or 10 ms if each is another one
-_MATCHES_AT_ONCE: Final = 4096
+_COST_AT_ONCE: Final = 256 * 1024
 _ESCAPE_COST: Final = 16  # in bytes of plain text
 _MATCH_COST: Final = 64
-_PLACE_COST: Final = 24
 
 _T = TypeVar("_T")
 Search = Generator[int, None, _T]
@@ -263,8 +262,7 @@ class Secrecy:
                 break
             spans = yield from self._find_shown(view)
             for outer in reversed(views) if spans else ():
-                yield _PLACE_COST * len(outer)
-                origins = _origins(outer)
+                origins = yield from _origins(outer)
                 spans = [(origins[start], origins[end]) for start, end in spans]
             found += spans
             views.append(view)
@@ -276,15 +274,14 @@ class Secrecy:
         for dump in (yield from dumps_in(content)):
             spans = yield from self._find_forms(dump.content)
             if spans:
-                yield _PLACE_COST * len(dump.content)
-                places = dump.places()
+                places = yield from dump.places()
                 found += [(places[start][0], places[end - 1][1]) for start, end in spans]
         return found
 
     def _find_forms(self, content: bytes) -> Search[list[tuple[int, int]]]:
         yield len(content)
         found: list[tuple[int, int]] = []
-        tried = 0
+        cost = 0
         for start in self._starts:
             windows = _windows(content, start)
             if self._windows.keys().isdisjoint(windows):
@@ -292,9 +289,10 @@ class Secrecy:
             for number, window in enumerate(windows):
                 for place in self._windows.get(window, ()):
                     found += self._matches(content, start + number * _WINDOW - place.offset, place)
-                    tried += 1
-                    if tried % _MATCHES_AT_ONCE == 0:
-                        yield _MATCH_COST * _MATCHES_AT_ONCE
+                    cost += _MATCH_COST + place.needed
+                    if cost > _COST_AT_ONCE:
+                        yield cost
+                        cost = 0
         return found
 
     def _matches(self, content: bytes, start: int, place: _Place) -> Iterator[tuple[int, int]]:
@@ -447,15 +445,20 @@ def _unescape(text: bytes) -> bytes:
     return _CONTROLS.get(kind, kind)
 
 
-def _origins(content: bytes) -> list[int]:
+def _origins(content: bytes) -> Search[list[int]]:
     """Return where each byte of the unescaped content comes from, and where its end does."""
     origins: list[int] = []
-    done = 0
+    done = cost = 0
     for found in _ESCAPE.finditer(content):
+        cost += _MATCH_COST
+        if cost > _COST_AT_ONCE:
+            yield cost
+            cost = 0
         origins += range(done, found.start())
         origins += [found.start()] * len(_unescape(found[0]))
         done = found.end()
     origins += range(done, len(content) + 1)
+    yield cost + len(content)
     return origins
 
 
