@@ -66,7 +66,7 @@ _ActionId = Annotated[str, about("Id of the action: the id of the event ActionDe
 _Delay = Annotated[float, about("Delay in seconds, from the time of the event.")]
 _ReportedAt = Annotated[
     datetime | None,
-    about("Time at which the bus received the result. null: the API shows effects immediately."),
+    about("Time at which the bus received the result, by the clock of the bus."),
 ]
 
 
@@ -303,6 +303,10 @@ class HoldApproved(_Event, frozen=True):
     ] = "Proceed"
     reason: Reason = ""
     plan: Annotated[str, about("Digest of the approved plan, for the hold Approval.")] = ""
+    approved_at: Annotated[
+        datetime | None,
+        about("Time at which the bus received the approval, by the clock of the bus."),
+    ] = None
 
 
 class ApprovalRefused(_Event, frozen=True):

@@ -9,7 +9,7 @@ an operator decides.
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Literal
 
 from msgspec.structs import replace
@@ -51,7 +51,7 @@ from reconciler.resource.turn import (
 MAX_CONFLICTS = 3
 MAX_REPEATS = 3  # consecutive unknown results before a lookup replaces the next repetition
 
-_ROUNDING = timedelta(milliseconds=1)  # rounding of recorded waits
+_CLOCK_LAG = timedelta(seconds=1)  # of the bus clock, which is read from the newest message
 
 NextCall = Literal["Repeat", "Lookup"]
 
@@ -151,30 +151,36 @@ def pursue(
         return _abandon(flight, forbidden.message)
     may_repeat = forbidden is None and (is_wanted or action.operation == "Create")
     next_call = choose_next_call(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
-    not_before = _visible_at(flight, state, context) if next_call == "Lookup" else context.now
+    left = _until_visible(flight, state, context) if next_call == "Lookup" else timedelta()
+    retry_at = flight.retry_at
+    is_due = retry_at is not None and is_over(retry_at, flight.retry_seconds, context.now)
     # An existing wait may be too short for a lookup: it was meant for a call, or an operator ended
     # it.
-    retry_at = flight.retry_at
-    if retry_at is None or (context.now < not_before and retry_at < not_before - _ROUNDING):
+    is_short = retry_at is not None and retry_at < context.now + left - _CLOCK_LAG
+    if retry_at is None or (left and (is_due or is_short)):
         retry = Retry() if config is None else config.retry
-        left = (not_before - context.now).total_seconds()
-        at_least = max(flight.failed.retry_after_seconds or 0.0, left)
+        at_least = max(flight.failed.retry_after_seconds or 0.0, left.total_seconds())
         return _wait(
             retry, state.waits.failures, context, flight.failed.error_class, at_least, flight
         )
-    if is_over(retry_at, flight.retry_seconds, context.now):
+    if is_due:
         if next_call == "Repeat":
             return ActionRetried(action, flight.attempt + 1)
         return LookupDecided(action, flight.attempt + 1, _known_uids(action, state, context))
     return _report_in_flight(flight, state)
 
 
-def _visible_at(flight: InFlight, state: ResourceState, context: Context) -> datetime:
-    """Return the earliest time at which a lookup shows the effect of the last attempt."""
-    assert flight.failed_at is not None
+def _until_visible(flight: InFlight, state: ResourceState, context: Context) -> timedelta:
+    """Return how long it takes until a lookup shows the effect of the last attempt.
+
+    Counted by the bus clock: another decider, whose clock may be wrong, may have recorded the
+    failure.
+    """
     grace = min(context.grace_seconds(flight.action.provider_config, state), MAX_SECONDS)
-    visible_at = flight.failed_at + timedelta(seconds=grace)
-    return context.now if is_over(visible_at, grace, context.now) else visible_at
+    if flight.failed_at is None:
+        return timedelta()
+    visible_at, now = flight.failed_at + timedelta(seconds=grace), context.bus_now
+    return timedelta() if is_over(visible_at, grace, now) else visible_at - now
 
 
 def _known_uids(action: Action, state: ResourceState, context: Context) -> tuple[str, ...]:

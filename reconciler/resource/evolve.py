@@ -645,7 +645,6 @@ def _schedule_repetition(
     return _in_flight(
         state,
         failed=failed,
-        failed_at=event.time,
         retry_at=event.time,
         retry_seconds=0.0,
         unknown_results=0,
@@ -700,6 +699,7 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
             state,
             event,
             CHECKED_NOT_DONE if is_checked else NOT_DONE,
+            failed_at=data.approved_at,
             hold_message="",
             abandoned=data.decision == "Abandon",
             effect=Effect.CHECKED if is_checked else Effect.UNKNOWN,
@@ -851,7 +851,7 @@ def _with_effect(
     return replace(
         actions,
         effect_position=event.causationposition,
-        effect_at=data.reported_at or event.time,
+        effect_at=data.reported_at,
     )
 
 
@@ -981,7 +981,7 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
     """Record a failed attempt. Its recorded consequence decides whether the action ends."""
     waits, flight = replace(state.waits, failure=data.error), state.actions.in_flight
     if flight is not None:
-        flight = _with_failure(flight, data, event)
+        flight = _with_failure(flight, data)
     if data.consequence == "Retry":
         return replace(
             state,
@@ -1041,14 +1041,14 @@ def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended,
     return (*ended[:-1], replace(ended[-1], obstacle=data.object.uid))
 
 
-def _with_failure(flight: InFlight, data: ActionFailed, event: LogEvent) -> InFlight:
+def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
     """Return the action after a failed attempt."""
     was_unclear = flight.is_lookup and data.error.error_class == "Unknown"
     is_certain = data.effect in (Effect.NOT_SENT, Effect.REFUSED)
     return replace(
         flight,
         failed=data.error,
-        failed_at=event.time,
+        failed_at=data.reported_at,
         retry_at=None,
         unknown_results=flight.unknown_results + (data.effect is Effect.UNKNOWN),
         effect=effect_after(flight.effect, data.effect),

@@ -152,7 +152,8 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
         return refuse(state, command, "Invalid", f"hold {Hold.TWIN}: {of_api}")
     if state.holds.approved == hold:
         return accept(state, command, reason="Unchanged")
-    return accept(state, command, HoldApproved(hold, data.decision, data.reason))
+    approved = HoldApproved(hold, data.decision, data.reason, approved_at=command.stored_at)
+    return accept(state, command, approved)
 
 
 def _describe_current_state(state: ResourceState) -> str:

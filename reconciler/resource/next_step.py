@@ -198,7 +198,7 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
     if state.desired.spec is not None:
         return Conclusion("Deleted", "Gone")
     if last is None:
-        had_effect = state.actions.effect_at is not None
+        had_effect = state.actions.effect_position > 0
         return Conclusion("Deleted", "Gone") if had_effect else NOTHING_TO_REPORT
     if last.outcome == "Deleted":
         return Conclusion("Deleted", last.reason, last.message)

@@ -25,7 +25,7 @@ from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context
 
-# maximum lag of an observer's clock that still counts as correct
+# maximum lag of a role's clock that still counts as correct
 _RIGHT_CLOCK = timedelta(seconds=60)
 
 MAX_LAG_SECONDS = 60.0
@@ -185,7 +185,7 @@ def _is_stale(data: Observed, command: Command, state: ResourceState, context: C
     if (data.as_of, command.position) < (known.position, known.message):
         return True
     if data.provider_config not in context.configs:
-        return actions.effect_at is not None  # the grace of an unknown configuration is unknown
+        return actions.effect_position > 0  # the grace of an unknown configuration is unknown
     grace = context.grace_seconds(data.provider_config, state)
     if grace and actions.effect_at is not None:
         began_at = _began_at(data, command)
@@ -196,13 +196,21 @@ def _is_stale(data: Observed, command: Command, state: ResourceState, context: C
 def _began_at(data: Observed, command: Command) -> datetime | None:
     """Return when the read began, by the bus's clock, because an observer's clock may be wrong."""
     if command.stored_at is None or data.age_seconds is None:
-        return data.began_at
-    began_at = command.stored_at - timedelta(seconds=data.age_seconds)
-    # The observer may have been suspended after it measured the age. Its own clock therefore
-    # counts, if it differs by no more than a plausible lag.
-    if data.began_at is not None and began_at - _RIGHT_CLOCK <= data.began_at < began_at:
-        return data.began_at
-    return began_at
+        return None
+    return began_by_bus(command.stored_at, timedelta(seconds=data.age_seconds), data.began_at)
+
+
+def began_by_bus(stored_at: datetime, age: timedelta, began_at: datetime | None) -> datetime:
+    """Return when a call began, by the bus's clock, given its age when its result was sent.
+
+    ``began_at`` is by the clock of the role that made the call. The role may have been suspended
+    after it measured the age. Its own clock therefore counts, if it differs by no more than a
+    plausible lag.
+    """
+    measured = stored_at - age
+    if began_at is not None and measured - _RIGHT_CLOCK <= began_at < measured:
+        return began_at
+    return measured
 
 
 def _find_other_owner(data: Observed, state: ResourceState, context: Context) -> str:
@@ -303,7 +311,7 @@ def detect_loss_and_drift(
         return ()
     place = (owned.external_name, owned.uid)
     if existing is None:
-        since_write = _seconds_since_write(command, state, context)
+        since_write = _seconds_since_write(command, state)
         # A read shows that the name is free. The result of an action only shows that the uid is
         # absent.
         is_result = isinstance(command.data, Reported)
@@ -327,21 +335,16 @@ def detect_loss_and_drift(
     return (DriftDetected(desired.generation, differences=differences, suspected_action=write),)
 
 
-def _seconds_since_write(command: Command, state: ResourceState, context: Context) -> float:
+def _seconds_since_write(command: Command, state: ResourceState) -> float:
     """Return the seconds from our newest write to a read that does not show its object."""
-    written_at, shown_at = state.actions.effect_at, _read_time(command, state, context)
+    written_at, shown_at = state.actions.effect_at, _read_time(command)
     if written_at is None or shown_at is None:
         return 0.0
     return max(0.0, round((shown_at - written_at).total_seconds(), 3))
 
 
-def _read_time(command: Command, state: ResourceState, context: Context) -> datetime | None:
-    """Return when the read began or the result arrived, by the clock of `effect_at`.
-
-    That is the bus's clock if a grace period applies, and otherwise the decider's.
-    """
-    if not context.grace_seconds(state.provider_config, state):
-        return context.now
+def _read_time(command: Command) -> datetime | None:
+    """Return when the read began or the result arrived, by the bus's clock."""
     data = command.data
     return _began_at(data, command) if isinstance(data, Observed) else command.stored_at
 
@@ -353,7 +356,7 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
     and if no write of ours may have met another object. Later, our label on an object proves
     nothing.
     """
-    owned, at = state.owned, _read_time(command, state, context)
+    owned, at = state.owned, _read_time(command)
     if owned is None or owned.uid is None or owned.responded_at is None or at is None:
         return False
     writes = (each for each in state.actions.ended if each.action.operation == "Update")
@@ -363,7 +366,7 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
     seconds = FIRST_LISTING_SECONDS if config is None else 2 * config.resync_seconds
     grace = context.grace_seconds(owned.provider_config, state)
     limit = timedelta(seconds=max(seconds, FIRST_LISTING_SECONDS) + grace)
-    return abs(at - owned.responded_at) <= limit  # the clocks of two deciders may differ
+    return abs(at - owned.responded_at) <= limit  # the clocks of a cluster's servers differ
 
 
 def compute_grace(state: ResourceState, context: Context) -> float:

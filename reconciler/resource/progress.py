@@ -22,7 +22,7 @@ def with_progress(
     The bus's clock decides whether the deadline has passed, as in `renewal`.
     """
     kind, context = situation.kind, situation.context
-    known, now = situation.state.progress, context.bus_time or context.now
+    known, now = situation.state.progress, context.bus_now
     assert kind.progress is not None
     progress = None if ready.is_ready else kind.progress(spec.fields, existing)
     if progress is None:  # no progress is expected

@@ -32,7 +32,7 @@ def renewal_step(
     clock of a decider causes no early or second write.
     """
     state, context, kind = situation.state, situation.context, situation.kind
-    known, now = state.renewal, context.bus_time or context.now
+    known, now = state.renewal, context.bus_now
     assert kind.renewal_time is not None
     renewal_time = kind.renewal_time(state.desired.fields, existing)
     if renewal_time is None or state.owned is None or spec.policy.mode != "Present":

@@ -25,7 +25,7 @@ from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import judge_conflict, judge_lookup
 from reconciler.resource.backoff import MAX_SECONDS
 from reconciler.resource.next_step import would_claim
-from reconciler.resource.observation import is_unconfirmed
+from reconciler.resource.observation import began_by_bus, is_unconfirmed
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.resource.state import Ended, InFlight, ResourceState
 from reconciler.resource.turn import Command, CommandResult, Context
@@ -41,7 +41,7 @@ def report(
     """
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != data.action_id:
-        late = _late_successes(data, command, state, context)
+        late = _late_successes(data, command, state)
         return CommandResult((*late, *_build_doubts(data, _open_to_doubt(state, context))))
     action = flight.action
     early = _error_if_too_early(data, action, command, state, context)
@@ -53,19 +53,14 @@ def report(
         # The write may have met an object that replaced ours after our last read.
         met_another = None not in (action.uid, uid) and action.uid != uid
         success = _with_doubt(success, command, state, context)
-        return CommandResult(
-            (_with_report_time(success, action, command, state, context),), shows_object=met_another
-        )
+        return CommandResult((_with_report_time(success, command),), shows_object=met_another)
     if data.attempt != flight.attempt or flight.failed is not None or flight.is_held:
         return CommandResult(tuple(_build_doubts(data, (flight,))))
     if data.error is None:
         event = _after_lookup(data, flight, state, context)
     else:
         event = _after_failure(data, data.error, flight, state, context)
-    return CommandResult(
-        (_with_report_time(event, action, command, state, context),),
-        shows_object=_shows_object(event),
-    )
+    return CommandResult((_with_report_time(event, command),), shows_object=_shows_object(event))
 
 
 def _error_if_too_early(
@@ -82,7 +77,8 @@ def _error_if_too_early(
         return None
     grace = min(context.grace_seconds(action.provider_config, state), MAX_SECONDS)
     took = max(data.finished_at - data.started_at, timedelta())
-    left = grace - (stored_at - took - written_at).total_seconds()
+    began_at = began_by_bus(stored_at, took, data.started_at)
+    left = grace - (began_at - written_at).total_seconds()
     if not grace or left <= 0:
         return None
     why = (
@@ -130,12 +126,9 @@ def _with_doubt(
     return replace(event, unconfirmed=True) if is_unclear else event
 
 
-def _with_report_time(
-    event: ResourceEvent, action: Action, command: Command, state: ResourceState, context: Context
-) -> ResourceEvent:
-    """Add the time of the report, if a grace period starts at it."""
-    is_end = isinstance(event, (ActionSucceeded, ActionFailed))
-    if not is_end or not context.grace_seconds(action.provider_config, state):
+def _with_report_time(event: ResourceEvent, command: Command) -> ResourceEvent:
+    """Add the time of the report by the bus's clock: a later grace period starts at it, too."""
+    if not isinstance(event, (ActionSucceeded, ActionFailed)):
         return event
     return replace(event, reported_at=command.stored_at)
 
@@ -144,7 +137,7 @@ def _with_report_time(
 
 
 def _late_successes(
-    data: Reported, command: Command, state: ResourceState, context: Context
+    data: Reported, command: Command, state: ResourceState
 ) -> Iterable[ResourceEvent]:
     """Record the success of an action that had already failed or was abandoned.
 
@@ -156,9 +149,7 @@ def _late_successes(
         if ended.action.action_id == data.action_id and _is_news(data, ended, command):
             outdated = not _is_current(data, ended, state)
             done = replace(_build_success(data, ended.action), late=True, outdated=outdated)
-            yield _with_report_time(
-                _with_place(done, ended.action), ended.action, command, state, context
-            )
+            yield _with_report_time(_with_place(done, ended.action), command)
 
 
 def _with_place(done: ActionSucceeded, action: Action) -> ActionSucceeded:

@@ -133,7 +133,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     action: Action
     attempt: int = 1
     failed: ActionError | None = None  # error of the last attempt, until the next attempt starts
-    failed_at: datetime | None = None  # time of that error
+    failed_at: datetime | None = None  # bus time of that error, or of the approval of a repetition
     retry_at: datetime | None = None
     retry_seconds: float = 0.0  # duration of the wait that ends at `retry_at`
     base: Applied | None = None  # base of the three-way comparison after a success
@@ -197,7 +197,7 @@ class Actions(msgspec.Struct, frozen=True, gc=False):
     disowned: dict[str, int] = {}  # version of the event that ended the ownership, by uid
     # intake position of the newest result; observations that began earlier are stale
     effect_position: int = 0
-    effect_at: datetime | None = None
+    effect_at: datetime | None = None  # by the clock of the bus
     has_created: bool = False  # since the declaration
     # whether a creation may have created an object that the log does not know
     uncertain_create: bool = False

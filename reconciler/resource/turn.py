@@ -103,6 +103,11 @@ class Context(msgspec.Struct, frozen=True):
         return owner(self.log_id, self.key)
 
     @property
+    def bus_now(self) -> datetime:
+        """The time by the bus's clock, as of the newest message; by our own if that is unknown."""
+        return self.bus_time or self.now
+
+    @property
     def capabilities(self) -> Capabilities:
         """Capabilities of the kind's API; all for an unknown kind, which is never called."""
         known = None if self.kind is None else self.kind.capabilities

@@ -183,7 +183,8 @@ class Story:
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:
         self.position += 1
         identity = message_id or f"m{self.position}"
-        return Command(self.position, identity, actor, data, stored_at=self.stored_at)
+        stored_at = self.stored_at or self.now  # unless told, the clocks agree
+        return Command(self.position, identity, actor, data, stored_at=stored_at)
 
     def give(self, commands: Sequence[Command]) -> list[ResourceEvent]:
         turn = decide(self.state, commands, self.context)
@@ -228,14 +229,17 @@ class Story:
         config: str = CONFIG,
         name: str | None = None,
         began_at: datetime | None = None,
-        age_seconds: float | None = None,
+        age_seconds: float | None = 0.0,
         belongs_to: str | None = None,
         absent_uid: str | None = None,
         known_version: int | None = None,
         evidence: Literal["CompleteListing", "Read"] = "CompleteListing",
     ) -> list[ResourceEvent]:
-        """A listing shows the object; its observer had read the log, unless told otherwise."""
-        return self.turn(
+        """A listing shows the object; its observer had read the log, unless told otherwise.
+
+        Without a clock of the bus, one that began at ``began_at`` is stored at the same time.
+        """
+        told = self.command(
             Observed(
                 config,
                 name or self.key.name,
@@ -250,6 +254,9 @@ class Story:
                 known_version=self.state.version if known_version is None else known_version,
             )
         )
+        if began_at is not None and self.stored_at is None:
+            told = msgspec.structs.replace(told, stored_at=began_at)
+        return self.give([told])
 
     def see_twice(self, found: ExternalObject, **rest: Any) -> list[ResourceEvent]:
         """Two listings show an undeclared object: the second tells which resource has it."""

@@ -8,8 +8,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from events.intake import Observed
+from events.intake import Observed, Reported
 from events.log import (
+    ActionFailed,
     OwnershipClaimed,
     OwnershipReleased,
     ResourceEvent,
@@ -21,6 +22,7 @@ from tests.resource.building import (
     BLOCK,
     CONFIG,
     SHARED,
+    START,
     Story,
     converged,
     names,
@@ -32,6 +34,7 @@ from tests.resource.building import (
 UNCONDITIONAL = Capabilities(
     idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=False
 )
+SLOW = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
 
 
 def test_a_listing_that_began_before_our_effect_proves_no_absence():
@@ -77,8 +80,7 @@ def test_an_observation_of_the_future_does_not_blind_the_resource():
 def test_an_observation_counts_only_past_the_consistency_grace(
     after_seconds: float, believed: bool
 ):
-    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
-    story = converged(configs={CONFIG: slow})
+    story = converged(configs={CONFIG: SLOW})
     began = story.now + timedelta(seconds=after_seconds)
     assert bool(story.see(None, began_at=began)) is believed
 
@@ -88,8 +90,7 @@ def test_an_observation_counts_only_past_the_consistency_grace(
 def test_the_grace_is_counted_by_the_clock_of_the_bus(
     clocks_ahead: timedelta, after_seconds: float, believed: bool
 ):
-    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
-    story = Story(configs={CONFIG: slow})
+    story = Story(configs={CONFIG: SLOW})
     story.declare()
     bus_time = story.now - 3 * clocks_ahead  # nor has the decider's clock a say in it
     story.stored_at = bus_time
@@ -100,11 +101,83 @@ def test_the_grace_is_counted_by_the_clock_of_the_bus(
     assert bool(events) is believed
 
 
+_WRONG_CLOCKS = [timedelta(0), timedelta(hours=1), -timedelta(hours=1)]
+
+
+@pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True)])
+@pytest.mark.parametrize("clock_ahead", _WRONG_CLOCKS)
+def test_a_grace_that_is_configured_after_the_write_is_counted_by_the_clock_of_the_bus(
+    clock_ahead: timedelta, after_seconds: float, believed: bool
+):
+    story = Story()
+    story.stored_at = START
+    story.now += clock_ahead
+    story.declare()
+    story.succeed()
+    story.configs[CONFIG] = SLOW
+    story.stored_at += timedelta(seconds=after_seconds)
+    assert bool(story.see(None)) is believed
+
+
+@pytest.mark.parametrize("clock_ahead", _WRONG_CLOCKS)
+def test_a_raised_grace_counts_from_the_write_that_raised_it_by_the_clock_of_the_bus(
+    clock_ahead: timedelta,
+):
+    story = Story()
+    story.stored_at = START
+    story.now += clock_ahead
+    story.declare()
+    story.succeed()
+    known = story.seen
+    story.stored_at += timedelta(seconds=5)
+    story.see(None)
+    story.stored_at += timedelta(seconds=1)
+    story.fail("Conflict", shown=known)
+    assert story.state.observed.grace_seconds == 10
+    story.stored_at += timedelta(seconds=9)
+    assert story.see(None, evidence="Read") == []
+    story.stored_at += timedelta(seconds=1)
+    assert "DriftDetected" in names(story.see(None, evidence="Read"))
+
+
+@pytest.mark.parametrize("clock_ahead", _WRONG_CLOCKS)
+def test_a_deletion_waits_for_a_grace_by_the_clock_of_the_bus(clock_ahead: timedelta):
+    story = Story()
+    story.stored_at = START
+    story.now += clock_ahead
+    story.declare()
+    story.succeed()
+    story.configs[CONFIG] = SLOW
+    story.withdraw()
+    story.stored_at += timedelta(seconds=2)
+    failed = only(ActionFailed, story.report(absent=True))
+    assert 0 < (failed.error.retry_after_seconds or 0.0) <= 5
+    story.wake(10)
+    story.stored_at += timedelta(seconds=10)
+    story.report(absent=True)
+    assert story.outcome == "Deleted"
+
+
+def test_a_worker_that_stood_still_after_its_call_proves_nothing_within_the_grace():
+    story = Story(configs={CONFIG: SLOW})
+    story.declare()
+    story.succeed()
+    story.withdraw()
+    told = Reported(story.action.action_id, 1, story.now, story.now, "w1", absent=True)
+    story.now += timedelta(seconds=30)
+    assert "ActionFailed" in names(story.turn(told))
+
+
+def test_an_observation_that_only_the_clock_of_its_observer_dates_proves_nothing():
+    story = converged(configs={CONFIG: SLOW})
+    later = story.now + timedelta(hours=1)
+    assert story.see(None, began_at=later, age_seconds=None) == []
+
+
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 def test_a_call_that_meets_nothing_proves_nothing_within_the_grace(is_withdrawn: bool):
     """An API that shows its objects late would get a second one, or keep one without an owner."""
-    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
-    story = Story(configs={CONFIG: slow})
+    story = Story(configs={CONFIG: SLOW})
     story.declare()
     story.stored_at = created_at = story.now
     story.succeed()
@@ -127,8 +200,7 @@ def test_a_call_that_meets_nothing_proves_nothing_within_the_grace(is_withdrawn:
 
 
 def test_who_stood_still_before_it_told_what_it_had_seen_is_not_believed_too_early():
-    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
-    story = Story(configs={CONFIG: slow})
+    story = Story(configs={CONFIG: SLOW})
     story.declare()
     story.stored_at = bus_time = story.now
     story.succeed()
@@ -138,9 +210,8 @@ def test_who_stood_still_before_it_told_what_it_had_seen_is_not_believed_too_ear
 
 
 def test_with_a_grace_an_observation_without_a_time_proves_nothing():
-    slow = msgspec.structs.replace(SHARED, consistency_grace_seconds=5.0)
-    story = converged(configs={CONFIG: slow})
-    assert story.see(None) == []
+    story = converged(configs={CONFIG: SLOW})
+    assert story.see(None, age_seconds=None) == []
 
 
 def test_while_the_grace_is_not_known_an_observation_proves_nothing():
@@ -177,8 +248,8 @@ def test_an_object_that_returns_soon_after_it_was_gone_proves_lag_and_raises_the
 def test_a_raised_grace_lasts_for_the_next_object_and_is_raised_again():
     story = returned_after(5)
     story.now += timedelta(hours=2)
-    gone = Observed(CONFIG, "Foo", None, "Read", story.position, story.now)
-    assert "ActionDecided" in names(story.turn(gone))
+    gone = story.see(None, began_at=story.now, evidence="Read")
+    assert "ActionDecided" in names(gone)
     story.succeed()
     known, made_at = story.seen, story.now
     assert story.see(None, began_at=made_at + timedelta(seconds=9)) == []

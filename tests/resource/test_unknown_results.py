@@ -797,3 +797,35 @@ def test_the_grace_of_the_configuration_counts_as_well():
     story = Story(kind=NAMELESS, configs={CONFIG: config})
     story.declare()
     assert only(RetryScheduled, story.fail("Unknown")).delay_seconds >= 30
+
+
+@pytest.mark.parametrize("clock_was_ahead", [timedelta(hours=1), -timedelta(hours=1)])
+def test_a_look_waits_for_the_grace_by_the_clock_of_the_bus(clock_was_ahead: timedelta):
+    """A decider with a wrong clock recorded the failure; another one decides the lookup."""
+    story = Story(kind=kind_that_can(unique_names=False, grace=60.0))
+    story.stored_at = story.now
+    story.now += clock_was_ahead
+    story.declare()
+    story.fail("Unknown")
+    story.now = story.stored_at = story.stored_at + timedelta(seconds=59)
+    assert not every(LookupDecided, story.wake())
+    assert story.state.actions.in_flight is not None
+    story.stored_at += timedelta(seconds=2)
+    assert every(LookupDecided, story.wake(30))
+
+
+@pytest.mark.parametrize("clock_ahead", [timedelta(hours=1), -timedelta(hours=1)])
+def test_a_look_after_an_approval_waits_for_the_grace_by_the_clock_of_the_bus(
+    clock_ahead: timedelta,
+):
+    story = Story(kind=kind_that_can(unique_names=False, grace=60.0))
+    story.stored_at = story.now
+    story.declare()
+    story.fail("Unknown")
+    story.stored_at = story.now = story.now + timedelta(hours=1)
+    assert every(LookupDecided, story.wake())
+    story.look(thing())
+    story.now += clock_ahead
+    assert not every(LookupDecided, story.turn(Approved("UnknownResult")))
+    story.stored_at += timedelta(seconds=61)
+    assert every(LookupDecided, story.wake(100))

@@ -109,7 +109,7 @@ def plan_of(seed: int) -> p.Plan:
     dice = _Dice(seed)
     choose = dice.random.choice
     shapes = ["foo", "bar", "baz", "qux"][: choose((1, 1, 2, 2, 3, 4))]
-    processes = _processes(dice)
+    processes = _processes(seed, dice)
     steps: list[p.Step] = [p.Configure(at=0.0, resync_seconds=choose((2.0, 3.0, 5.0)))]
     for number in range(dice.random.randint(4, 22)):
         steps += _of_a_service(dice, shapes, number)
@@ -145,9 +145,10 @@ def plan_of(seed: int) -> p.Plan:
     return p.Plan(seed, dice.duration, traits, processes, tuple(steps), limits)
 
 
-def _processes(dice: _Dice) -> tuple[p.ProcessPlan, ...]:
+def _processes(seed: int, dice: _Dice) -> tuple[p.ProcessPlan, ...]:
     everything = ("decider", "worker", "observer", "projector")
     clock = 0.0 if dice.one(0.7) else dice.seconds(-3.0, 3.0)
+    clock *= Random(f"plan/{seed}/clock").choice((1, 1, 1200))  # seconds, or up to an hour
     found = [p.ProcessPlan("all", everything, clock)]
     if dice.one(0.3):
         found = [
