@@ -70,6 +70,15 @@ _ReportedAt = Annotated[
 ]
 
 
+_IsUnconfirmed = Annotated[
+    bool,
+    about(
+        "Whether a creation may have created an object that only its idempotency key identifies, "
+        "because the API assigns the ids."
+    ),
+]
+
+
 class SpecDeclared(_Event, frozen=True):
     """The decider accepted a new desired state, as a new generation."""
 
@@ -665,6 +674,7 @@ class ActionDoubted(_Event, frozen=True):
     operation: _Operation
     attempt: Attempt
     message: Annotated[str, about("Error of the call.")]
+    unconfirmed: _IsUnconfirmed = False
 
 
 class ActionAbandoned(_Event, frozen=True):
@@ -676,6 +686,7 @@ class ActionAbandoned(_Event, frozen=True):
     in_doubt: Annotated[
         bool, about("Whether a call may still be in progress, so the effect may appear later.")
     ] = False
+    unconfirmed: _IsUnconfirmed = False
 
 
 REPEATED_DRIFT: Final = "RepeatedDrift"

@@ -139,8 +139,8 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Names of objects that creations with unknown results may have created, or may still create.
     uncertain_names: tuple[str, ...] = ()
 
-    # Whether its deletion found nothing, and its creation may have created an object with another
-    # uid.
+    # Whether its creation may have created an object that no read has shown yet, and that only its
+    # key identifies.
     is_unconfirmed: bool = False
 
     # The action in flight. ``pending_digest`` is the digest of the written content, which counts as
@@ -300,10 +300,11 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case OwnershipClaimed(object=ExternalObject() as second) as data:
             row.retiring, row.retiring_uid = data.external_name, data.uid
             row.retiring_digest, row.retiring_outputs = digest(second), second.outputs
+            row.is_unconfirmed = False
         case OwnershipClaimed() as data:
             _set_owned(row, event, data.reason)
             _set_place(row, data.provider_config, data.external_name)
-            row.uid = data.uid
+            row.uid, row.is_unconfirmed = data.uid, False
             _forget_release(row, (data.external_name, data.uid))
             row.listing_disproved = data.reason == "Returned"
             row.grace_seconds = data.grace_seconds or row.grace_seconds
@@ -361,15 +362,17 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.retry_at = None
         case ActionNotDone():
             pass  # the action continues
-        case ActionDoubted(operation="Create"):
+        case ActionDoubted(operation="Create") as data:
             names = (row.pending_name, row.declared_name, row.external_name)
             _remember_uncertain(row, *names)
+            row.is_unconfirmed |= data.unconfirmed
         case ActionDoubted():
             pass  # a later observation shows the effect
         case ActionFailed() as data:
             _fold_failure(row, data)
-        case ActionAbandoned():
+        case ActionAbandoned() as data:
             _remember_uncertain(row, row.pending_name)
+            row.is_unconfirmed |= data.unconfirmed
         case RetryScheduled(at, seconds):
             row.retry_at = at
             row.retry_seconds = seconds
@@ -502,7 +505,7 @@ def _set_place(row: StatusRow, config: str, name: str) -> None:
 
 
 def _set_owned(row: StatusRow, event: LogEvent, reason: str) -> None:
-    row.owned, row.is_unconfirmed = True, False
+    row.owned = True
     row.foreign_identity, row.observed_uid = "", None
     row.owned_by, row.owned_since, row.owned_reason = event.id, event.time, reason
 
@@ -513,6 +516,7 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
         _remember_uncertain(row, data.external_name if data.late else row.pending_name)
     if data.outdated:
         return
+    row.is_unconfirmed &= not data.late
     pending_digest = row.pending_digest
     # another action may be in flight when a late success arrives
     if not data.late or not row.action_id:

@@ -53,6 +53,8 @@ MAX_REPEATS = 3  # consecutive unknown results before a lookup replaces the next
 
 _CLOCK_LAG = timedelta(seconds=1)  # of the bus clock, which is read from the newest message
 
+_NO_RESPONSE = ("NotDone", "Throttled")  # errors of attempts that the API did not process
+
 NextCall = Literal["Repeat", "Lookup"]
 
 
@@ -129,7 +131,7 @@ def pursue(
     generation, action = state.desired.generation, flight.action
     # First: the decision of an operator ends every wait.
     if flight.abandoned:
-        return _abandon(flight, "an operator abandoned the action")
+        return _abandon(flight, "an operator abandoned the action", context)
     if flight.is_held:
         return on_hold(Hold.UNKNOWN_RESULT, flight.hold_message, action.action_id)
     # Before the rest: the next step depends on the result of the current attempt.
@@ -140,7 +142,7 @@ def pursue(
     # Before everything that needs the API: an outdated action without an effect needs no call.
     if not is_wanted and not flight.is_in_doubt:
         newer = f"generation {generation} replaces generation {action.generation}"
-        return _abandon(flight, newer)
+        return _abandon(flight, newer, context)
     # From here on, the next step is a call, or a wait for one.
     if blocked is not None:
         return blocked
@@ -148,7 +150,7 @@ def pursue(
     if is_paused(state):
         return PAUSED
     if forbidden is not None and not flight.is_in_doubt:
-        return _abandon(flight, forbidden.message)
+        return _abandon(flight, forbidden.message, context)
     may_repeat = forbidden is None and (is_wanted or action.operation == "Create")
     next_call = choose_next_call(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
     left = _until_visible(flight, state, context) if next_call == "Lookup" else timedelta()
@@ -234,6 +236,14 @@ def choose_next_call(
     if flight.is_lookup:
         return "Repeat"  # the lookup failed, possibly because only reads fail
     error_class = flight.failed.error_class
+    # A repetition receives the response of the earlier attempt, by its key. A listing may not show
+    # its object yet.
+    if (
+        flight.unknown_results
+        and error_class in _NO_RESPONSE
+        and is_known_by_key(flight.action, context.capabilities)
+    ):
+        return "Repeat"
     # A refusal of this attempt ends the action only if no earlier attempt may have taken effect.
     if error_class == "Refused" or (error_class != "Unknown" and not is_wanted):
         return "Lookup"
@@ -247,11 +257,22 @@ def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
     return capabilities.idempotency_keys or capabilities.deterministic_names
 
 
-def _abandon(flight: InFlight, reason: str) -> ActionAbandoned:
+def _abandon(flight: InFlight, reason: str, context: Context) -> ActionAbandoned:
     """Return the end of the action. It stays in doubt if a call may still arrive."""
     in_doubt = flight.effect.may_arrive or flight.failed is None
     action = flight.action
-    return ActionAbandoned(action.action_id, action.operation, reason, in_doubt=in_doubt)
+    return ActionAbandoned(
+        action.action_id,
+        action.operation,
+        reason,
+        in_doubt=in_doubt,
+        unconfirmed=in_doubt and is_known_by_key(action, context.capabilities),
+    )
+
+
+def is_known_by_key(action: Action, capabilities: Capabilities) -> bool:
+    """Return whether only its key shows which object an action has created."""
+    return action.operation == "Create" and not capabilities.deterministic_names
 
 
 def _report_in_flight(flight: InFlight, state: ResourceState) -> Conclusion | NothingToReport:

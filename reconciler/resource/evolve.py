@@ -587,7 +587,10 @@ def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> E
     if existing is None or data.uid is None or existing.uid != data.uid:
         return ended
     is_of_place = (ended.action.provider_config, ended.action.external_name) == place
+    keys = {each.action.idempotency_key for each in state.actions.ended}
+    is_of_other_key = existing.written_by in keys - {ended.action.idempotency_key}
     is_beside = data.object is not None and ended.action.operation == "Create" and is_of_place
+    is_beside = is_beside and not is_of_other_key
     if not (is_beside or is_created_by(ended, existing)):
         return ended
     unowned_uids = tuple(uid for uid in ended.unowned_uids if uid != data.uid)

@@ -20,6 +20,7 @@ from events.log import (
     ResourceEvent,
 )
 from reconciler.resource.difference import Comparison
+from reconciler.resource.evolve import is_created_by
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
@@ -106,24 +107,49 @@ def _shows_wrong_uid(
 ) -> bool:
     """Return whether our creation made the object, although its response had another uid.
 
-    The idempotency key shows that. A copy of the object has the same key, so this applies only
-    until a read confirms the uid of the response.
+    The idempotency key of that creation shows it. A copy of the object has the same key, so this
+    applies only until a read confirms the uid of the response. The key of another creation shows an
+    object beside ours.
     """
-    existing = data.object
-    if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
+    existing, owned = data.object, state.owned
+    if existing is None or owned is None or existing.labels.get(OWNER_LABEL) != context.owner:
         return False
-    creations = (each.action for each in state.actions.ended if each.action.operation == "Create")
-    is_marked = any(each.idempotency_key == existing.written_by for each in creations)
+    is_marked = any(
+        owned.uid in each.created_uids and each.action.idempotency_key == existing.written_by
+        for each in state.actions.ended
+    )
     return is_marked and is_unconfirmed(command, state, context)
 
 
 def _is_second_object(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether a late call of a creation has created a second object."""
-    return (
-        state.owned is not None
-        and data.external_name != state.owned.external_name
-        and state.retiring is None  # it may have the name of the replaced object
-        and _is_created_late(data, state, context)
+    """Return whether a late call of a creation, or an abandoned one, created a second object."""
+    if state.owned is None or state.retiring is not None:
+        return False  # it may have the name of the replaced object
+    if not context.capabilities.deterministic_names:
+        return _is_created_beside(data, state.owned, state, context)
+    is_of_another_name = data.external_name != state.owned.external_name
+    return is_of_another_name and _is_created_late(data, state, context)
+
+
+def _is_created_beside(
+    data: Observed, owned: Owned, state: ResourceState, context: Context
+) -> bool:
+    """Return whether an object has our label and the key of a creation without a known object.
+
+    If the API assigns the ids, a name proves nothing. An API that stores keys creates one object
+    for each key, so a second object with the key is a copy.
+    """
+    existing = data.object
+    if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
+        return False
+    is_known = existing.uid in (None, owned.uid, state.observed.released_uid)
+    if is_known or data.provider_config != owned.provider_config:
+        return False
+    has_one_object = context.capabilities.idempotency_keys
+    return any(
+        is_created_by(each, existing)
+        and (existing.uid in each.unowned_uids or not (has_one_object and each.created_uids))
+        for each in state.actions.ended
     )
 
 

@@ -22,7 +22,7 @@ from events.log import (
     ResourceEvent,
 )
 from reconciler.resource.approval import approval_command
-from reconciler.resource.attempt import judge_conflict, judge_lookup
+from reconciler.resource.attempt import is_known_by_key, judge_conflict, judge_lookup
 from reconciler.resource.backoff import MAX_SECONDS
 from reconciler.resource.next_step import would_claim
 from reconciler.resource.observation import began_by_bus, is_unconfirmed
@@ -42,7 +42,7 @@ def report(
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != data.action_id:
         late = _late_successes(data, command, state)
-        return CommandResult((*late, *_build_doubts(data, _open_to_doubt(state, context))))
+        return CommandResult((*late, *_build_doubts(data, _open_to_doubt(state, context), context)))
     action = flight.action
     early = _error_if_too_early(data, action, command, state, context)
     if early is not None:
@@ -55,7 +55,7 @@ def report(
         success = _with_doubt(success, command, state, context)
         return CommandResult((_with_report_time(success, command),), shows_object=met_another)
     if data.attempt != flight.attempt or flight.failed is not None or flight.is_held:
-        return CommandResult(tuple(_build_doubts(data, (flight,))))
+        return CommandResult(tuple(_build_doubts(data, (flight,), context)))
     if data.error is None:
         event = _after_lookup(data, flight, state, context)
     else:
@@ -169,7 +169,9 @@ def _is_news(data: Reported, ended: Ended, command: Command) -> bool:
     return not ended.reported_late and ended.reported_by != command.message_id
 
 
-def _build_doubts(data: Reported, known: tuple[InFlight | Ended, ...]) -> Iterable[ResourceEvent]:
+def _build_doubts(
+    data: Reported, known: tuple[InFlight | Ended, ...], context: Context
+) -> Iterable[ResourceEvent]:
     """Record that another call may have taken effect, unless the log already contains that."""
     if data.error is None or data.error.error_class != "Unknown" or data.is_lookup:
         return
@@ -177,7 +179,10 @@ def _build_doubts(data: Reported, known: tuple[InFlight | Ended, ...]) -> Iterab
         is_known = each.effect.may_arrive if isinstance(each, InFlight) else each.in_doubt
         if each.action.action_id == data.action_id and not is_known:
             operation, message = each.action.operation, data.error.message
-            yield ActionDoubted(data.action_id, operation, data.attempt, message)
+            by_key = is_known_by_key(each.action, context.capabilities)
+            yield ActionDoubted(
+                data.action_id, operation, data.attempt, message, unconfirmed=by_key
+            )
 
 
 def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:

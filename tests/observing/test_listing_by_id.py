@@ -301,6 +301,16 @@ async def test_an_object_is_told_to_the_resource_that_may_have_created_it_under_
     assert set(await told([MARKED], withdrawn)) == {"mine"}, "also if it was withdrawn before"
 
 
+async def test_an_object_is_told_to_the_resource_whose_creation_was_abandoned() -> None:
+    """Another object was created meanwhile, and both are listed."""
+    both = [MARKED, note("n9")]
+    assert "mine" in await told(both, answered(uncertain_names=("todo",)))
+    seen = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
+    stranger = row("todo", MARKED, declared=False, **seen)
+    found = await told(both, answered(uncertain_names=("todo",)), stranger)
+    assert found["mine"].object == MARKED, "also if it was seen before"
+
+
 async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_label() -> None:
     found = await findings([MARKED], answered())
     assert [each.name for each in found.doubtful] == ["mine"]

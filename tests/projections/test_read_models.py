@@ -31,19 +31,22 @@ from projections.read_models import (
     status_name,
 )
 from projections.status import StatusRow, fold_status
+from reconciler.provider.kind import Kind
 from reconciler.resource.contention import CONTENTION_DRIFTS
 from tests.projections.logs import histories, log_of, of, quick
 from tests.resource.building import (
+    BLOCK,
     CONFIG,
     SHARED,
     START,
     Story,
     converged,
+    error,
     repainted,
     thing,
 )
 from tests.resource.test_observations import returned_after
-from tests.resource.test_wrong_uids import created_by_id
+from tests.resource.test_wrong_uids import BY_ID, created_by_id, superseded
 
 
 def store_changes(rows: dict[str, bytes], models: ReadModels) -> None:
@@ -360,6 +363,38 @@ def test_a_row_is_kept_if_a_late_object_would_be_attributed_to_another_resource(
     story.succeed()
     assert story.outcome == "Deleted"
     assert (str(story.key) in rebuild(of(story)).status) == is_kept
+
+
+@pytest.mark.parametrize("kind", [BLOCK, BY_ID], ids=["by name", "by id"])
+@pytest.mark.parametrize("is_late", [False, True], ids=["abandoned", "doubted"])
+def test_a_row_is_kept_if_only_a_key_shows_what_a_creation_has_made(kind: Kind, is_late: bool):
+    story = Story(kind=kind)
+    story.declare()
+    creation = story.action
+    if is_late:
+        story.fail("NotDone")
+        story.withdraw()
+        story.report(error("Unknown"), action_id=creation.action_id, redelivered=True)
+    else:
+        for _ in range(3):
+            story.fail("Unknown")
+            story.wake(3600)
+        story.withdraw()
+        story.look(None)
+    assert story.outcome == "Deleted"
+    assert (str(story.key) in rebuild(of(story)).status) == (kind is BY_ID)
+
+
+def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
+    story, made = superseded()
+    story.withdraw()
+    story.succeed()
+    assert story.outcome == "Deleted"
+    assert str(story.key) in rebuild(of(story)).status
+    story.see(made)
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+    story.succeed()
+    assert str(story.key) not in rebuild(of(story)).status
 
 
 def test_a_row_is_kept_while_its_creation_may_have_made_an_object_of_another_uid():

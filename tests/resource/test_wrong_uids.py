@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.external import ExternalObject
-from events.log import OwnershipClaimed, OwnershipReleased
+from events.log import ActionRetried, OwnershipClaimed, OwnershipReleased
 from tests.resource.building import (
     BLOCK,
     CONFIG,
@@ -190,6 +190,120 @@ def test_without_unique_names_a_copy_beside_a_listed_object_is_not_ours():
     story.declare({"type": "Circle"})
     story.succeed()
     assert not story.see(made)
+
+
+# --- an object of a creation that was abandoned, of which a listing shows nothing until later
+
+
+def superseded() -> tuple[Story, ExternalObject]:
+    """A creation takes effect without a response, and a newer generation creates another object."""
+    story = Story(kind=BY_ID)
+    story.declare()
+    creation = story.action
+    made = replace(story.written(creation), uid="late", written_by=creation.idempotency_key)
+    for _ in range(3):
+        story.fail("Unknown")
+        later(story, 3600).wake()
+    story.declare({"type": "Circle"})
+    story.look(None)
+    assert story.action.action_id != creation.action_id
+    story.succeed()
+    return story, made
+
+
+def test_the_object_of_an_abandoned_creation_is_deleted_and_ours_stays():
+    story, made = superseded()
+    ours = story.state.owned
+    assert ours is not None
+    events = story.see(made)
+    assert not every(OwnershipReleased, events)
+    assert only(OwnershipClaimed, events).uid == "late"
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+    story.succeed()
+    assert story.state.owned == ours
+    assert story.outcome == "Converged"
+    assert not story.see(made), "a listing that lags shows it again"
+    assert story.idle
+
+
+def test_the_object_of_an_abandoned_creation_is_deleted_though_ours_was_listed_first():
+    story, made = superseded()
+    story.see(replace(story.seen, version="2"))
+    assert only(OwnershipClaimed, story.see(made)).uid == "late"
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+
+
+def test_a_withdrawal_deletes_the_object_of_an_abandoned_creation_as_well():
+    story, made = superseded()
+    story.declare({"type": "Circle"}, policy={"paused": True})
+    story.see(made)
+    assert story.idle
+    story.withdraw()
+    assert (story.action.operation, story.action.uid) == ("Delete", "late")
+    story.succeed()
+    assert (story.action.operation, story.action.uid) == ("Delete", "u2")
+    story.succeed()
+    assert story.outcome == "Deleted"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"written_by": "another"},
+        {"labels": {}},
+        {"labels": {"reconciler/owner": "log2.default.Block.Foo"}},
+    ],
+    ids=["another key", "no label", "another label"],
+)
+def test_an_object_without_the_key_or_the_label_of_an_abandoned_creation_is_not_ours(
+    changed: dict[str, Any],
+):
+    story, made = superseded()
+    assert not story.see(replace(made, **changed))
+
+
+def test_a_copy_of_the_object_of_an_abandoned_creation_is_not_ours():
+    story, made = superseded()
+    story.see(made)
+    story.succeed()
+    assert not story.see(replace(made, uid="copy"))
+    assert story.idle
+
+
+def test_the_objects_of_two_abandoned_creations_are_deleted():
+    story, first = superseded()
+    story.withdraw()
+    story.succeed()
+    story.declare()
+    second = replace(
+        story.written(story.action), uid="later", written_by=story.action.idempotency_key
+    )
+    for _ in range(3):
+        story.fail("Unknown")
+        later(story, 3600).wake()
+    story.declare({"type": "Circle"})
+    story.look(None)
+    story.succeed()
+    for made in (first, second):
+        assert only(OwnershipClaimed, story.see(made)).uid == made.uid
+        assert (story.action.operation, story.action.uid) == ("Delete", made.uid)
+        story.succeed()
+    assert story.outcome == "Converged"
+
+
+def test_a_throttled_repetition_of_a_superseded_creation_is_repeated_until_it_is_answered():
+    """Its key gets the response of the first call; a listing may not show the object yet."""
+    story = Story(kind=BY_ID)
+    story.declare()
+    creation = story.action
+    story.fail("Unknown")
+    story.declare({"type": "Circle"})
+    later(story, 3600).wake()
+    story.fail("Throttled")
+    assert every(ActionRetried, later(story, 3600).wake())
+    assert story.action.action_id == creation.action_id
+    story.succeed()
+    assert (story.action.operation, story.action.uid) == ("Update", "u1")
 
 
 @pytest.mark.parametrize(

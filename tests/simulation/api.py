@@ -194,7 +194,7 @@ class Api:
         outputs: Fields = {}
         if self.traits.lifetime_seconds:
             outputs["expires"] = date_of(self._time() + self.lifetime_seconds).isoformat()
-        is_marked = self.traits.two_calls or self.traits.wrong_uids
+        is_marked = self.traits.two_calls or self.traits.wrong_uids or self.traits.lag_seconds > 0
         written_by = action.idempotency_key if is_marked else None
         return ExternalObject(
             action.external_name,

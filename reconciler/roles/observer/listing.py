@@ -333,7 +333,8 @@ def _creator(
     """Return the resource that may have created this object under another name or uid.
 
     After a late call, the object has a name that the resource used before a replacement. Without
-    unique names, the creation may have returned a uid that the listing does not contain.
+    unique names, the creation may have returned a uid that the listing does not contain, or an
+    earlier creation was abandoned. The resource then compares the keys.
     """
     label, began = seen.labels.get(OWNER_LABEL), listing.began
     if not label or any(row.owned or row.retiring for row in mine):
@@ -348,7 +349,8 @@ def _creator(
     if not listing.unique_names and row.owned:
         place = listing.place_of(row)
         may_exist = listing.has_unknown_names or listing.is_unreadable(place)
-        return None if place in objects or may_exist else row
+        if place not in objects and not may_exist:
+            return row
     return row if seen.name in row.uncertain_names else None
 
 
