@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -185,26 +186,32 @@ def with_unknown_values(kind: Kind) -> Kind:
     given["ready"] = ready
     if known_renewal_time is not None:
         given["renewal_time"] = renewal_time
-    return _ForeseeingKind(**given)
+    return _with_stand_ins(type(kind))(**given)
 
 
-class _ForeseeingKind(Kind):
-    def checked_fields(self, fields: Fields) -> Fields:
-        """Return validated fields. An unknown value is valid if any stand-in is."""
-        refusal: InvalidManifestError | None = None
-        for stand_in in (*_STAND_INS, *_enumerated(msgspec.json.schema(self.schema))):
-            try:
-                checked = super().checked_fields(_with(fields, stand_in))
-            except InvalidManifestError as error:
-                refusal = refusal or error
-                if not _has_unknown(fields):
-                    break
-                continue
-            if stand_in is UNKNOWN or not _has_unknown(fields):
-                return checked
-            return _unknown_again(checked, fields)
-        assert refusal is not None
-        raise refusal
+@cache
+def _with_stand_ins(kind_type: type[Kind]) -> type[Kind]:
+    """Return a subclass of a type of kinds that accepts unknown values."""
+
+    class ForeseeingKind(kind_type):
+        def checked_fields(self, fields: Fields) -> Fields:
+            """Return validated fields. An unknown value is valid if any stand-in is."""
+            refusal: InvalidManifestError | None = None
+            for stand_in in (*_STAND_INS, *_enumerated(msgspec.json.schema(self.schema))):
+                try:
+                    checked = super().checked_fields(_with(fields, stand_in))
+                except InvalidManifestError as error:
+                    refusal = refusal or error
+                    if not _has_unknown(fields):
+                        break
+                    continue
+                if stand_in is UNKNOWN or not _has_unknown(fields):
+                    return checked
+                return _unknown_again(checked, fields)
+            assert refusal is not None
+            raise refusal
+
+    return ForeseeingKind
 
 
 def _enumerated(schema: Any) -> Iterator[Any]:

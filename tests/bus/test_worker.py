@@ -558,18 +558,19 @@ async def test_a_stop_waits_for_the_search_for_secrets_in_a_response(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the result of a call that is done would be unknown."""
-    searching = asyncio.Event()
+    searching, may_end = asyncio.Event(), asyncio.Event()
 
     class Turns(SearchTurns):
         async def complete(self, search: Search[Any]) -> Any:
             searching.set()
-            await asyncio.sleep(0.1)
+            await may_end.wait()
             return await super().complete(search)
 
     monkeypatch.setattr("reconciler.roles.runtime.provider_pool.SearchTurns", Turns)
     api, bus = Api(ExternalObject("foo", {})), Batches(*await deliveries_of(log, 1))
     async with at_work(log, api, bus):
         await asyncio.wait_for(searching.wait(), 20)
+        asyncio.get_running_loop().call_later(0.1, may_end.set)  # while the worker stops
     await asyncio.wait_for(bus.acknowledged.wait(), 20)
     assert bus.stored == [(1, 1)]
 
