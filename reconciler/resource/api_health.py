@@ -101,12 +101,12 @@ def _record_throttling(
 ) -> ApiThrottled | None:
     """Return the event of a throttled API, unless a later time is already recorded."""
     wait = min(max(data.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
-    until = _whole_second(min(data.at, context.now) + timedelta(seconds=wait))
+    until = _whole_second(min(data.at, context.bus_now) + timedelta(seconds=wait))
     known = state.api.throttled_until
     is_known = _lasts(known, state.api.throttled_seconds, context)
-    if until <= context.now or (is_known and known is not None and until <= known):
+    if until <= context.bus_now or (is_known and known is not None and until <= known):
         return None
-    seconds = round((until - context.now).total_seconds(), 3)
+    seconds = round((until - context.bus_now).total_seconds(), 3)
     return ApiThrottled(until, seconds, data.message[:_MAX_MESSAGE_CHARACTERS])
 
 
@@ -123,7 +123,7 @@ def _record_failure(
     seconds = round(wait.total_seconds(), 3)
     failures = health.failures + max(data.failures, 1)
     message = data.message[:_MAX_MESSAGE_CHARACTERS]
-    return BreakerOpened(context.now + wait, seconds, failures, message)
+    return BreakerOpened(context.bus_now + wait, seconds, failures, message)
 
 
 def _record_probe(
@@ -136,7 +136,7 @@ def _record_probe(
     if _lasts(health.probe_until, health.probe_seconds, context):
         return None
     seconds = PROBE_TIMEOUTS * _config(state).limits.request_timeout_seconds
-    return BreakerProbed(context.now + timedelta(seconds=seconds), seconds, data.reporter)
+    return BreakerProbed(context.bus_now + timedelta(seconds=seconds), seconds, data.reporter)
 
 
 def _end_probe(data: ApiReported, state: ResourceState, context: Context) -> BreakerProbed | None:
@@ -144,12 +144,12 @@ def _end_probe(data: ApiReported, state: ResourceState, context: Context) -> Bre
     health = state.api
     if health.probe_by != data.reporter or health.open_until is None:
         return None
-    return BreakerProbed(context.now, 0.0, "")
+    return BreakerProbed(context.bus_now, 0.0, "")
 
 
 def _lasts(until: datetime | None, seconds: float, context: Context) -> bool:
     """Return whether a recorded time is in the future, and plausible for its duration."""
-    return until is not None and not is_over(until, seconds, context.now)
+    return until is not None and not is_over(until, seconds, context.bus_now)
 
 
 def _record_twin(data: ApiReported, known: Twin) -> TwinDetected | None:
@@ -177,7 +177,7 @@ def _record_listings(
         return None
     failure = replace(
         data.failure,
-        since=min(data.failure.since, context.now),
+        since=min(data.failure.since, context.bus_now),
         message=data.failure.message[:_MAX_MESSAGE_CHARACTERS],
     )
     return ListingsFailed(data.kind, failure)

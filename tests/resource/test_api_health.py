@@ -55,6 +55,30 @@ def failing(story: Story, *, as_of: int | None = None, failures: int = 3) -> lis
     )
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+def test_a_decider_with_a_wrong_clock_records_throttling_and_the_breaker_by_the_bus(
+    hours: int,
+) -> None:
+    """Else it would drop each report, or close the API to all workers for an hour."""
+    story = configured()
+    right = story.stored_at = story.now
+    story.now += timedelta(hours=hours)
+    throttled = only(
+        ApiThrottled,
+        story.turn(ApiReported("Throttled", "w1", right, 0, retry_after_seconds=10.0)),
+    )
+    assert (throttled.until, throttled.delay_seconds) == (right + timedelta(seconds=10), 10.0)
+    known = story.state.api.version
+    opened = only(BreakerOpened, story.turn(ApiReported("Failing", "w1", right, known, failures=3)))
+    assert right < opened.until <= right + timedelta(seconds=4)
+    assert story.turn(ApiReported("Probing", "w1", right, story.state.api.version)) == []
+    story.stored_at = right + timedelta(seconds=5)
+    probed = only(
+        BreakerProbed, story.turn(ApiReported("Probing", "w1", right, story.state.api.version))
+    )
+    assert probed.until == story.stored_at + timedelta(seconds=PROBE_TIMEOUTS * TIMEOUT_SECONDS)
+
+
 def probing(story: Story, reporter: str = "w1") -> list[ResourceEvent]:
     return story.turn(ApiReported("Probing", reporter, story.now, story.state.api.version))
 
