@@ -9,11 +9,9 @@ from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import coloured, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.options import Integer
+from reconciler.cli.options import Integer, check_replicas
 from reconciler.cli.output import Format, print_structured
 from reconciler.wiring import initialise
-
-_MAX_REPLICAS = 5
 
 
 def init(
@@ -55,12 +53,6 @@ def _check_namespaces(namespaces: Sequence[str]) -> None:
             check_token(each, what="namespace")
         except InvalidNameError as error:
             raise UsageError(f"--namespace {each}: {error}") from None
-
-
-def check_replicas(replicas: int | None) -> None:
-    """Raise ``UsageError`` for an invalid number of replicas."""
-    if replicas is not None and not 1 <= replicas <= _MAX_REPLICAS:
-        raise UsageError(f"--replicas {replicas}: must be 1 to {_MAX_REPLICAS}")
 
 
 async def _init(

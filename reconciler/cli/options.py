@@ -185,3 +185,12 @@ WaitTimeout = Annotated[
         help="Maximum time to wait: 500ms, 30s, 2m, 1h. Reconciler continues after a timeout."
     ),
 ]
+
+
+_MAX_REPLICAS: Final = 5
+
+
+def check_replicas(replicas: int | None) -> None:
+    """Raise ``UsageError`` for an invalid number of replicas."""
+    if replicas is not None and not 1 <= replicas <= _MAX_REPLICAS:
+        raise UsageError(f"--replicas {replicas}: must be 1 to {_MAX_REPLICAS}")

@@ -27,8 +27,7 @@ from infra.jetstream.errors import BusDeniedError, NotFoundOnBusError
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
-from reconciler.cli.init import check_replicas
-from reconciler.cli.options import Integer, NamedPath, Output
+from reconciler.cli.options import Integer, NamedPath, Output, check_replicas
 from reconciler.cli.output import print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output

@@ -35,10 +35,9 @@ from reconciler.cli.connection import (
 )
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.init import check_replicas
 from reconciler.cli.local_configs import Change, change_of_config, declare_config
 from reconciler.cli.main import STARTED
-from reconciler.cli.options import Integer, NamedPath
+from reconciler.cli.options import Integer, NamedPath, check_replicas
 from reconciler.cli.output import print_json_line
 from reconciler.cli.own_logs import configure_logs
 from reconciler.cli.signals import until_stopped

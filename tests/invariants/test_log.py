@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from itertools import groupby
 
 import httpx
 import pytest
 
-from events.envelope import decode_intake, encode_log
+from events.envelope import IntakeMessage, decode_intake, encode_log
 from events.intake import ActionError, Reported
 from events.log import (
     Action,
@@ -26,7 +27,7 @@ from events.subjects import log, parse_stored_intake
 from infra.bus.streams import INTAKE, LOG, TIMERS
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusRefusedError
-from infra.jetstream.reads import read_subject
+from infra.jetstream.reads import StoredMessage, read_subject
 from projections.read_models import rebuild
 from reconciler.ports import EVENTS_BETWEEN_SAVES
 from reconciler.resource.decide import decide
@@ -209,7 +210,7 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
     for message in await read_subject(world.nc, INTAKE, "in.>"):
         what, key = parse_stored_intake(message.subject)
         told = decode_intake(message.payload, expected=what, fallback_id="")
-        commands.setdefault(key, []).append(Command(message.seq, told.id, told.source, told.data))
+        commands.setdefault(key, []).append(_command(message, told))
 
     replayed = 0
     for key, inputs in commands.items():
@@ -231,6 +232,11 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
     assert replayed > 30
     for name in ("foo", "drifting", "leaving", "orphan", "taken", "bar"):
         assert shape(name) in commands
+
+
+def _command(message: StoredMessage, read: IntakeMessage) -> Command:
+    stored_at = datetime.fromtimestamp(message.time_ns / 1e9, UTC)
+    return Command(message.seq, read.id, read.source, read.data, stored_at=stored_at)
 
 
 def _taken_until(inputs: list[Command], recorded: Sequence[LogEvent]) -> list[Command]:

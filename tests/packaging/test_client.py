@@ -139,8 +139,8 @@ spec: {provider: docker, endpoint: "unix:///nowhere/docker.sock"}
     ended = _run(client, tmp_path, "plan", "-f", "systems.yaml", "--refresh", *bus)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
-        "error: --refresh: engine: aiohappyeyeballs is not installed; run pip install "
-        "'event-sourced-reconciler[docker]'"
+        "error: --refresh: cannot list the objects of ProviderConfig 'engine' from this machine: "
+        "aiohappyeyeballs is not installed; run pip install 'event-sourced-reconciler[docker]'"
     )
 
 

@@ -472,9 +472,11 @@ async def test_a_certificate_of_another_namespace_is_not_named(
     root: Path, provider: CertificatesProvider, namespace: str, told: str
 ) -> None:
     def of(namespace: str, name: str) -> Action:
-        labels = {OWNER_LABEL: f"log.{namespace}.Certificate.{name}"}
-        changes = {"namespace": namespace, "labels": labels}
-        return msgspec.structs.replace(create({**WEB, "folder": "one"}, name), **changes)
+        return msgspec.structs.replace(
+            create({**WEB, "folder": "one"}, name),
+            action_id=f"{namespace}/Certificate/{name}@2",
+            labels={OWNER_LABEL: f"log.{namespace}.Certificate.{name}"},
+        )
 
     await make_issuer(root, "own", OWN_CA)
     await provider.create(of("default", "default-secret"))
@@ -496,7 +498,7 @@ async def test_nothing_is_made_within_the_directory_of_another_certificate(
 
     # A certificate may move within its own directory, and beside another one.
     seen = await shown(provider, "first")
-    inner = {**WEB, "folder": "one/tls/inner"}
+    inner = CERTIFICATE.checked_fields({**WEB, "folder": "one/tls/inner"})
     await provider.update(upon(action("Update", "first", inner), seen))
     assert leaf(root / "one/tls/inner")
     await provider.create(create({**WEB, "folder": "one/web"}, "second"))

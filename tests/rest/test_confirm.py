@@ -8,7 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from events.provider_config import ProviderConfigSpec
-from reconciler.errors import ConflictError, NotDoneError, UnknownResultError
+from reconciler.errors import (
+    ConflictError,
+    NotDoneError,
+    UnknownResultError,
+    UnreadableObjectsError,
+)
 from reconciler.provider import WatchingProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action, upon
@@ -72,12 +77,22 @@ async def test_an_answer_without_an_object_is_no_absence(proxy: Proxy, body: str
     await provider.close()
 
 
-@pytest.mark.parametrize("body", ["[]", "{}", '{"items": {}}', '{"items": [{"uid": "a"}]}'])
+@pytest.mark.parametrize("body", ["[]", "{}", '{"items": {}}'])
 async def test_a_listing_that_is_none_raises_and_proves_nothing(proxy: Proxy, body: str):
     provider = connected(FIGURE, proxy.url)
     proxy.plan.append(answer(200, body))
     with pytest.raises(NotDoneError, match="invalid body"):
         _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
+    await provider.close()
+
+
+async def test_a_listing_of_an_object_without_a_name_proves_no_absence(proxy: Proxy):
+    provider = connected(FIGURE, proxy.url)
+    proxy.plan.append(answer(200, '{"items": [{"uid": "a"}]}'))
+    with pytest.raises(UnreadableObjectsError, match="an object without a name") as caught:
+        _ = [page async for page in provider.pages(ProviderConfigSpec("a", "b").scope, page_size=9)]
+    assert list(caught.value.objects) == [(None, None)]
+    assert caught.value.may_have("foo")
     await provider.close()
 
 
