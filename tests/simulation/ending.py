@@ -93,11 +93,12 @@ def _settle(world: World) -> None:
 
 def _come_to_rest(world: World) -> None:
     for _ in range(_MAX_ROUNDS):
-        before, is_deaf = _traces(world), _is_any_within_its_grace(world)
+        before = _traces(world)
+        is_early = _is_any_within_its_grace(world) or _is_any_lookup_due(world)
         world.run_for(_QUIET_SECONDS)
         if world.checks.violations:
             return
-        is_quiet = _traces(world) == before and not is_deaf
+        is_quiet = _traces(world) == before and not is_early
         if is_quiet and world.intake.is_idle and world.actions.is_idle:
             return
     world.checks.fail("it never came to rest")
@@ -113,6 +114,23 @@ def _is_any_within_its_grace(world: World) -> bool:
         state.actions.effect_at is not None
         and now < state.actions.effect_at + timedelta(seconds=state.observed.grace_seconds)
         for state in world.checks.turns.states.values()
+    )
+
+
+def _is_any_lookup_due(world: World) -> bool:
+    """Return whether a refused action waits for its lookup, because an earlier attempt is in doubt.
+
+    A lookup waits for the grace that the return of an object has shown, too.
+    """
+    now = date_of(world.loop.time())
+    flights = (each.actions.in_flight for each in world.checks.turns.states.values())
+    return any(
+        flight is not None
+        and flight.failed is not None
+        and flight.failed.error_class == "Refused"
+        and flight.failed_at is not None
+        and now < flight.failed_at + timedelta(seconds=flight.retry_seconds)
+        for flight in flights
     )
 
 

@@ -25,7 +25,11 @@ _MIN_HAPPENINGS = 80
 A single fault strikes two to seven times in 50 seeds, and in some slices never.
 """
 
-_KNOWN_FAILURES: dict[int, str] = {}
+_KNOWN_FAILURES: dict[int, str] = {
+    11_324: "a wait counts by the decider's clock, and ends up to 10 s late if that is ahead",
+    14_603: "the judge does not know that an undeclared resource is deleting the listed object",
+    18_599: "without listings, a call that arrives after its lookup and the withdrawal leaks",
+}
 """Seeds of the first 21,000 that break an invariant, and why: remove each with its fix."""
 
 _KEPT_PLANS = sorted(Path(__file__).with_name("plans").glob("*.json"))
