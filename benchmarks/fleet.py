@@ -173,8 +173,16 @@ async def _event_costs(models: ReadModels, position: int) -> float:
 
 def _sweeper(models: ReadModels) -> Sweeper:
     return Sweeper(
-        intake=_Intake(), configurations=Configurations(), kinds=KindRegistry([]), models=models
+        intake=_Intake(),
+        configurations=Configurations(),
+        kinds=KindRegistry([]),
+        models=models,
+        bus_time=_bus_time,
     )
+
+
+async def _bus_time() -> float:
+    return _NOW.timestamp()
 
 
 async def _compare(models: ReadModels, objects: Mapping[str, ExternalObject]) -> None:

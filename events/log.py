@@ -73,8 +73,9 @@ _ReportedAt = Annotated[
 _IsUnconfirmed = Annotated[
     bool,
     about(
-        "Whether a creation may have created an object that only its idempotency key identifies, "
-        "because the API assigns the ids."
+        "Whether a creation may have created an object that the log does not know, or may still "
+        "create it, and its name does not show this: the API assigns the ids, cannot list, or "
+        "responded with another uid."
     ),
 ]
 
@@ -257,13 +258,7 @@ class OwnershipReleased(_Event, frozen=True):
             "the object. 0: unknown."
         ),
     ] = 0.0
-    unconfirmed: Annotated[
-        bool,
-        about(
-            "Whether this uid appeared only in the response to the creation, so the creation may "
-            "have created another object."
-        ),
-    ] = False
+    unconfirmed: _IsUnconfirmed = False
 
 
 class ReconcileAccepted(_Event, frozen=True):
@@ -569,13 +564,7 @@ class ActionSucceeded(_Event, frozen=True):
     provider_config: Annotated[
         str, about("Name of the ProviderConfig of an object that was created late.")
     ] = ""
-    unconfirmed: Annotated[
-        bool,
-        about(
-            "Whether a deletion found no object with the recorded uid, and only the response to "
-            "the creation had shown that uid. The creation may then have created another object."
-        ),
-    ] = False
+    unconfirmed: _IsUnconfirmed = False
 
 
 class ActionNotDone(_Event, frozen=True):

@@ -139,8 +139,8 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Names of objects that creations with unknown results may have created, or may still create.
     uncertain_names: tuple[str, ...] = ()
 
-    # Whether its creation may have created an object that no read has shown yet, and that only its
-    # key identifies.
+    # Whether its creation may have created an object that no read has shown yet, or may still
+    # create it. Its name does not show this: the API assigns the ids, or cannot list.
     is_unconfirmed: bool = False
 
     # The action in flight. ``pending_digest`` is the digest of the written content, which counts as

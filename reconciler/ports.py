@@ -432,7 +432,7 @@ class RateConflictError(Exception):
 class RateStore(Protocol):
     """Keeps, for each rate limit, when its next call would come if calls came at an even pace.
 
-    Times are seconds of the bus's clock, one for all processes.
+    Times are seconds since 1970 by the bus's clock, one for all processes.
     """
 
     async def now(self) -> float:

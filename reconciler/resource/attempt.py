@@ -155,10 +155,10 @@ def pursue(
     next_call = choose_next_call(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
     left = _until_visible(flight, state, context) if next_call == "Lookup" else timedelta()
     retry_at = flight.retry_at
-    is_due = retry_at is not None and is_over(retry_at, flight.retry_seconds, context.now)
+    is_due = retry_at is not None and is_over(retry_at, flight.retry_seconds, context.bus_now)
     # An existing wait may be too short for a lookup: it was meant for a call, or an operator ended
     # it.
-    is_short = retry_at is not None and retry_at < context.now + left - _CLOCK_LAG
+    is_short = retry_at is not None and retry_at < context.bus_now + left - _CLOCK_LAG
     if retry_at is None or (left and (is_due or is_short)):
         retry = Retry() if config is None else config.retry
         at_least = max(flight.failed.retry_after_seconds or 0.0, left.total_seconds())
@@ -266,13 +266,19 @@ def _abandon(flight: InFlight, reason: str, context: Context) -> ActionAbandoned
         action.operation,
         reason,
         in_doubt=in_doubt,
-        unconfirmed=in_doubt and is_known_by_key(action, context.capabilities),
+        unconfirmed=in_doubt and is_unlisted(action, context.capabilities),
     )
 
 
 def is_known_by_key(action: Action, capabilities: Capabilities) -> bool:
     """Return whether only its key shows which object an action has created."""
     return action.operation == "Create" and not capabilities.deterministic_names
+
+
+def is_unlisted(action: Action, capabilities: Capabilities) -> bool:
+    """Return whether no listing finds an object that an action creates late, by its name."""
+    is_unnamed = is_known_by_key(action, capabilities)
+    return is_unnamed or (action.operation == "Create" and not capabilities.listing)
 
 
 def _report_in_flight(flight: InFlight, state: ResourceState) -> Conclusion | NothingToReport:
@@ -290,7 +296,7 @@ def _report_in_flight(flight: InFlight, state: ResourceState) -> Conclusion | No
 def has_waited(state: ResourceState, context: Context) -> bool:
     """Return whether the current wait is over."""
     waits = state.waits
-    return waits.until is not None and is_over(waits.until, waits.seconds, context.now)
+    return waits.until is not None and is_over(waits.until, waits.seconds, context.bus_now)
 
 
 def wait_after_conflicts(situation: Situation) -> RetryScheduled | None:
@@ -328,7 +334,7 @@ def _wait(
     """Return a wait with back-off, at least `at_least` seconds long."""
     wait = delay(retry, failures, context.jitter, at_least)
     action_id = None if flight is None else flight.action.action_id
-    return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), reason, action_id)
+    return RetryScheduled(context.bus_now + wait, round(wait.total_seconds(), 3), reason, action_id)
 
 
 # --- results

@@ -42,7 +42,8 @@ def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = N
 def is_over(until: datetime, wait_seconds: float, now: datetime) -> bool:
     """Return whether a wait is over, or was set by a clock that was ahead.
 
-    A wait that has more time left than its duration was set by a wrong clock.
+    A wait that has more time left than its duration was set by a wrong clock. A wait without a
+    duration has ended at an event, whose time is by the clock of a decider.
     """
     left = (until - now).total_seconds()
-    return left <= 0 or left > wait_seconds + CLOCKS_DIFFER_SECONDS
+    return left <= 0 or wait_seconds == 0 or left > wait_seconds + CLOCKS_DIFFER_SECONDS

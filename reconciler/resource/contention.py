@@ -54,7 +54,7 @@ def contention_wait(situation: Situation) -> RetryScheduled | None:
     retry = replace(config.retry, max_seconds=config.resync_seconds)
     times = min(each.times for each in contended) - CONTENTION_DRIFTS + 1
     wait = delay(retry, times, context.jitter)
-    return RetryScheduled(context.now + wait, round(wait.total_seconds(), 3), REPEATED_DRIFT)
+    return RetryScheduled(context.bus_now + wait, round(wait.total_seconds(), 3), REPEATED_DRIFT)
 
 
 def report_contention(situation: Situation) -> Conclusion | None:

@@ -191,6 +191,8 @@ def _is_of_another_id(data: Observed, state: ResourceState) -> bool:
     if known is None and data.object is None:
         known = state.observed.object
     uid = data.absent_uid if data.object is None else data.object.uid
+    if known is None and data.object is None and uid is not None:
+        return True  # the absence of an earlier object does not prove that another one is absent
     return known is not None and None not in (uid, known.uid) and uid != known.uid
 
 
@@ -342,6 +344,8 @@ def detect_loss_and_drift(
         # absent.
         is_result = isinstance(command.data, Reported)
         is_unclear = is_result and is_unconfirmed(command, state, context)
+        if not context.capabilities.listing:
+            is_unclear |= state.actions.uncertain_create  # a late call may create it again
         release = OwnershipReleased(*place, "Gone", owned.provider_config, since_write, is_unclear)
         if not desired.is_declared:
             return (release,)

@@ -22,7 +22,7 @@ from events.log import (
     ResourceEvent,
 )
 from reconciler.resource.approval import approval_command
-from reconciler.resource.attempt import is_known_by_key, judge_conflict, judge_lookup
+from reconciler.resource.attempt import is_unlisted, judge_conflict, judge_lookup
 from reconciler.resource.backoff import MAX_SECONDS
 from reconciler.resource.next_step import would_claim
 from reconciler.resource.observation import began_by_bus, is_unconfirmed
@@ -118,11 +118,17 @@ def _build_success(
 def _with_doubt(
     event: ResourceEvent, command: Command, state: ResourceState, context: Context
 ) -> ResourceEvent:
-    """Mark a deletion that found nothing, if our creation may have created another object."""
+    """Mark a deletion after which an object of an earlier creation may exist.
+
+    The creation may have created another object than the one that is gone, or its call may arrive
+    late, in an API without a listing that would find its object.
+    """
     if not isinstance(event, ActionSucceeded) or event.purpose == "Retire":
         return event
     has_met_nothing = event.operation == "Delete" and event.found_by == "Absence"
     is_unclear = has_met_nothing and is_unconfirmed(command, state, context)
+    if event.operation == "Delete" and not context.capabilities.listing:
+        is_unclear |= state.actions.uncertain_create
     return replace(event, unconfirmed=True) if is_unclear else event
 
 
@@ -179,9 +185,9 @@ def _build_doubts(
         is_known = each.effect.may_arrive if isinstance(each, InFlight) else each.in_doubt
         if each.action.action_id == data.action_id and not is_known:
             operation, message = each.action.operation, data.error.message
-            by_key = is_known_by_key(each.action, context.capabilities)
+            unlisted = is_unlisted(each.action, context.capabilities)
             yield ActionDoubted(
-                data.action_id, operation, data.attempt, message, unconfirmed=by_key
+                data.action_id, operation, data.attempt, message, unconfirmed=unlisted
             )
 
 

@@ -255,6 +255,7 @@ def _observer(parts: Running) -> list[Run]:
         configurations=parts.configurations,
         providers=parts.providers,
         models=parts.models,
+        log_id=ports.log.log_id,
         gates=parts.gates,
         twins=parts.twins,
         runtime=runtime,
@@ -280,6 +281,7 @@ def _observer(parts: Running) -> list[Run]:
         configurations=parts.configurations,
         kinds=parts.kinds,
         models=parts.models,
+        bus_time=ports.rates.now,
         stores=ports.secrets,
         runtime=runtime,
     )

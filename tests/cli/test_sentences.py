@@ -309,13 +309,13 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (
         OwnershipReleased("foo", "u1", "Replaced", unconfirmed=True),
-        "Reconciler no longer owns foo: another object has its name; the recorded uid "
-        "appeared only in the response to the creation",
+        "Reconciler no longer owns foo: another object has its name; its creation may still "
+        "have created another object",
     ),
     (
         ActionSucceeded("a@2", "Delete", 1, found_by="Absence", unconfirmed=True),
-        "The worker found the object already deleted; the recorded uid appeared only in the "
-        "response to the creation",
+        "The worker found the object already deleted; its creation may still have created "
+        "another object",
     ),
     (ReleaseForced("no need"), "alice forced a release that nothing blocked (reason: no need)"),
     (

@@ -224,7 +224,8 @@ def observation_within_grace(of: Happening[ExternalObserved]) -> Iterator[str]:
 def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     """An object that is recorded as missing was missing at some moment (invariant 6).
 
-    A listing that left it out is not the product's fault.
+    A listing that left it out is not the product's fault. An object that another resource deletes
+    is not that of the declared one, which creates its own afterwards.
     """
     name, known = of.data.external_name, of.resource.owned or of.resource.observed
     began = of.ledger.history.message(of.data.as_of)
@@ -232,10 +233,28 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     since = 0.0 if began is None else began.stored_at
     if of.data.object is not None or cause is None or of.truth.was_hidden_since(name, since):
         return
+    if _is_deleted_by_another(of.ledger, of.resource, of.data):
+        return
     begin = since - _grace_of(of.settings(of.data.provider_config))
     uid = None if known is None else known.uid
     if not of.truth.was_absent_within(name, uid, begin, cause.stored_at):
         yield f"{name} was held for missing, but existed all the time"
+
+
+def _is_deleted_by_another(ledger: Ledger, resource: Resource, data: ExternalObserved) -> bool:
+    """Return whether another resource is deleting an object of the observed name."""
+    place = ("Delete", data.provider_config, data.external_name)
+    return any(
+        other.key != resource.key
+        and other.in_flight is not None
+        and place
+        == (
+            other.in_flight.action.operation,
+            other.in_flight.action.provider_config,
+            other.in_flight.action.external_name,
+        )
+        for other in ledger.resources.values()
+    )
 
 
 @on(OutcomeRecorded)

@@ -1094,6 +1094,23 @@ def test_an_action_that_waits_for_its_next_attempt_has_a_schedule() -> None:
     assert findings(story.history) == []
 
 
+def test_an_object_that_another_resource_deletes_is_missing_for_the_declared_one() -> None:
+    story = sound()
+    story.history.truth = KnownTruth(absent=False)
+    gone = Observed("default", "gone", None, "CompleteListing", 40)
+    missing = ExternalObserved("default", "gone", None, "CompleteListing", 90)
+    other = ResourceKey("default", "Shape", "gone-1")
+    deletion = action(other, 3, "Delete", external_name="gone")
+    claim = OwnershipClaimed("gone", "human-1", "ExclusiveScope", "default")
+    story.record(FOO, missing, cause=story.message(FOO, gone, 98))
+    assert rules_broken(story) >= {"false_absence"}
+    story = sound()
+    story.history.truth = KnownTruth(absent=False)
+    story.record(other, claim, ActionDecided(deletion))
+    story.record(FOO, missing, cause=story.message(FOO, gone, 98))
+    assert "false_absence" not in rules_broken(story)
+
+
 def test_a_call_that_arrives_after_a_release_may_have_been_in_doubt() -> None:
     story = sound()
     update = action(FOO, 5, "Update")

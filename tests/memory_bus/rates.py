@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reconciler.ports import RateConflictError
+from tests.memory_bus.clock import date_of
 from tests.memory_bus.network import Network
 
 
@@ -32,7 +33,7 @@ class MemoryRates:
         self._network = network
 
     async def now(self) -> float:
-        return self._rates.time()
+        return date_of(self._rates.time()).timestamp()
 
     async def load(self, name: str) -> tuple[float, int]:
         return await self._network.ask("rates", lambda: self._rates.times.get(name, (0.0, 0)))

@@ -128,6 +128,7 @@ class Stage:
             "configurations": self.configurations,
             "providers": ProviderPool(kinds, self.configurations),
             "models": self.models,
+            "log_id": "log",
             "gates": ApiGates(
                 name="test",
                 configurations=self.configurations,
@@ -139,7 +140,7 @@ class Stage:
             ),
         }
         self.reads = ObjectReads(**shared)
-        self.observer = Observer(**shared, kinds=kinds, log_id="log")
+        self.observer = Observer(**shared, kinds=kinds)
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         self.said += [each.data for each in messages]

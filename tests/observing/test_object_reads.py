@@ -12,15 +12,20 @@ from msgspec.structs import replace
 from events.external import ExternalObject, digest
 from events.intake import LossCount, Observed
 from events.log import (
+    Action,
+    ActionAbandoned,
+    ActionDecided,
     ActionSucceeded,
     Condition,
     ExternalObserved,
     HoldApproved,
     LogEvent,
     OutcomeRecorded,
+    OwnershipClaimed,
     OwnershipReleased,
     ResourceEvent,
     SpecDeclared,
+    SpecWithdrawn,
 )
 from events.manifest import Policy
 from events.names import ResourceKey
@@ -32,6 +37,7 @@ from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets, SecretStores
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.observer import object_reads
 from reconciler.roles.observer.object_reads import ObjectReads
@@ -51,11 +57,15 @@ BLIND = Capabilities(
 )
 
 
+CREATE = Action("default/Server/foo@2", "key", "Create", 1, "default", "foo", ())
+
+
 class Api:
     """Has one server, which starts; it cannot list."""
 
     def __init__(self) -> None:
         self.server: ExternalObject | None = ExternalObject("foo", {}, "u1")
+        self.servers: dict[str, ExternalObject | None] = {}
         self.reads = 0
         self.uids: list[str | None] = []
         self.fails = False
@@ -74,7 +84,7 @@ class Api:
     update = delete = create
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        assert external_name == "foo"
+        assert external_name in self.servers or external_name == "foo"
         assert uid in (None, "u1")
         self.reads += 1
         self.uids.append(uid)
@@ -83,7 +93,7 @@ class Api:
         if self.fails:
             raise NotDoneError("away")
         self.meanwhile()
-        return self.server
+        return self.servers.get(external_name, self.server)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -145,6 +155,7 @@ class Stage:
             configurations=self.configurations,
             providers=providers,
             models=self.models,
+            log_id="log",
             gates=gates,
         )
         self.observer = Observer(
@@ -338,3 +349,41 @@ async def test_an_object_that_repeats_a_secret_is_told_once(stage: Stage) -> Non
     assert await stage.reads.read([row], config) == 0
     stage.api.server = ExternalObject("foo", {}, "planted&token")
     assert await stage.reads.read([row], config) == 0, "its id cannot be told, nor is it gone"
+
+
+async def test_a_name_whose_creation_may_arrive_late_is_read_after_the_withdrawal(
+    stage: Stage,
+) -> None:
+    """No listing would find the object of a call that arrives when nothing is declared any more."""
+    stage.records(
+        SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
+        ActionDecided(CREATE),
+        ActionAbandoned(CREATE.action_id, "Create", "withdrawn", in_doubt=True, unconfirmed=True),
+        SpecWithdrawn(2),
+        OutcomeRecorded("Deleted", 2, "Gone"),
+    )
+    stage.api.server = None
+    assert await stage.observer.list_once("default", "Server") == 0
+    stage.api.server = ExternalObject("foo", {}, "u1", labels={OWNER_LABEL: owner("log", FOO)})
+    assert await stage.observer.list_once("default", "Server") == 1
+    (told,) = stage.intake.observed
+    assert (told.object, told.evidence) == (stage.api.server, "Read")
+    stage.records(OwnershipClaimed("foo", "u1", "Found", "default"))
+    assert not stage.models.status[str(FOO)].is_unconfirmed
+
+
+async def test_an_earlier_name_whose_creation_may_arrive_late_is_read_too(stage: Stage) -> None:
+    stage.records(
+        SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
+        ActionDecided(CREATE),
+        ActionAbandoned(CREATE.action_id, "Create", "renamed", in_doubt=True, unconfirmed=True),
+        SpecDeclared(2, "test/v1", "default", "bar", {}, policy=Policy()),
+        OutcomeRecorded("Waiting", 2, "Dependency"),
+    )
+    late = ExternalObject("foo", {}, "u1", labels={OWNER_LABEL: owner("log", FOO)})
+    stage.api.servers = {"foo": replace(late, labels={}), "bar": None}
+    assert await stage.observer.list_once("default", "Server") == 0, "it belongs to another client"
+    stage.api.servers["foo"] = late
+    assert await stage.observer.list_once("default", "Server") == 1
+    (told,) = stage.intake.observed
+    assert (told.external_name, told.object) == ("foo", late)

@@ -45,6 +45,8 @@ from tests.bus.histories import event
 
 FOO = ResourceKey("default", "Shape", "foo")
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+WRONG_NOW = BEGIN - timedelta(hours=1)
+"""By the clock of the sweeper's machine, which does not matter."""
 
 
 class Intake:
@@ -78,9 +80,13 @@ class Scene:
             configurations=self.configurations,
             kinds=self.kinds,
             models=models,
+            bus_time=self.bus_time,
             stores=stores,
-            runtime=Runtime(now=lambda: self.now, clock=lambda: self.seconds),
+            runtime=Runtime(now=lambda: WRONG_NOW, clock=lambda: self.seconds),
         )
+
+    async def bus_time(self) -> float:
+        return self.now.timestamp()
 
     def wait(self, until: datetime) -> None:
         self.row.outcome = "Degraded"

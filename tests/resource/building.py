@@ -321,6 +321,8 @@ class Story:
 
     def wake(self, seconds: float = 0) -> list[ResourceEvent]:
         self.now += timedelta(seconds=seconds)
+        if self.stored_at is not None:
+            self.stored_at += timedelta(seconds=seconds)
         return self.turn(TimerFired("Retry"))
 
     def written(self, action: Action, **changed: Any) -> ExternalObject:

@@ -48,7 +48,12 @@ from tests.resource.building import (
 
 
 def kind_that_can(
-    *, keys: bool = False, unique_names: bool = True, labels: bool = True, grace: float = 0.0
+    *,
+    keys: bool = False,
+    unique_names: bool = True,
+    labels: bool = True,
+    listing: bool = True,
+    grace: float = 0.0,
 ) -> Kind:
     return Kind(
         name=BLOCK.name,
@@ -60,6 +65,7 @@ def kind_that_can(
             deterministic_names=unique_names,
             labels=labels,
             conditional_writes=True,
+            listing=listing,
             consistency_grace_seconds=grace,
         ),
         connect=BLOCK.connect,
@@ -829,3 +835,52 @@ def test_a_look_after_an_approval_waits_for_the_grace_by_the_clock_of_the_bus(
     assert not every(LookupDecided, story.turn(Approved("UnknownResult")))
     story.stored_at += timedelta(seconds=61)
     assert every(LookupDecided, story.wake(100))
+
+
+UNLISTED = kind_that_can(listing=False)
+
+
+@pytest.mark.parametrize(("kind", "is_read_again"), [(UNLISTED, True), (KEYLESS, False)])
+def test_a_creation_that_may_arrive_late_is_looked_for_where_nothing_lists_it(
+    kind: Kind, is_read_again: bool
+):
+    story = Story(kind=kind)
+    story.declare()
+    story.fail("Unknown")
+    story.wake(3600)
+    story.fail("Refused")
+    story.withdraw()
+    story.wake(3600)
+    events = story.look(None)
+    assert only(ActionAbandoned, events).unconfirmed == is_read_again
+    assert story.outcome == "Deleted"
+
+
+@pytest.mark.parametrize(("kind", "is_read_again"), [(UNLISTED, True), (KEYLESS, False)])
+def test_a_deleted_object_may_be_created_again_by_an_earlier_call(kind: Kind, is_read_again: bool):
+    story = Story(kind=kind)
+    story.declare()
+    story.fail("Unknown")
+    story.wake(3600)
+    story.succeed()
+    story.withdraw()
+    assert only(ActionSucceeded, story.succeed()).unconfirmed == is_read_again
+    assert story.outcome == "Deleted"
+    late = thing(labels=owned_labels())
+    events = story.see(late)
+    assert only(OwnershipClaimed, events).reason == "Found"
+    assert story.action.operation == "Delete"
+
+
+@pytest.mark.parametrize("clock_is_ahead", [timedelta(hours=1), -timedelta(hours=1)])
+def test_a_retry_waits_by_the_clock_of_the_bus(clock_is_ahead: timedelta):
+    """A decider with a wrong clock scheduled it; another one, with another clock, decides it."""
+    story = Story(kind=KEYLESS)
+    story.stored_at = began = story.now
+    story.now += clock_is_ahead
+    story.declare()
+    retry = only(RetryScheduled, story.fail("NotDone"))
+    assert retry.at - began == timedelta(seconds=retry.delay_seconds)
+    story.now -= 2 * clock_is_ahead
+    assert not every(ActionRetried, story.wake(retry.delay_seconds / 2))
+    assert every(ActionRetried, story.wake(retry.delay_seconds))

@@ -317,3 +317,16 @@ def test_an_object_that_nobody_has_with_the_label_of_a_resource_of_its_kind(
     found = thing(uid="u9", labels={"reconciler/owner": "log1.default.Block.other"})
     story.see(replace(found, written_by="key"))
     assert (story.outcome, story.reason) == (outcome, "OwnedByAnother")
+
+
+def test_that_an_earlier_object_is_absent_does_not_show_that_no_other_exists():
+    """The observer had read the released uid: an object of the same name may exist all the time."""
+    story, _ = created_by_id()
+    uid, began = story.seen.uid, story.position
+    story.declare({"type": "Square", "color": "Red"}, policy={"mode": "ObserveOnly"})
+    story.see(None, evidence="Read", as_of=began, absent_uid=uid)
+    assert story.outcome == "Waiting"
+    assert not story.see(None, evidence="Read", absent_uid=uid)
+    assert story.outcome == "Waiting"
+    story.see(None)
+    assert story.reason == "ObserveOnly"

@@ -82,7 +82,7 @@ _CLAIMS: Mapping[str, str] = {
     "Returned": "it has the uid of an owned object that an earlier listing did not contain",
     "Found": "it has the owner label of this resource, and a creation had an unknown result",
 }
-_UNCONFIRMED = "; the recorded uid appeared only in the response to the creation"
+_UNCONFIRMED = "; its creation may still have created another object"
 _MARKS: Mapping[str, str] = {
     "Label": "its owner label",
     "Key": "the key of the action",

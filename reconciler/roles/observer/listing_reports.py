@@ -41,7 +41,7 @@ _logger = structlog.get_logger(__name__)
 def is_observed(row: StatusRow, place: Place) -> bool:
     """Return whether a resource depends on reading its object through a configuration."""
     is_there = (row.provider_config, row.kind) == place
-    return is_there and (row.declared or row.owned or row.doubted)
+    return is_there and (row.declared or row.owned or row.doubted or row.is_unconfirmed)
 
 
 class ListingHealth:

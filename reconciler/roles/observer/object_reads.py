@@ -13,6 +13,7 @@ from typing import NamedTuple
 import structlog
 from msgspec.structs import replace
 
+from events.external import ExternalObject
 from events.intake import LossCount, Observed
 from events.log import LogEvent, ReconcileAccepted
 from events.provider_config import ProviderConfigSpec
@@ -22,6 +23,7 @@ from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
+from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.objects.oversize import is_too_large
@@ -60,6 +62,7 @@ class ObjectReads:
         configurations: Configurations,
         providers: ProviderPool,
         models: ReadModels,
+        log_id: str,
         gates: ApiGates,
         twins: TwinDetector | None = None,
         runtime: Runtime = REAL,
@@ -70,6 +73,7 @@ class ObjectReads:
         self._configurations = configurations
         self._providers = providers
         self._models = models
+        self._log_id = log_id
         self._gates = gates
         self._now = runtime.now
         self._clock = runtime.clock
@@ -151,7 +155,21 @@ class ObjectReads:
         losses = LossCount(len(missing), sum(row.owned for row in rows))
         for each in missing:
             await self._publish(each._replace(observed=replace(each.observed, losses=losses)))
-        return found + len(missing)
+        return found + len(missing) + await self._read_late(rows)
+
+    async def _read_late(self, rows: Iterable[StatusRow]) -> int:
+        """Read the other names of creations whose calls may arrive late.
+
+        Return the number of observations.
+        """
+        count = 0
+        for row in rows:
+            names = row.uncertain_names if row.is_unconfirmed and not row.action_id else ()
+            for name in names:
+                if name != row.external_name and (read := await self._read_one(row, name)):
+                    await self._publish(read)
+                    count += 1
+        return count
 
     async def _read_some(
         self, rows: Iterable[StatusRow], config: ProviderConfigSpec
@@ -194,12 +212,14 @@ class ObjectReads:
             return False
         return not row.owned
 
-    async def _read_one(self, row: StatusRow) -> _Read | None:
+    async def _read_one(self, row: StatusRow, late_name: str | None = None) -> _Read | None:
+        """Read the object of a row; or an object that a late call created under another name."""
         name = row.provider_config
         capabilities = self._providers.capabilities(row.kind)
         has_names = capabilities is None or capabilities.deterministic_names
-        uid = row.read_uid(unique_names=has_names)
-        external_name = row.external_name  # the projection may update the row during the read
+        uid = row.read_uid(unique_names=has_names) if late_name is None else None
+        # The projection may update the row during the read.
+        external_name = row.external_name if late_name is None else late_name
         try:
             as_of = await self._intake.last_position()
             began_at, began_by = self._now(), self._clock()
@@ -215,6 +235,8 @@ class ObjectReads:
             what = f"{type(error).__name__}: {error}"
             _logger.warning("reading an object failed", resource=str(row.key), why=what)
             return None
+        if late_name is not None and not self._is_labelled(seen, row):
+            return None
         shown = ""
         if seen is not None:
             searches = self._providers.searches
@@ -222,7 +244,8 @@ class ObjectReads:
             if recorded is None:
                 return None
             seen, shown = recorded
-        if not is_news(shown, row) or is_too_large(seen):
+        is_late = late_name is not None
+        if not (is_late or is_news(shown, row)) or is_too_large(seen):
             return None
         if seen is not None and self._twins is not None:
             suspects, known_version = [Suspect(row.key, seen)], self._models.known_version
@@ -239,3 +262,7 @@ class ObjectReads:
             absent_uid=uid if seen is None else None,
         )
         return _Read(row, observed, began_by)
+
+    def _is_labelled(self, seen: ExternalObject | None, row: StatusRow) -> bool:
+        label = "" if seen is None else seen.labels.get(OWNER_LABEL, "")
+        return resource_of(label, self._log_id) == str(row.key)

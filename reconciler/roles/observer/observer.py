@@ -104,6 +104,7 @@ class Observer:
             configurations=configurations,
             providers=providers,
             models=models,
+            log_id=log_id,
             gates=gates,
             runtime=runtime,
         )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from typing import Literal
 
 import structlog
@@ -119,6 +119,7 @@ class Sweeper:
         configurations: Configurations,
         kinds: KindRegistry,
         models: ReadModels,
+        bus_time: Callable[[], Awaitable[float]],
         stores: SecretStores | None = None,
         runtime: Runtime = REAL,
     ) -> None:
@@ -127,7 +128,7 @@ class Sweeper:
         self._configurations = configurations
         self._kinds = kinds
         self._models = models
-        self._now = runtime.now
+        self._bus_time = bus_time
         self._clock = runtime.clock
         self._new_id = runtime.new_id
         self._soon = asyncio.Event()
@@ -159,7 +160,8 @@ class Sweeper:
 
     async def sweep(self) -> int:
         """Wake every resource whose wait is over. Return their number."""
-        overdue = self._now() - timedelta(seconds=OVERDUE_SECONDS)
+        # The deadlines are times of the bus, and this machine's clock may be wrong.
+        overdue = datetime.fromtimestamp(await self._bus_time() - OVERDUE_SECONDS, UTC)
         damaged = self._models.damage
         every_row = self._models.status
         rows = [every_row[name] for name in self._models.swept if name not in damaged]
