@@ -174,7 +174,7 @@ class DeletionGuard(ManifestStruct, frozen=True):
 
 
 class Retry(ManifestStruct, frozen=True):
-    """Back-off between attempts, in seconds: doubled each time, with jitter."""
+    """Back-off between attempts, in seconds, which grows by a factor of two, with jitter."""
 
     initial_seconds: Annotated[
         _Seconds,

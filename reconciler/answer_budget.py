@@ -1,7 +1,7 @@
-"""Memory for the answers of one API: an answer, the calls under way and a listing have a limit.
+"""Memory for the responses of one API: limits per response, for concurrent calls, and per listing.
 
-Whoever makes a provider call opens a share. The client of the API takes the memory of each answer
-from it before the answer is decoded, and the share returns all of it when the call ends.
+The caller of a provider opens a share. The client of the API takes the memory of each response from
+it before the response is decoded. The share returns all of it when the call ends.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from typing import Final
 _MIB: Final = 1024 * 1024
 
 MAX_ANSWER_BYTES: Final = 128 * _MIB
-"""Decoded: 32 MiB of JSON whose values have 20 characters."""
+"""Decoded size: 32 MiB of JSON whose values have 20 characters."""
 
 MAX_CALLS_BYTES: Final = 2 * MAX_ANSWER_BYTES
-"""Of all answers that the calls of one API use at the same time."""
+"""Of all responses that the calls of one API use at the same time."""
 
 MAX_LISTING_BYTES: Final = 4 * MAX_ANSWER_BYTES
 """Of all pages of a listing: about 100,000 objects of 1 KiB, which are in memory together."""
 
 _VALUE_BYTES: Final = 64
-"""What Python takes for a value beside its text: an empty list 56 and its place 8, a number 32."""
+"""Memory of a Python value in addition to its text: an empty list 56 and its place 8, a number 32.
+"""
 
 _NO_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
 
 
 class AnswerTooLargeError(ValueError):
-    """An answer takes more memory than a limit allows; the message names the limit."""
+    """A response requires more memory than a limit allows. The message names the limit."""
 
 
 class AnswerBudget:
-    """Memory that some answers may take together; ``what`` names them in an error."""
+    """Memory that several responses may use together. ``what`` names them in errors."""
 
     def __init__(self, what: str, most: int) -> None:
         self._what = what
@@ -42,7 +43,7 @@ class AnswerBudget:
 
     @contextmanager
     def share(self) -> Generator[Share]:
-        """Open a share of it, which returns at its end what was taken."""
+        """Open a share of it. At its end, the share returns the memory that was taken."""
         share = Share(self)
         try:
             yield share
@@ -50,7 +51,7 @@ class AnswerBudget:
             self._used -= share.taken
 
     def take(self, size: int) -> None:
-        """Count an answer; raises ``AnswerTooLargeError``."""
+        """Count a response. Raises ``AnswerTooLargeError``."""
         self._used += size
         if self._used > self._most:
             raise AnswerTooLargeError(
@@ -59,20 +60,20 @@ class AnswerBudget:
 
 
 class Share:
-    """What one call or one listing has taken of a budget."""
+    """The part of a budget that one call or one listing has taken."""
 
     def __init__(self, budget: AnswerBudget) -> None:
         self.taken = 0
         self._budget = budget
 
     def take(self, size: int) -> None:
-        """Take memory for an answer; raises ``AnswerTooLargeError``."""
+        """Take memory for a response. Raises ``AnswerTooLargeError``."""
         self.taken += size
         self._budget.take(size)
 
     @contextmanager
     def in_use(self) -> Generator[None]:
-        """Have the clients of APIs take from this share."""
+        """Let the clients of APIs take from this share."""
         token = _SHARE.set(self)
         try:
             yield
@@ -84,9 +85,9 @@ _SHARE: ContextVar[Share | None] = ContextVar("answer_share", default=None)
 
 
 def take_memory(content: bytes) -> None:
-    """Take the memory that JSON will need from the share of this call, if it has one.
+    """Take the memory for decoding JSON from the share of this call, if it has one.
 
-    A client awaits its answer, then calls this, then decodes. Raises ``AnswerTooLargeError``.
+    A client awaits its response, then calls this, then decodes. Raises ``AnswerTooLargeError``.
     """
     size = decoded_bytes(content)
     if size > MAX_ANSWER_BYTES:
@@ -99,5 +100,8 @@ def take_memory(content: bytes) -> None:
 
 
 def decoded_bytes(content: bytes) -> int:
-    """Estimate the memory of decoded JSON, by what begins a value: ``,``, ``[`` and ``{``."""
+    """Estimate the memory of decoded JSON.
+
+    It counts the characters that begin a value: ``,``, ``[`` and ``{``.
+    """
     return len(content) + _VALUE_BYTES * len(content.translate(None, _NO_VALUE))

@@ -28,13 +28,13 @@ class ReconcilerError(Exception):
 
 
 class ConfigurationError(ReconcilerError):
-    """Something that was configured cannot work: an option, a manifest, a ``ProviderConfig``."""
+    """A configured value cannot work: an option, a manifest, a ``ProviderConfig``."""
 
 
 class HostError(ConfigurationError):
     """The host of a process lacks a variable, file, program or library.
 
-    Its message is for the users of the roles, ``local_text`` for those of the process itself.
+    The message is for the users of the roles, ``local_text`` for those of the process itself.
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:
@@ -55,7 +55,7 @@ class UnknownKindError(ConfigurationError):
 
 
 class DeclarationRefusedError(ReconcilerError):
-    """A declaration was refused by the decider; ``reason`` is one word, the text explains it."""
+    """The decider refused a declaration. ``reason`` is one word, and the text explains it."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
@@ -64,19 +64,19 @@ class DeclarationRefusedError(ReconcilerError):
 
 
 class WaitTimeoutError(ReconcilerError):
-    """What was waited for did not happen in time; the work goes on without us."""
+    """An awaited event did not occur in time. The work continues."""
 
 
 class NoSuchMomentError(ReconcilerError):
-    """The log has nothing to say about that time or position; the message says what it has."""
+    """The log contains nothing for that time or position. The message names what it contains."""
 
 
 class ProviderError(ReconcilerError):
-    """A call to an external API did not succeed; the class decides what happens next.
+    """A call to an external API did not succeed. The class decides what happens next.
 
-    ``obstacle`` is what stands in the way, where it is known; of a creation that is refused for
-    good after some of its calls, what those have made. ``retry_after_seconds`` is the API's own
-    wish. ``replayed``: the API said that it had kept this answer with the action's key.
+    ``obstacle``: the object that prevents the call, if known. For a creation that was permanently
+    refused after its first calls, the object that these calls created. ``retry_after_seconds``:
+    requested by the API. ``replayed``: the API returned its stored response to the action's key.
     """
 
     error_class: ErrorClass = "Unknown"
@@ -101,7 +101,7 @@ class ProviderError(ReconcilerError):
 class NotDoneError(ProviderError):
     """Nothing was changed, and the same call may succeed later.
 
-    The API refused the call in its response, or no call was sent. A read that fails is one too. A
+    The API refused the call in its response, or no call was sent. A failed read is one too. A
     failure that proves less is an ``UnknownResultError``.
     """
 
@@ -109,45 +109,45 @@ class NotDoneError(ProviderError):
 
 
 class NotCalledError(NotDoneError):
-    """No call was made, and nothing new is known of the API or of the object."""
+    """No call was sent, so nothing new is known about the API or the object."""
 
 
 class UntrustedApiError(NotDoneError):
-    """The API's certificate cannot be trusted; nothing was sent."""
+    """The API's certificate cannot be trusted. Nothing was sent."""
 
 
 class ThrottledError(ProviderError):
-    """The API wants fewer calls (429). A part of the action may have been done."""
+    """The API requires fewer calls (429). A part of the action may have been executed."""
 
     error_class: ErrorClass = "Throttled"
 
 
 class ConflictError(ProviderError):
-    """What we knew is out of date (409, 412); nothing was done."""
+    """The known state was outdated (409, 412). Nothing was changed."""
 
     error_class: ErrorClass = "Conflict"
 
 
 class NotFoundError(ProviderError):
-    """The object is not there (404); nothing was done.
+    """The object does not exist (404). Nothing was changed.
 
-    Of a creation: what the first of its calls made is gone before the next.
+    For a creation: the object that its first call created was deleted before the next call.
     """
 
     error_class: ErrorClass = "NotFound"
 
 
 class RefusedError(ProviderError):
-    """The API refused the call in its response, and will never accept it; nothing was changed.
+    """The API refused the call in its response, and will never accept it. Nothing was changed.
 
-    Of a creation, ``obstacle`` is the object that the first of its calls created.
+    For a creation, ``obstacle`` is the object that the first of its calls created.
     """
 
     error_class: ErrorClass = "Refused"
 
 
 class UnknownResultError(ProviderError):
-    """The call may have been done, or may still be: nothing proves that it was not.
+    """The call may have been executed, or may still be: nothing proves that it was not.
 
     No response, a cut connection, a response that cannot be read or classified, or a failure after
     the first of several calls of one action.
@@ -159,14 +159,15 @@ class UnknownResultError(ProviderError):
 class UnreadableObjectsError(ProviderError):
     """A listing is complete, except for objects that exist and cannot be shown.
 
-    ``objects``: their names and uids, None for what is unknown. The listing does not prove that
-    one of them is absent; with one of an unknown name, it proves that of no object.
+    ``objects``: their names and uids, None for unknown ones. The listing does not prove that one of
+    them is absent. With an unknown name, it proves the absence of no object.
     """
 
     error_class: ErrorClass = "NotDone"
 
     def __init__(self, message: str, objects: Collection[tuple[str | None, str | None]]) -> None:
-        super().__init__(message, status=HTTPStatus.CONFLICT)  # says nothing of the API's health
+        # shows nothing about the API's health
+        super().__init__(message, status=HTTPStatus.CONFLICT)
         self.objects = objects
 
     def may_have(self, name: str) -> bool:
@@ -175,6 +176,6 @@ class UnreadableObjectsError(ProviderError):
 
 
 class ListingExpiredError(ProviderError):
-    """A listing's continue token is too old (410): list again from the start."""
+    """The continue token of a listing has expired (410). List again from the start."""
 
     error_class: ErrorClass = "NotDone"

@@ -1,8 +1,8 @@
-"""What the roles need from outside: one narrow protocol each, implemented in ``infra``.
+"""What the roles require of their environment: narrow protocols, implemented in ``infra``.
 
-All of them work on lists: a role calls the bus once per micro-batch, never once per event. Every
-method may raise ``BusError`` classes of the implementation. Those mean "unknown", and the roles
-do the same again, which is safe (invariants 3 and 5).
+All of them work on lists: a role calls the bus once per batch, never once per event. Every method
+may raise ``BusError`` classes of the implementation. The result is then unknown, and the roles
+repeat the call, which is safe (invariants 3 and 5).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class StoredEvent(NamedTuple):
 
     @property
     def originator_id(self) -> str:
-        """Of what it is an event, in the words of the `eventsourcing` library."""
+        """Name of the resource, as the `eventsourcing` library calls it."""
         return self.event.subject
 
     @property
     def originator_version(self) -> int:
-        """Which of its events it is, in the words of the `eventsourcing` library."""
+        """Version of the resource after the event, as the `eventsourcing` library calls it."""
         return self.event.resourceversion
 
 
 class LoadedResource(msgspec.Struct, frozen=True, gc=False):
-    """All that the log has of one resource: a state that was kept, and the events after it.
+    """The history of one resource in the log: a stored state, and the events after it.
 
-    ``last_position`` is that of the newest event, 0 for a resource without any. ``damage`` says why
-    the history must not be folded, if it must not; the events are those before it.
+    ``last_position`` is that of the newest event, 0 for a resource without events. ``damage`` is
+    the reason if the history must not be folded. The events are then those before the damage.
     """
 
     last_position: int
@@ -61,7 +61,7 @@ class ResourceAppend(NamedTuple):
 
 
 DamageListener = Callable[[LogDamage], object]
-"""Called in order with the events, once a resource."""
+"""Called in the order of the events, once per resource."""
 
 
 class AppendLostError(Exception):
@@ -69,47 +69,50 @@ class AppendLostError(Exception):
 
 
 class AppendRefusedError(Exception):
-    """The bus will never take an append, as with an event that is too long: nothing was stored."""
+    """The bus will never accept an append, for example because an event is too long.
+
+    Nothing was stored.
+    """
 
 
 class EventFeed(Protocol):
-    """The log's events in order, in lists, followed for ever."""
+    """The events of the log in order, in lists, without an end."""
 
     @property
     def caught_up(self) -> bool:
-        """Whether everything that was in the log at the start has been handed out."""
+        """Whether all events that existed at the start have been delivered."""
         ...
 
     @property
     def position(self) -> int:
-        """The last position handed out."""
+        """Position of the last delivered event."""
         ...
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        """Wait for the next events; an empty list says that the end was reached."""
+        """Wait for the next events. An empty list reports that the end was reached."""
         ...
 
 
 EVENTS_BETWEEN_SAVES: Final = 50
-"""A state is kept after so many events, and none of a shorter history."""
+"""Number of events after which a state is stored. Shorter histories have no stored state."""
 
 
 class EventLog(Protocol):
-    """The event log: the only truth."""
+    """The event log: the only source of truth."""
 
     @property
     def log_id(self) -> str:
-        """A random name that this log got when it was made: no two logs share it."""
+        """Random name that this log got when it was created. No two logs have the same."""
         ...
 
     @property
     def epoch(self) -> str:
-        """A random name that this log got when it was restored last, empty if it never was."""
+        """Random name that this log got at its last restore; empty if it was never restored."""
         ...
 
     @property
     def restored_as_of(self) -> str:
-        """The time of the backup that this log was restored from, empty if it never was."""
+        """Time of the backup from which this log was restored; empty if it was never restored."""
         ...
 
     async def load(
@@ -119,27 +122,27 @@ class EventLog(Protocol):
         from_leader: bool = False,
         use_cache: bool = True,
     ) -> Mapping[ResourceKey, LoadedResource]:
-        """Load many resources; ``from_leader`` after a conflict, where a follower may lag."""
+        """Load many resources. ``from_leader``: after a conflict, because a follower may lag."""
         ...
 
     async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
-        """Append for many resources, all or nothing; gives each resource's new last position.
+        """Append to many resources, all or nothing. Return the new last position of each.
 
-        Raises ``AppendLostError`` when another writer was first for at least one of them, and
-        ``AppendRefusedError`` when at least one event can never be stored.
+        Raises ``AppendLostError`` if another writer was first for at least one of them, and
+        ``AppendRefusedError`` if at least one event can never be stored.
         """
         ...
 
     async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
-        """Keep states by the position they hold for; losing one costs time, never truth."""
+        """Store states with their positions. A lost one only costs time."""
         ...
 
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return each resource's newest position as the leader knows it, 0 for none."""
+        """Return each resource's newest position as known to the leader, 0 for none."""
         ...
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the resources of one kind in one namespace, up to the leader's."""
+        """Read every event of the resources of one kind in a namespace, up to the leader's last."""
         ...
 
     def follow(
@@ -149,11 +152,12 @@ class EventLog(Protocol):
         damaged: DamageListener | None = None,
         max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
-        """Follow the log from behind a position.
+        """Follow the log after a position.
 
-        ``damaged`` is told where the log is not what was written; what a resource has behind its
-        damage is not handed out. ``max_resources`` bounds of how many resources the feed remembers
-        the newest event, to check that the next one follows on it (``events.integrity.LogChains``).
+        ``damaged`` is called where the log differs from what was written. Events of a resource
+        after its damage are not delivered. ``max_resources`` limits the number of resources whose
+        newest event the feed remembers, in order to check that the next event follows it
+        (``events.integrity.LogChains``).
         """
         ...
 
@@ -163,11 +167,11 @@ class EventLog(Protocol):
 
 
 class IntakeDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A message of the intake, to be acknowledged when its events are in the log.
+    """A message of the intake. It is acknowledged when its events are in the log.
 
-    ``position`` is its place in the intake. ``receipt`` belongs to the implementation.
-    ``stored_at`` is when the bus got it, by the bus's clock. ``user`` published it, as the bus's
-    server vouches; empty where it does not.
+    ``position`` is its position in the intake. ``receipt`` belongs to the implementation.
+    ``stored_at`` is when the bus stored it, by the clock of the bus. ``user`` is the publisher
+    according to the server; empty if the server does not name it.
     """
 
     position: int
@@ -182,50 +186,50 @@ class IntakeDelivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class IntakeReader(Protocol):
-    """Reads the intake in order per resource."""
+    """Reads the intake, in order per resource."""
 
     @property
     def slots(self) -> int:
-        """Number of messages of a partition that may be handed out and not acknowledged."""
+        """Number of messages of a partition that may be delivered and not yet acknowledged."""
         ...
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        """Return what is available; wait for at least one message, unless told not to."""
+        """Return the available messages. Wait for at least one, unless told otherwise."""
         ...
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Have these not delivered again soon: they still wait to be decided."""
+        """Delay the next delivery of these, because they still wait for a decision."""
         ...
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Report that these are done with."""
+        """Acknowledge these."""
         ...
 
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
-        """Have these delivered again."""
+        """Request a second delivery of these."""
         ...
 
     async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
-        """Return whether no other reader was handed any of their partitions since these were."""
+        """Return whether no other reader got messages of their partitions after these."""
         ...
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read what was declared of the same resources after these, to look at and not to ack."""
+        """Read later declarations of the same resources, without acknowledging them."""
         ...
 
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
-        """Read all declarations of these resources that the intake still has, to look at.
+        """Read all declarations of these resources in the intake, without acknowledging them.
 
-        Where it has none but those at the positions that are known, the resource may be left out.
+        A resource whose only declarations are at known positions may be left out.
         """
         ...
 
     async def close(self) -> None:
-        """Let another reader take over."""
+        """Close the reader, so that another one continues."""
         ...
 
 
@@ -239,10 +243,10 @@ class IntakeMessageOut(NamedTuple):
 
 
 class NotStoredError(Exception):
-    """Some of several messages were not stored, or that is unknown.
+    """At least one of several messages was not stored, or may not have been.
 
-    ``missing`` are their indexes. Publish only these again: where there is room for a few messages
-    at a time, a repeat of all of them would store the first ones again and again.
+    ``missing`` are the indexes of these. Publish only these again: if there is room for a few
+    messages at a time, a repeat of all would store the first ones again and again.
     """
 
     def __init__(self, why: Exception, missing: Sequence[int]) -> None:
@@ -254,16 +258,16 @@ class IntakeWriter(Protocol):
     """Publishes to the intake."""
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        """Publish all and wait until all are stored; raises ``NotStoredError``."""
+        """Publish all and wait until all are stored. Raises ``NotStoredError``."""
         ...
 
     async def last_position(self) -> int:
-        """Return the intake's last position: the logical time of now."""
+        """Return the last position of the intake: the current logical time."""
         ...
 
 
 class Rejection(NamedTuple):
-    """A declaration that was refused, to be told among the outcomes."""
+    """A refused declaration, to be published among the outcomes."""
 
     key: ResourceKey
     answer: Reply
@@ -272,12 +276,11 @@ class Rejection(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be used, and why.
+    """A message that could not be processed, and the reason.
 
-    ``dedup_key``: what the letter is about, for what would come again and again (a listing's
-    object, an action): the newest letter about it is not repeated while its content is the same.
-    ``content`` is a digest of that. ``usable``: nothing is wrong with the message itself, so it is
-    never given up.
+    ``dedup_key`` identifies the subject of letters that would recur, such as an object of a listing
+    or an action. The newest letter about it is not repeated while its ``content``, a digest, is the
+    same. ``usable``: the message itself is correct, so it is never discarded.
     """
 
     stage: Stage | Literal["quota"]
@@ -289,7 +292,7 @@ class DeadLetter(NamedTuple):
 
 
 class TimerRequest(NamedTuple):
-    """A wish to be woken: one per resource and purpose, a newer one replaces it."""
+    """A request to wake a resource. A newer one for the same resource and purpose replaces it."""
 
     key: ResourceKey
     at: datetime
@@ -297,10 +300,10 @@ class TimerRequest(NamedTuple):
 
 
 class DecisionSink(Protocol):
-    """Where a decider sends what is not an event of the log."""
+    """Destination of a decider's output that is not an event of the log."""
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Schedule retries; a lost timer costs time, never truth."""
+        """Schedule wake-ups. A lost one only costs time."""
         ...
 
     async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
@@ -308,23 +311,26 @@ class DecisionSink(Protocol):
         ...
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
-        """Publish rejected outcomes; if it raises, only some may be stored."""
+        """Publish rejections. If this raises, only some of them may be stored."""
         ...
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        """Store dead letters, or count them where their namespace has its share of the room.
+        """Store dead letters; count those beyond the share of their namespace.
 
-        Gives those for which there is no room now; raises if it is unknown what is stored.
+        Returns those for which there is no room now. Raises if it is unknown which are stored.
         """
         ...
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None:
-        """Count messages that are given up without a letter; if it raises, perhaps they are."""
+        """Count messages that are discarded without a dead letter.
+
+        If this raises, they may be counted.
+        """
         ...
 
 
 class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A decided action or retry, to be acknowledged when its result is in the intake.
+    """A decided action or retry. It is acknowledged when its result is in the intake.
 
     ``is_count_certain``: whether the bus cannot have forgotten an earlier delivery.
     """
@@ -337,29 +343,29 @@ class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotTakenError(Exception):
-    """The bus has no room for the queue of a configuration now; those of others go on."""
+    """The bus has no room for the queue of a configuration now. The queues of others continue."""
 
 
 class ActionReader(Protocol):
-    """Hands out decided actions, each to one worker at a time, and each API's by themselves."""
+    """Delivers each decided action to one worker at a time, with a separate queue per API."""
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        """Take actions of a configuration too: so many at once, until there is room again.
+        """Also read the actions of a configuration, with a limit on unacknowledged ones.
 
-        For one that is read already it changes their number. Raises ``NotTakenError``.
+        For a configuration that is already read, this changes the limit. Raises ``NotTakenError``.
         """
         ...
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
-        """Wait for actions: at least one."""
+        """Wait for at least one action."""
         ...
 
     def make_room(self, delivery: ActionDelivery) -> None:
-        """Take another action in the place of this one, which is not acknowledged yet."""
+        """Allow one more action beside this one, which is not acknowledged yet."""
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
-        """Report that the results of these are stored."""
+        """Acknowledge these: their results are stored."""
         ...
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
@@ -367,14 +373,14 @@ class ActionReader(Protocol):
         ...
 
     async def close(self) -> None:
-        """Take no more."""
+        """Stop reading."""
         ...
 
 
 class ListingDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A part of another observer's listing; ``part`` is None if it could not be read.
+    """A part of another observer's listing. ``part`` is None if it could not be decoded.
 
-    ``stored_at`` is when the bus got it, ``position`` its place in the stream of listings.
+    ``stored_at`` is when the bus stored it, ``position`` its position in the stream of listings.
     """
 
     position: int
@@ -385,54 +391,54 @@ class ListingDelivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListingReader(Protocol):
-    """Hands out the parts of listings that other observers publish."""
+    """Delivers the parts of listings that other observers publish."""
 
     async def next_batch(self) -> Sequence[ListingDelivery]:
         """Wait for parts."""
         ...
 
     async def close(self) -> None:
-        """Take no more."""
+        """Stop reading."""
         ...
 
 
 class LogCertainty(Protocol):
-    """Knows whether the log is still the one that this process has read.
+    """Whether the log still is the one that this process has read.
 
-    After a lost connection it may be another one: a server came back with an older copy of its
-    data. What was decided in one log must not be done for the other.
+    After a lost connection it may be another one, if a server returned with an older copy of its
+    data. Decisions of one log must not be executed for the other.
     """
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is known to be the same."""
+        """Whether it is certain that the log is the same."""
         ...
 
     async def until_certain(self, seconds: float) -> bool:
-        """Wait until that is known, so long at most; gives whether it is."""
+        """Wait until this is certain, with a time limit. Return whether it is."""
         ...
 
 
 class LogWatch(LogCertainty, Protocol):
-    """Finds out whether the log is still the same, by what was read of it."""
+    """Compares the log with what this process has read of it, to detect another log."""
 
     def saw(self, position: int, event: LogEvent) -> None:
         """Remember the newest event that was read."""
         ...
 
     async def run(self) -> None:
-        """Ask for ever; raises when it is another log."""
+        """Compare without an end. Raises when it is another log."""
         ...
 
 
 class RateConflictError(Exception):
-    """Another process has reserved calls since: nothing was stored."""
+    """Another process has reserved calls in the meantime. Nothing was stored."""
 
 
 class RateStore(Protocol):
-    """Keeps, for each rate limit, when its next call would come if calls came at an even pace.
+    """Stores, for each rate limit, when its next call may start if calls are evenly spaced.
 
-    Times are seconds since 1970 by the bus's clock, one for all processes.
+    Times are seconds since 1970 by the clock of the bus, one for all processes.
     """
 
     async def now(self) -> float:
@@ -444,23 +450,26 @@ class RateStore(Protocol):
         ...
 
     async def save(self, name: str, time: float, revision: int) -> int:
-        """Write a time over a revision and give the new one; raises ``RateConflictError``."""
+        """Write a time over a revision, and return the new revision.
+
+        Raises ``RateConflictError``.
+        """
         ...
 
 
 class RowsConflictError(Exception):
-    """Another projector has written since: nothing was stored."""
+    """Another projector has written in the meantime. Nothing was stored."""
 
 
 class RowStore(Protocol):
-    """Keeps the rows of the read models; the one named ``checkpoint`` says as of when they are.
+    """Stores the rows of the read models. The row ``checkpoint`` contains their log position.
 
     Every save writes the checkpoint, so that its revision is that of all rows.
     """
 
     @property
     def rows_at_once(self) -> int:
-        """So many rows are gathered for one save, which takes a few more."""
+        """Number of rows that are collected for one save. The save may contain a few more."""
         ...
 
     async def load(self) -> Mapping[str, bytes]:
@@ -468,13 +477,13 @@ class RowStore(Protocol):
         ...
 
     async def checkpoint(self) -> tuple[bytes, int]:
-        """Read the checkpoint alone, and its revision; empty and 0 if there is none."""
+        """Read only the checkpoint and its revision; empty and 0 if there is none."""
         ...
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        """Write changed rows and the checkpoint over a revision, all or nothing; give the new one.
+        """Write changed rows and the checkpoint over a revision, all or nothing.
 
-        Raises ``RowsConflictError`` when another revision is stored.
+        Returns the new revision. Raises ``RowsConflictError`` if another revision is stored.
         """
         ...
 

@@ -35,8 +35,7 @@ from reconciler.roles.projector.lost_events import LogTooShortError, find_lost
 __all__ = ["ROLES", "Role", "Running", "connected", "initialise", "process_name", "running"]
 
 START_PATIENCE_SECONDS = 60.0
-"""How long a process waits for the streams: a node that recovers, or an election, is no reason to
-end, and to be started again by whoever watches over it."""
+"""Time that a process waits for the streams. A recovering node or an election must not end it."""
 
 
 SECRETS_VARIABLE = "RECONCILER_SECRETS"

@@ -1,8 +1,8 @@
-"""What an HTTP answer means: the ``ProviderError`` class of a refusal, and the body of a success.
+"""The meaning of an HTTP response: the class of a refusal, and the body of a success.
 
-Whether a call was a write is seen from its method. A 4xx proves that a write was not executed, but
-for a few that a gateway sends on its own, or that are about another call. Any other refusal leaves
-the result of a write unknown; after a read there is nothing to be unknown (ADR 0070).
+The method shows whether a call was a write. A 4xx proves that a write was not executed, except for
+a few that a gateway sends by itself, or that concern another call. Any other refusal leaves the
+result of a write unknown; a read has no result that could be unknown (ADR 0070).
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from reconciler.secrecy import Secrecy
 
 MAX_DETAIL_CHARACTERS = 500
 MIN_SEARCHED_CHARACTERS = 16_384
-"""Of a refusal's body, before its beginning is quoted; more where a secret is that long."""
+"""Of a refusal's body that is searched for secrets before its start is quoted; more for long
+secrets."""
 
 MAX_EXPLANATION_BYTES = 1024 * 1024
-"""A longer refusal is not decoded: its beginning is quoted. One of 30 MiB takes 0.1 s to decode."""
+"""A longer refusal is quoted without decoding. Decoding of 30 MiB takes 0.1 s."""
 
-_MAX_UTF8_BYTES = 4  # of a character
+_MAX_UTF8_BYTES = 4  # of one character
 
 
 class _Named(Protocol):
@@ -47,18 +48,19 @@ _T = TypeVar("_T")
 _N = TypeVar("_N", bound=_Named)
 _READS = frozenset({"GET", "HEAD"})
 _PROVES_NOTHING = frozenset({404, 408, 409, 425})
-"""Client errors to a write that a gateway may send after the API got the request, or that are about
-an earlier request with the same key. 429 is another one, with a class of its own."""
+"""Client errors to a write that a gateway may send after the API got the request, or that concern
+an earlier request with the same key. 429 also belongs here, and has its own class."""
 
 _CONFIGURATION_AT_FAULT = {
     401: "check the secret of spec.credentialsRef",
     403: "check the secret of spec.credentialsRef and its permissions",
     404: "nothing exists at this path; check spec.endpoint",
 }
-"""What no other generation of an object would mend: it is tried again until people have."""
+"""Refusals that no other generation of an object would avoid. They are retried until people act."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised for JSON that is none, is of another form, or is nested deeper than the decoder goes."""
+"""Raised for text that is not JSON, has another form, or is nested more deeply than the decoder
+allows."""
 
 _REDIRECTED = 300
 _CLIENT_ERROR = 400
@@ -67,10 +69,10 @@ _ENDS_BY_ITSELF = frozenset({408, 425})
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False):
-    """One call and its whole answer.
+    """One call and its complete response.
 
-    ``url`` is without the query, which may be long. ``headers`` know no upper and lower case, and
-    ``content`` is unpacked. ``secrecy`` hides secrets where the answer is quoted.
+    ``url`` has no query, which may be long. ``headers`` ignore case, and ``content`` is unpacked.
+    ``secrecy`` hides secrets when the response is quoted.
     """
 
     method: str
@@ -82,7 +84,7 @@ class Answer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Problem(msgspec.Struct, frozen=True, gc=False):
-    """The parts of an RFC 9457 problem that are for people."""
+    """The members of an RFC 9457 problem that are meant for people."""
 
     type: str = ""
     title: str = ""
@@ -98,14 +100,14 @@ def is_read(method: str) -> bool:
 
 
 def inconclusive(method: str) -> type[NotDoneError | UnknownResultError]:
-    """Return the class of a call that was sent and not clearly answered."""
+    """Return the class of a call that was sent and got no clear response."""
     return NotDoneError if is_read(method) else UnknownResultError
 
 
 def refusal(response: Answer) -> ProviderError:
-    """Classify an answer that is not a success, and that means nothing special to this API.
+    """Classify a response that is not a success and has no special meaning in this API.
 
-    404 is of the collection: that an object is not there is for the provider to tell.
+    A 404 is that of the collection: providers recognize a missing object themselves.
     """
     status, is_of_read = response.status_code, is_read(response.method)
     text = f"{_call(response)} returned {status}: {problem_text(response)}"
@@ -127,7 +129,7 @@ def refusal(response: Answer) -> ProviderError:
 
 @contextmanager
 def in_doubt(response: Answer) -> Generator[None]:
-    """Keep the result of a write unknown if a read that was to show it fails.
+    """Keep the result of a write unknown if the read that must show it fails.
 
     A 404 to a write proves nothing by itself: any gateway can send one.
     """
@@ -143,7 +145,7 @@ def in_doubt(response: Answer) -> Generator[None]:
 
 
 def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """Decode a success's body; one that cannot be decoded tells nothing about what was done."""
+    """Decode the body of a success. An undecodable one leaves the result unknown."""
     try:
         return decoder.decode(response.content)
     except UNDECODABLE as error:
@@ -151,7 +153,7 @@ def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 def decoded_about(external_name: str, response: Answer, decoder: msgspec.json.Decoder[_N]) -> _N:
-    """Decode a success's body, which must be about the object that was asked for."""
+    """Decode the body of a success, which must be about the requested object."""
     thing = decoded(response, decoder)
     if thing.name != external_name:
         raise unusable(response, f"it describes {quoted(thing.name)}, not {external_name!r}")
@@ -173,7 +175,7 @@ def unusable(response: Answer, why: str) -> ProviderError:
 
 
 def problem_text(response: Answer) -> str:
-    """Return the API's own words: an RFC 9457 problem's, or the start of the body."""
+    """Return the API's explanation: that of an RFC 9457 problem, or the start of the body."""
     problem = explanation(response, _problem_decoder) or _Problem()
     text = problem.detail or problem.title
     if not text:
@@ -183,7 +185,7 @@ def problem_text(response: Answer) -> str:
 
 
 def explanation(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T | None:
-    """Decode the body of a refusal; None if it is of another form or too long."""
+    """Decode the body of a refusal; None if it has another form or is too long."""
     if len(response.content) > MAX_EXPLANATION_BYTES:
         return None
     try:
@@ -193,18 +195,18 @@ def explanation(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T | Non
 
 
 def beginning(content: bytes, characters: int) -> str:
-    """Decode at least the first characters of a body, whatever its length is."""
+    """Decode at least the first characters of a body of any length."""
     return content[: (characters + 1) * _MAX_UTF8_BYTES].decode(errors="replace")
 
 
 def start_of(words: str, response: Answer) -> str:
-    """Return the beginning of an API's words without secrets; it may send megabytes of them."""
-    # Before it is cut: the beginning of a secret would not be found.
+    """Return the start of an API's text without secrets. The text may have megabytes."""
+    # Before it is cut, because the start of a secret would not be found.
     return response.secrecy.hide_start(words, MIN_SEARCHED_CHARACTERS)
 
 
 def retry_after_seconds(response: Answer) -> float | None:
-    """Read ``Retry-After``: seconds, or a date (told by the API's own clock where it sends one)."""
+    """Parse ``Retry-After``: seconds, or a date by the API's own clock if it sends one."""
     text = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         seconds = float(text)

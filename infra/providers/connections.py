@@ -1,9 +1,9 @@
-"""HTTP/1.1 connections to one API: each carries one call at a time, and every call is sent once.
+"""HTTP/1.1 connections to one API. Each carries one call at a time, and every call is sent once.
 
-They know what a client library hides: whether anything of a call was sent. Of a write that is the
-difference between doing it again and asking what became of it (ADR 0003, ADR 0004).
+They expose what a client library hides: whether anything of a call was sent. For a write, this
+decides whether to repeat it or to look up its result (ADR 0003, ADR 0004).
 
-An answer is limited while it is received and while it is unpacked (ADR 0057).
+A response is limited while it is received and while it is unpacked (ADR 0057).
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from infra.providers.host_guard import HostGuard
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Of all headers of an answer. Servers that are in use send less than 16 KiB."""
+"""Of all headers of a response. Servers in use send less than 16 KiB."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Of one answer, as it is sent and as it is unpacked: a page of 1,000 objects of 32 KiB each."""
+"""Of one response, as sent and as unpacked: a page of 1,000 objects of 32 KiB each."""
 
 MAX_HELD_BYTES = 4 * MAX_BODY_BYTES
-"""Of all answers that one API sends at the same time: many large ones would add up."""
+"""Of all responses that one API sends at the same time, because many large ones would add up."""
 
 MAX_PIECES = 250_000
-"""Of a body: some servers send a chunk for each object. Chunks of a byte would keep the loop busy
-for seconds before they are long."""
+"""Of a body. Some servers send a chunk for each object. Chunks of one byte would keep the loop busy
+for seconds before the body is large."""
 
 _LINE_BYTES = 32
-"""What a header takes besides its characters, as HTTP/2 counts it (RFC 9113, 6.5.2)."""
+"""Size of a header in addition to its characters, as HTTP/2 counts it (RFC 9113, 6.5.2)."""
 
 _SMALL_BYTES = 4096
-"""Smaller pieces of a body are joined as they come: each would take 40 bytes besides its own."""
+"""Smaller pieces of a body are joined when they arrive, because each needs 40 additional bytes."""
 
 _KEPT_BYTES = 256 * 1024
-"""A smaller body stays until the connection's next answer: to free it earlier gives its pages back
-to the kernel, and the next answer takes new ones, which costs half as much as the call."""
+"""A smaller body is kept until the connection's next response. To free it earlier would return its
+pages to the kernel, and the next response would need new ones, which costs half as much as the
+call."""
 
 _SLICE_BYTES = 1024 * 1024
 """Unpacked between two turns of the event loop: about a millisecond."""
 
-_SECOND_ADDRESS_SECONDS = 0.25  # RFC 8305: an API that is dead over IPv6 answers over IPv4
+_SECOND_ADDRESS_SECONDS = 0.25  # RFC 8305: an API that is unreachable over IPv6 responds over IPv4
 _ANY_WRAPPER = 47  # zlib or gzip
 _PACKED = frozenset({"gzip", "x-gzip"})
 _UNPACKED = frozenset({"", "identity"})
@@ -60,19 +61,19 @@ _SHOWN_CHARACTERS = 40
 
 
 class NotSentError(Exception):
-    """There was no connection: nothing of the call was sent."""
+    """There was no connection, so nothing of the call was sent."""
 
 
 class ConnectionCutError(ConnectionError):
-    """The connection ended before the answer was there."""
+    """The connection ended before the response was complete."""
 
 
 class UnusableAnswerError(ValueError):
-    """The answer is not HTTP, or exceeds a limit."""
+    """The response is not HTTP, or exceeds a limit."""
 
 
 class _Held:
-    """Size of the answers that the connections to one API receive and unpack."""
+    """Size of the responses that the connections to one API receive and unpack."""
 
     __slots__ = ("size",)
 
@@ -81,7 +82,7 @@ class _Held:
 
 
 class Headers(Mapping[str, str]):
-    """An answer's headers, in upper or lower case; one that was repeated is joined by commas."""
+    """The headers of a response, regardless of case. Repeated ones are joined by commas."""
 
     __slots__ = ("_values",)
 
@@ -89,7 +90,7 @@ class Headers(Mapping[str, str]):
         self._values: dict[str, str] = {}
 
     def add(self, name: str, value: str) -> None:
-        """Take in one line."""
+        """Add one line."""
         lower = name.lower()
         before = self._values.get(lower)
         self._values[lower] = value if before is None else f"{before}, {value}"
@@ -105,7 +106,7 @@ class Headers(Mapping[str, str]):
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """An answer as it came; ``content`` is unpacked."""
+    """A response as it was received; ``content`` is unpacked."""
 
     status: int
     headers: Headers
@@ -113,7 +114,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Connection(asyncio.Protocol):
-    """One connection; its answers are read by the parser's callbacks."""
+    """One connection. The callbacks of the parser read its responses."""
 
     def __init__(self, held: _Held) -> None:
         self.used_at = 0.0
@@ -132,7 +133,7 @@ class Connection(asyncio.Protocol):
         self._unread_bytes = 0
 
     async def exchange(self, request: bytes, deadline: float) -> Received:
-        """Send a request and wait for its whole answer; a connection that fails is closed.
+        """Send a request and wait for its complete response. A failed connection is closed.
 
         ``deadline``: by the loop's clock. Raises ``NotSentError``, ``TimeoutError``,
         ``ConnectionCutError`` or ``UnusableAnswerError``.
@@ -144,7 +145,7 @@ class Connection(asyncio.Protocol):
             self._send(request)
             received = await self._answer
             return await self._unpacked(received, deadline) if _is_packed(received) else received
-        except BaseException:  # given up: its answer must not become the next call's
+        except BaseException:  # abandoned: its response must not be taken for that of the next call
             self.close()
             raise
         finally:
@@ -158,11 +159,11 @@ class Connection(asyncio.Protocol):
             raise NotSentError("the connection was closed")
         try:
             self._transport.write(request)
-        except RuntimeError as error:  # uvloop: it was lost, and nobody has heard of it
+        except RuntimeError as error:  # uvloop: the connection was lost without a callback
             raise NotSentError(str(error)) from error
 
     def close(self) -> None:
-        """Close it at once; who waits for an answer hears that it was cut."""
+        """Close it immediately. A waiting call fails as cut."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -170,11 +171,12 @@ class Connection(asyncio.Protocol):
     # --- the transport's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of no such class
+        """Store the transport."""
+        # uvloop's transports have another class
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Read on in an answer; what nobody asked for ends the connection."""
+        """Parse a part of a response. A response without a request ends the connection."""
         if self._answer is None or self._answer.done():
             self.close()
             return
@@ -191,7 +193,7 @@ class Connection(asyncio.Protocol):
             self._fail(UnusableAnswerError(str(cause)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End; an answer without a length ends with its connection."""
+        """End the connection, and with it a response without a length."""
         is_theirs, self.is_open = self.is_open and exc is None, False
         if is_theirs and self._has_headers and self._ends_with_connection():
             self.on_message_complete()
@@ -200,7 +202,7 @@ class Connection(asyncio.Protocol):
     # --- the parser's callbacks
 
     def on_message_begin(self) -> None:
-        """Forget what came before, such as ``103 Early Hints``; one answer is enough."""
+        """Forget what came before, such as ``103 Early Hints``. One response is enough."""
         if self._answer is None or self._answer.done():
             self.close()
         self._headers, self._header_bytes = Headers(), 0
@@ -208,18 +210,18 @@ class Connection(asyncio.Protocol):
         self._has_headers = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take in a header."""
+        """Add a header."""
         self._header_bytes += len(name) + len(value) + _LINE_BYTES
         if self._header_bytes > MAX_HEADER_BYTES:
             raise _headers_too_long()
         self._headers.add(name.decode(errors="replace"), value.decode(errors="replace"))
 
     def on_headers_complete(self) -> None:
-        """Know that a body follows."""
+        """Note that a body follows."""
         self._has_headers = True
 
     def on_body(self, body: bytes) -> None:
-        """Take in a piece of the body."""
+        """Add a piece of the body."""
         self._body_bytes += len(body)
         self._pieces += 1
         if self._pieces > MAX_PIECES:
@@ -232,7 +234,7 @@ class Connection(asyncio.Protocol):
             self._body.append(bytearray(body))
 
     def on_message_complete(self) -> None:
-        """Return the answer, unless the server only says that it goes on."""
+        """Return the response, unless it is an interim one."""
         status = self._parser.get_status_code()
         self._has_headers = False
         if status < HTTPStatus.OK or self._answer is None or self._answer.done():
@@ -243,10 +245,10 @@ class Connection(asyncio.Protocol):
             self._body = []
         self._answer.set_result(Received(status, self._headers, content))
 
-    # --- within
+    # --- internals
 
     def _take(self, size: int) -> None:
-        """Count what was received or unpacked; raises ``UnusableAnswerError`` above a limit."""
+        """Count received or unpacked bytes. Raises ``UnusableAnswerError`` above a limit."""
         self._received_bytes += size
         self._held.size += size
         if self._received_bytes > MAX_BODY_BYTES:
@@ -262,16 +264,16 @@ class Connection(asyncio.Protocol):
         self._received_bytes = self._unread_bytes = 0
 
     def _check_progress(self, size: int, body_size: int) -> None:
-        """Raise for headers and trailers without an end: the parser keeps them until it has all."""
+        """Raise for headers and trailers without an end, which the parser would keep."""
         self._unread_bytes = 0 if body_size else self._unread_bytes + size
         if self._unread_bytes > MAX_HEADER_BYTES:
             raise _headers_too_long()
 
     async def _unpacked(self, received: Received, deadline: float) -> Received:
-        """Unpack a body, in slices; raises ``TimeoutError`` and ``UnusableAnswerError``."""
+        """Unpack a body, in slices. Raises ``TimeoutError`` and ``UnusableAnswerError``."""
         loop = asyncio.get_running_loop()
         slices: list[bytes] = []
-        packed_bytes, self._received_bytes = self._received_bytes, 0  # a limit of its own
+        packed_bytes, self._received_bytes = self._received_bytes, 0  # a separate limit
         try:
             for piece, is_last in _unpack(received.content):
                 self._take(len(piece))
@@ -298,7 +300,10 @@ class Connection(asyncio.Protocol):
 
 
 def _is_packed(received: Received) -> bool:
-    """Return whether a body is packed; raises ``UnusableAnswerError`` unless as was offered."""
+    """Return whether a body is packed.
+
+    Raises ``UnusableAnswerError`` for an encoding not offered.
+    """
     encoding = received.headers.get("content-encoding", "").lower()
     if not received.content or encoding in _UNPACKED:
         return False
@@ -316,7 +321,7 @@ def _unpack(packed: bytes) -> Iterator[tuple[bytes, bool]]:
     for start in range(0, len(packed), _SLICE_BYTES):
         rest = packed[start : start + _SLICE_BYTES]
         is_full = True
-        while rest or is_full:  # it keeps what does not fit into a full slice
+        while rest or is_full:  # the decompressor keeps what does not fit into a full slice
             piece = unpacker.decompress(rest, _SLICE_BYTES)
             rest, is_full = unpacker.unconsumed_tail, len(piece) == _SLICE_BYTES
             yield piece, unpacker.eof
@@ -331,13 +336,13 @@ def _mebibytes(size: int) -> str:
 
 
 class Connections:
-    """At most so many connections to one host, kept for a while after a call.
+    """A limited number of connections to one host, which are kept for some time after a call.
 
-    ``guard`` judges the addresses of the host each time it was resolved.
+    ``guard`` judges the addresses of the host at each resolution.
 
-    ``socket_path``: of a local socket, in the place of host and port. ``tls`` is None for a plain
-    connection; ``connecting_seconds`` is how long a call may wait for one, ``kept_seconds`` how
-    long an idle one is used again.
+    ``socket_path``: a local socket instead of host and port. ``tls`` is None for a plain
+    connection. ``connecting_seconds``: time limit for a connection. ``kept_seconds``: time during
+    which an idle one is used again.
     """
 
     def __init__(
@@ -366,7 +371,7 @@ class Connections:
         self._is_closed = False
 
     async def exchange(self, request: bytes, seconds: float) -> Received:
-        """Send a request over one of them, and wait for its whole answer, so long in all.
+        """Send a request over one of them, and wait for its complete response, within a time limit.
 
         Raises as a connection's ``exchange``, and ``ssl.SSLCertVerificationError``: nothing was
         sent then either.
@@ -384,7 +389,7 @@ class Connections:
             self._slots.release()
 
     def close(self) -> None:
-        """Close all of them, for good; calls under way hear that they were cut."""
+        """Close all of them permanently. Calls in progress fail as cut."""
         self._is_closed = True
         for each in self._all:
             each.close()
@@ -393,7 +398,8 @@ class Connections:
 
     async def _taken(self) -> Connection:
         if not self._slots.locked():
-            await self._slots.acquire()  # at once: a limit of time costs more than all else here
+            # without a timeout, which would cost more than everything else here
+            await self._slots.acquire()
             if (kept := self._kept()) is not None:
                 return kept
             self._slots.release()
@@ -409,7 +415,7 @@ class Connections:
             raise NotSentError(f"not established within {self._connecting_seconds:g} s") from None
 
     def _kept(self) -> Connection | None:
-        """Take the newest idle one; those that are too old are closed."""
+        """Take the newest idle one, and close those that are too old."""
         oldest = time.monotonic() - self._kept_seconds
         while self._idle and self._idle[0].used_at < oldest:
             self._forget(self._idle.popleft())
@@ -429,9 +435,9 @@ class Connections:
             connection = await self._opened()
         except ssl.SSLCertVerificationError:
             raise
-        except OSError as error:  # of TLS, too
+        except OSError as error:  # also errors of TLS
             raise NotSentError(str(error) or type(error).__name__) from error
-        if self._is_closed:  # while it was made
+        if self._is_closed:  # closed in the meantime
             connection.close()
             raise NotSentError("closed")
         self._all.add(connection)

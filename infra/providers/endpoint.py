@@ -1,4 +1,4 @@
-"""Where an HTTP API is and how to be let in: checks of what people configured."""
+"""Endpoints and credentials of HTTP APIs: checks of configured values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def socket_path(endpoint: str) -> str | None:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """Return an endpoint's URL without a trailing slash; raises ``ConfigurationError``."""
+    """Return an endpoint's URL without a trailing slash. Raises ``ConfigurationError``."""
     try:
         url = URL(endpoint) if endpoint.isprintable() else None
     except ValueError:
@@ -61,7 +61,7 @@ def checked_endpoint(endpoint: str) -> str:
 
 
 def path_segment(external_name: str, name_problem: Callable[[str], str | None]) -> str:
-    """Quote a name for a path; one that is not allowed must not become another path, such as ..
+    """Quote a name for a path. An invalid one must not become another path, such as ..
 
     Raises ``RefusedError``: no object can have that name.
     """
@@ -72,10 +72,11 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
 
 
 def leads_elsewhere(text: str) -> bool:
-    """Return whether a text would be another path at an API that decodes before it routes.
+    """Return whether a text would be another path in an API that decodes before it routes.
 
     Such an API takes an encoded slash for a separator, some take a backslash, and some decode
-    twice. So ``..%2Fadmin`` would lead out of its collection, and ``a/`` or ``/`` to a collection.
+    twice. So ``..%2Fadmin`` would leave its collection, and ``a/`` or ``/`` would name a
+    collection.
     """
     for _ in range(_MAX_DECODINGS):
         if any(segment in ("", ".", "..") for segment in _SEPARATOR.split(text)):
@@ -85,9 +86,9 @@ def leads_elsewhere(text: str) -> bool:
 
 
 def authorization(secret: str | None, header: str | None = None) -> dict[str, str]:
-    """Return the header of a secret, by default a bearer token's; none without a secret.
+    """Return the header of a secret, by default that of a bearer token; none without a secret.
 
-    Raises ``ConfigurationError`` without showing it.
+    Raises ``ConfigurationError`` without showing the secret.
     """
     if secret is None:
         return {}
@@ -103,5 +104,5 @@ def authorization(secret: str | None, header: str | None = None) -> dict[str, st
 
 
 def _shown(endpoint: str) -> str:
-    """Quote a wrong endpoint for a message, unless it may hold a password."""
+    """Quote a wrong endpoint for a message, unless it may contain a password."""
     return "the value (not shown: it has an @)" if "@" in endpoint else repr(endpoint[:200])

@@ -1,8 +1,8 @@
-"""The kind ``File``: content, mode and owner of a file beneath the root of its ``ProviderConfig``.
+"""The kind ``File``: content, mode and owner of a file below the root of its ``ProviderConfig``.
 
-What a file cannot say of itself (labels, uid, whose write was the last, whether its content is a
-secret) is in an extended attribute. Content is shown as a digest only: a plain one of what anybody
-may read, and a keyed one of what is a secret or may be one.
+An extended attribute stores what a file cannot: labels, uid, the key of the last write, and whether
+the content is a secret. Content is shown only as a digest: a plain one if everyone may read the
+file, and a keyed one if it is or may be a secret.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from reconciler.provider.secrets import Secrets
 
 MAX_CONTENT_BYTES: Final = 1024 * 1024
 MAX_PAGE_SIZE = 100
-"""Files read in one call: each up to ``MAX_CONTENT_BYTES``."""
+"""Files that one call reads, each up to ``MAX_CONTENT_BYTES``."""
 
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
@@ -115,7 +115,7 @@ class FileFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FileOutputs(msgspec.Struct, frozen=True):
-    """Where a file is, and how large unless that would say how long a secret is."""
+    """The path of a file, and its size unless that would reveal the length of a secret."""
 
     path: Annotated[str, msgspec.Meta(description="Path of the file.")]
     bytes: Annotated[
@@ -124,16 +124,16 @@ class FileOutputs(msgspec.Struct, frozen=True):
 
 
 class _Content(NamedTuple):
-    """What is to be written; without data the file keeps what it has."""
+    """The content to write. Without data, the file keeps its own."""
 
     data: bytes | None
     is_secret: bool
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a file's fields their canonical form: content with its values, mode of four digits.
+    """Return the canonical form of a file's fields: content with its values, mode of four digits.
 
-    Raises ``InvalidManifestError`` for content that is too large, or names a value that is missing.
+    Raises ``InvalidManifestError`` for content that is too large, or names a missing value.
     """
     content, mode = fields.get("content"), fields.get("mode", "0644")
     if values := fields.get("values"):
@@ -176,7 +176,7 @@ def comparable(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a file's name beneath the root, or nothing."""
+    """Describe what is wrong with a file's name below the root; None if it is valid."""
     segments = name.split("/")
     if not name.isprintable() or len(name.encode()) > _MAX_NAME_BYTES:
         return f"use printable characters, at most {_MAX_NAME_BYTES} bytes"
@@ -193,18 +193,18 @@ def name_problem(name: str) -> str | None:
 
 
 class FileProvider:
-    """Reads and writes files beneath a root."""
+    """Reads and writes files below a root."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._root = FileRoot(root_path(config.endpoint))
         self._secrets = secrets
         self._permit = permit
         self._timeout_seconds = config.limits.request_timeout_seconds
-        # Threads of its own: a disk that hangs keeps nobody else waiting.
+        # Separate threads, so that a hanging disk does not block other work.
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="files")
 
     async def create(self, action: Action) -> Effect:
-        """Create a file where nothing is; our own earlier attempt counts as the first answer."""
+        """Create a file at a free name. Our own earlier attempt counts as the first response."""
         content = await self._content(action)
         return await self._call(lambda: self._create(action, content), writes=True)
 
@@ -214,7 +214,10 @@ class FileProvider:
         return await self._call(lambda: self._update(action, content), writes=True)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete a file that is still the action's, whatever its version; never its folder."""
+        """Delete a file that is still the action's, whatever its version.
+
+        Never delete its folder.
+        """
         return await self._call(lambda: self._delete(action), writes=True)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
@@ -225,7 +228,7 @@ class FileProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the files of a scope, folder by folder; links are not followed and not listed."""
+        """List the files of a scope, folder by folder. Links are neither followed nor listed."""
         size = min(page_size, MAX_PAGE_SIZE)
         prefix, folders, names = scope.prefix or "", [""], list[str]()
         while folders or names:
@@ -239,7 +242,7 @@ class FileProvider:
             yield [each for each in seen if each and scope.has(each.name, each.labels)]
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False)
 
     async def _call(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
@@ -257,7 +260,7 @@ class FileProvider:
             raise failure(error, writes=writes) from None
 
     async def _content(self, action: Action) -> _Content:
-        """Return what the action wants written; a digest stands for what is there already."""
+        """Return the content that the action writes. A digest stands for the existing content."""
         if (problem := name_problem(action.external_name)) is not None:
             raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         content = action.fields["content"]
@@ -278,7 +281,7 @@ class FileProvider:
                 return None
             try:
                 return self._look(folder, name)
-            except PermissionError:  # it is there, and who it is cannot be known
+            except PermissionError:  # it exists, and its uid cannot be read
                 found = stat_of(folder, segment)
                 if found is None:
                     return None
@@ -296,7 +299,8 @@ class FileProvider:
             if found is not None and (is_published or _is_written_by(found, action)):
                 return Effect(found, replayed=True)
             if found is None:
-                with contextlib.suppress(FileExistsError):  # by now: published over nothing else
+                # at this time: published without replacing a file
+                with contextlib.suppress(FileExistsError):
                     return Effect(self._written(folder, action, content, None))
                 found = self._look(folder, action.external_name)
             if found is None and _is_no_file(stat_of(folder, segment)):
@@ -338,7 +342,8 @@ class FileProvider:
             _fill(file, content.data, folder, segment)
             _mark(file, action, content, found)
             own(file, action.fields.get("owner"), action.fields.get("group"))
-            os.fchmod(file, int(action.fields["mode"], 8))  # after the owner: that takes bits off
+            # after the owner, because a change of the owner clears mode bits
+            os.fchmod(file, int(action.fields["mode"], 8))
             os.fsync(file)
             if found is None:
                 try:
@@ -371,9 +376,10 @@ class FileProvider:
             os.close(file)
 
     def _shown(self, file: int, name: str) -> ExternalObject:
-        found = os.fstat(file)  # before the content: what changes meanwhile has another version
+        found = os.fstat(file)  # before the content, so that a later change has another version
         mark, has_attributes = mark_of(file)
-        # A mark may have been taken off what only few may read: that may be a secret all the same.
+        # Another client may have removed the mark from a file that few users may read. It may be a
+        # secret.
         is_secret = not found.st_mode & stat.S_IROTH if mark is None else mark.secret
         outputs: Fields = {"path": str(self._root.path / name)}
         if not is_secret:
@@ -390,7 +396,7 @@ class FileProvider:
 
     def _content_shown(self, file: int, found: os.stat_result, is_secret: bool) -> Fields:
         if found.st_size > MAX_CONTENT_BYTES:
-            return {"bytes": found.st_size}  # as nothing that can be declared
+            return {"bytes": found.st_size}  # a value that cannot be declared
         data = b"".join(islice(_chunks(file), 2))  # it may be growing
         if is_secret:
             return {"secret": self._secrets.digest(data.decode(errors="backslashreplace"))}
@@ -420,7 +426,7 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
     if data is not None:
         _write_all(file, data)
         return
-    # What is there stays; its version is compared before it is replaced.
+    # The existing content stays. Its version is compared before the file is replaced.
     source = opened_file(folder, segment)
     if source is None:
         raise NotDoneError(f"{segment!r} was deleted in the meantime")
@@ -438,7 +444,10 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _mark(file: int, action: Action, content: _Content, found: ExternalObject | None) -> None:
-    """Write the mark; where the filesystem has none, only what is no secret may do without."""
+    """Write the mark.
+
+    On a filesystem without attributes, only a file without secrets is allowed.
+    """
     made = f"file-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
     mark = Mark(
         uid=(found and found.uid) or action.uid or made,
@@ -470,7 +479,10 @@ def _is_no_file(found: os.stat_result | None) -> bool:
 
 
 def _check(found: ExternalObject, action: Action) -> None:
-    """Raise ``ConflictError`` if another file has the name; without attributes, the name is all."""
+    """Raise ``ConflictError`` if another file has the name.
+
+    Without attributes, only the name counts.
+    """
     if None not in (action.uid, found.uid) and action.uid != found.uid:
         raise ConflictError(
             (

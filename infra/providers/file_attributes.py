@@ -1,6 +1,6 @@
-"""What a file says of itself besides its content: our mark, who owns it, its uid and version.
+"""Attributes of a file in addition to its content: mark, owner, uid and version.
 
-Everything here blocks, and raises ``OSError`` as it comes.
+Everything here blocks, and raises ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if sys.platform != "win32":
 
 ATTRIBUTE: Final = "user.reconciler"
 MAX_ATTRIBUTE_BYTES: Final = 3500
-"""What ext4 keeps of all attributes of a file is one block; others may have some, too."""
+"""ext4 has one block for all attributes of a file, and other clients may have attributes, too."""
 
 _GENERATION_OF_INODE: Final = 0x8008_7601  # FS_IOC_GETVERSION
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the extended attribute says of a file; ``owner`` and ``group`` as they were declared."""
+    """The extended attribute of a file; ``owner`` and ``group`` as declared."""
 
     uid: str
     key: str
@@ -45,7 +45,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def mark_of(file: int) -> tuple[Mark | None, bool]:
-    """Return a file's mark, and whether it could have one."""
+    """Return a file's mark, and whether the filesystem can store one."""
     try:
         return _mark_decoder.decode(os.getxattr(file, ATTRIBUTE)), True
     except UNDECODABLE:
@@ -74,20 +74,20 @@ def write_mark(file: int, mark: Mark) -> bool:
 
 
 def uid_of_inode(file: int, found: os.stat_result) -> str:
-    """Tell a file that is not ours from its successors; a number of an inode is used again."""
+    """Distinguish a foreign file from its successors, because inode numbers are used again."""
     generation = bytes(8)
-    with contextlib.suppress(OSError):  # not every filesystem counts
+    with contextlib.suppress(OSError):  # not every filesystem has generations
         generation = fcntl.ioctl(file, _GENERATION_OF_INODE, generation)
     return f"inode-{found.st_ino}-{struct.unpack('=q', generation)[0]}"
 
 
 def version_of(found: os.stat_result) -> str:
-    """Return what is another with each change, by whomever, of content or of anything else."""
+    """Return a value that differs after each change, by any client, of content or attributes."""
     return f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}-{found.st_size}"
 
 
 def owner_of(found: os.stat_result, mark: Mark | None) -> tuple[str, str]:
-    """Return owner and group, in the words of the declaration while they are true: 0 is root."""
+    """Return owner and group, with the declared names while they are true; 0 is root."""
     owner, group = (mark.owner, mark.group) if mark else ("", "")
     return (
         owner if owner and _user_id(owner) == found.st_uid else _user(found.st_uid),
@@ -124,7 +124,7 @@ def _group(number: int) -> str:
 
 
 def own(file: int, owner: str | None, group: str | None) -> None:
-    """Set owner and group where they are given and different; raises ``RefusedError``."""
+    """Set owner and group if they are declared and different. Raises ``RefusedError``."""
     found = os.fstat(file)
     user_id = found.st_uid if owner is None else _user_id(owner)
     group_id = found.st_gid if group is None else _group_id(group)

@@ -1,4 +1,4 @@
-"""What the operating system says no to, as the classes of a provider's errors."""
+"""Errors of the operating system as the classes of a provider's errors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
     errno.EBUSY: NotDoneError,
     errno.EMFILE: NotDoneError,
     errno.ENFILE: NotDoneError,
-    errno.ENOENT: NotDoneError,  # what was there a moment ago
+    errno.ENOENT: NotDoneError,  # it existed a moment before
 }
-"""What the system refuses immediately. Any other failure, such as EIO, proves nothing."""
+"""Errors that the system returns before any effect. Others, such as EIO, prove nothing."""
 
 
 def failure(error: OSError, *, writes: bool) -> ProviderError:
-    """Return what the system refused, as an error of a class, with what it was about."""
+    """Return an error of the system as an error of a class, with its subject."""
     unclassified = UnknownResultError if writes else NotDoneError
     failed = _ERROR_CLASSES.get(error.errno or 0, unclassified)
     where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
@@ -40,7 +40,7 @@ def failure(error: OSError, *, writes: bool) -> ProviderError:
 
 @contextmanager
 def perhaps_done() -> Generator[None]:
-    """Say of a failure that what was done before it may last or not."""
+    """Mark a failure after which earlier effects may or may not persist."""
     try:
         yield
     except OSError as error:
@@ -50,6 +50,6 @@ def perhaps_done() -> Generator[None]:
 
 
 def settle(folder: int) -> None:
-    """Have the disk keep a change of names, before anybody is told of it."""
+    """Write a change of names to the disk, before it is reported."""
     with perhaps_done():
         os.fsync(folder)

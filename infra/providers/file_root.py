@@ -1,6 +1,6 @@
-"""A folder tree that no link leads out of: each step is opened beneath the one before (openat).
+"""A folder tree that no link leads out of: each step is opened below the previous one (openat).
 
-Everything here blocks, and raises ``OSError`` as it comes.
+Everything here blocks, and raises ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if sys.platform != "win32":
     import fcntl
 
 OURS = ".reconciler-"
-"""How the names of our own files begin; nothing else may be named so."""
+"""Prefix of the names of our own files. Other files may not have it."""
 
 ROOT_MARKER = f"{OURS}root"
 LEFTOVER_SECONDS = 3600.0
-"""A temporary file that is older belongs to an action that nobody repeats."""
+"""An older temporary file belongs to an action that is no longer repeated."""
 
 _NO_SEGMENTS = frozenset({"", ".", ".."})
 _MAX_SCANS = 3
@@ -37,23 +37,23 @@ _FOLDER_MODE = 0o755
 
 @dataclass
 class Entries:
-    """What a folder has: files and folders, each by its name beneath the root."""
+    """The contents of a folder: files and folders, each by its name below the root."""
 
     files: list[str] = field(default_factory=list[str])
     folders: list[str] = field(default_factory=list[str])
 
 
 class FileRoot:
-    """A folder, and what is beneath it."""
+    """A folder, and everything below it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @contextmanager
     def folder_of(self, name: str, *, make: bool = False) -> Generator[int | None]:
-        """Open the folder of a name, or None if it is not there and shall not be made.
+        """Open the folder of a name; None if it does not exist and is not to be created.
 
-        Raises ``NotDoneError`` without the root, ``RefusedError`` if a link is on the way.
+        Raises ``NotDoneError`` without the root, ``RefusedError`` if a link is in the path.
         """
         with self._folder(name.split("/")[:-1], make=make) as folder:
             yield folder
@@ -61,7 +61,7 @@ class FileRoot:
     def entries(self, folder_name: str, prefix: str) -> Entries:
         """List the regular files and the folders of a folder that may lead to a prefix.
 
-        What a crash left there long ago is removed.
+        Old leftovers of a crash are removed.
         """
         with self._folder(folder_name.split("/") if folder_name else []) as folder:
             if folder is None:
@@ -80,7 +80,7 @@ class FileRoot:
             return found
 
     def mark(self) -> None:
-        """Leave a sign that the root is the right one, though it may be empty later."""
+        """Mark the root, so that it is recognized even when it is empty later."""
         with contextlib.suppress(OSError):
             os.close(os.open(self.path / ROOT_MARKER, os.O_CREAT | os.O_EXCL, 0o644))
 
@@ -108,7 +108,7 @@ class FileRoot:
             raise NotDoneError(
                 f"the root {self.path} is not a directory; check that its disk is mounted"
             ) from None
-        # What is there when a disk is not mounted is an empty folder: no proof of any absence.
+        # If a disk is not mounted, its mount point is an empty folder: that proves no absence.
         with os.scandir(root) as scan:
             is_empty = next(scan, None) is None
         if is_empty:
@@ -123,7 +123,7 @@ class FileRoot:
 def root_path(endpoint: str) -> Path:
     """Return the folder of an endpoint such as file:///srv/files.
 
-    Raises ``ConfigurationError`` for one that names none.
+    Raises ``ConfigurationError`` for an endpoint without a folder.
     """
     if sys.platform != "linux":
         raise ConfigurationError("files are supported only on Linux")
@@ -137,14 +137,14 @@ def root_path(endpoint: str) -> Path:
 
 
 def temporary_name(key: str) -> str:
-    """Name the temporary file of an action: a repeat of it finds what a crash has left."""
+    """Return the name of an action's temporary file: a repeat finds what a crash has left."""
     return f"{OURS}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def checked_segment(segment: str) -> str:
-    """Return a name of an entry of an open folder; raises ``RefusedError`` for a path.
+    """Return a name of an entry of an open folder. Raises ``RefusedError`` for a path.
 
-    The system calls take a path in its place: an absolute one leads out of every folder.
+    The system calls accept paths, and an absolute one leads out of every folder.
     """
     if segment in _NO_SEGMENTS or "/" in segment or "\0" in segment:
         raise RefusedError(f"{segment!r} is not the name of a file in a directory")
@@ -152,7 +152,7 @@ def checked_segment(segment: str) -> str:
 
 
 def stat_of(folder: int, segment: str) -> os.stat_result | None:
-    """Look at what has a name, without following a link; None if nothing has it."""
+    """Read the attributes of a name, without following a link; None if it does not exist."""
     try:
         return os.stat(checked_segment(segment), dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -160,10 +160,10 @@ def stat_of(folder: int, segment: str) -> os.stat_result | None:
 
 
 def opened_file(folder: int, segment: str) -> int | None:
-    """Open a regular file for reading; None if nothing has the name, or something else."""
+    """Open a regular file for reading; None if the name has no regular file."""
     found = stat_of(folder, segment)
     if found is None or not stat.S_ISREG(found.st_mode):
-        return None  # not even opened: that alone has effects on a device or a pipe
+        return None  # not opened, because that alone affects a device or a pipe
     try:
         file = os.open(segment, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except FileNotFoundError:
@@ -176,9 +176,9 @@ def opened_file(folder: int, segment: str) -> int | None:
 
 @contextmanager
 def temporary(folder: int, segment: str) -> Generator[int]:
-    """Make a temporary file that nobody else may read; it is gone in the end, under this name.
+    """Create a temporary file that only this user may read, and remove the name at the end.
 
-    It is locked as long as its call runs. Raises ``NotDoneError`` if another one of this name is.
+    It is locked while its call runs. Raises ``NotDoneError`` if another call has one of this name.
     """
     discard(folder, segment)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -188,7 +188,8 @@ def temporary(folder: int, segment: str) -> Generator[int]:
         raise _still_running() from None
     try:
         _lock(file)
-        if not is_named(folder, segment, file):  # taken for a leftover before it was locked
+        # another call removed it as a leftover before it was locked
+        if not is_named(folder, segment, file):
             raise _still_running()
         try:
             yield file
@@ -200,13 +201,14 @@ def temporary(folder: int, segment: str) -> Generator[int]:
 
 
 def discard(folder: int, segment: str) -> None:
-    """Remove what a crash has left; raises ``NotDoneError`` if its call still runs."""
+    """Remove a leftover of a crash. Raises ``NotDoneError`` if its call still runs."""
     file = opened_file(folder, segment)
     if file is None:
         return
     try:
         _lock(file)
-        # Only who has the lock removes the name, so it cannot become another's in between.
+        # Only the owner of the lock removes the name, so it cannot belong to another file
+        # meanwhile.
         if is_named(folder, segment, file):
             os.unlink(segment, dir_fd=folder)
     finally:
@@ -238,11 +240,11 @@ def _entered(folder: int, segment: str, *, make: bool) -> int | None:
     made = True
     try:
         os.mkdir(segment, _FOLDER_MODE, dir_fd=folder)
-    except FileExistsError:  # another call made it meanwhile
+    except FileExistsError:  # another call created it in the meantime
         made = False
     inner = os.open(segment, flags, dir_fd=folder)
     if made:
-        os.fchmod(inner, _FOLDER_MODE)  # whatever the umask
+        os.fchmod(inner, _FOLDER_MODE)  # regardless of the umask
         os.fsync(folder)
     return inner
 
@@ -250,8 +252,7 @@ def _entered(folder: int, segment: str, *, make: bool) -> int | None:
 def _scanned(folder: int) -> dict[str, bool]:
     """Return the names of a folder's files, False, and folders, True.
 
-    While it changes, a name can be passed over where a file is replaced under it (btrfs, tmpfs):
-    then what another look shows is added.
+    While the folder changes, a replaced file can be missing (btrfs, tmpfs). A second scan adds it.
     """
     names: dict[str, bool] = {}
     for _ in range(_MAX_SCANS):
@@ -289,5 +290,5 @@ def is_named(folder: int, segment: str, file: int) -> bool:
 
 
 def _still_running() -> NotDoneError:
-    # Of one file, which a tenant can have at will: with a status, it opens no breaker.
+    # Of one file, which a tenant can cause at will. An error with a status opens no breaker.
     return NotDoneError("a call with this key is still running", status=HTTPStatus.CONFLICT)

@@ -1,4 +1,4 @@
-"""Connections of urllib3, and of what is built on it, behind a ``HostGuard``."""
+"""Connections of urllib3, and of libraries that use it, behind a ``HostGuard``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.providers.host_guard import HostGuard
 
 
 def guard_pools(manager: PoolManager, guard: HostGuard) -> None:
-    """Let a manager connect only where a guard permits, through redirects as well."""
+    """Let a manager connect only where a guard permits, also for redirects."""
 
     class GuardedHttp(HTTPConnection):
         def _new_conn(self) -> socket.socket:

@@ -1,7 +1,7 @@
 """The guard of connections: which resolved addresses may be connected to (ADR 0060).
 
-Every connection of a provider to a host passes it after the name was resolved, and is made to an
-address that it returned. So a name that resolves otherwise the next time gains nothing.
+Every connection of a provider to a host passes it after the name was resolved, and uses an address
+that it returned. So another resolution later does not bypass it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class HostAddressError(OSError):
 
 
 class HostGuard(msgspec.Struct, frozen=True):
-    """What may be connected to: every address but the host's own, and what ``allow`` names.
+    """The allowed addresses: all except those of the host itself, and those that ``allow`` names.
 
-    ``is_operators``: the address is from a ``ProviderConfig``, which may write out the host's own.
+    ``is_operators``: the address is from a ``ProviderConfig``, which may contain the host's own.
     """
 
     allow: Allow
     is_operators: bool = False
 
     def usable(self, host: str, port: int, addresses: Sequence[_A]) -> list[_A]:
-        """Return the usable ones of a name's addresses, as ``getaddrinfo`` gives them.
+        """Return the usable addresses of a name, from the result of ``getaddrinfo``.
 
         Raises ``HostAddressError`` if there is none.
         """
@@ -51,11 +51,11 @@ class HostGuard(msgspec.Struct, frozen=True):
         return found
 
     def resolve(self, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolve a name and return its usable addresses; blocks. Raises ``OSError``."""
+        """Resolve a name and return its usable addresses. Blocks. Raises ``OSError``."""
         return self.usable(host, port, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
     def connect(self, host: str, port: int, timeout_seconds: float | None = None) -> socket.socket:
-        """Connect to the first address that accepts; blocks. Raises ``OSError``."""
+        """Connect to the first address that accepts. Blocks. Raises ``OSError``."""
         failure: OSError = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in self.resolve(host, port):
             connection = socket.socket(family, kind, protocol)

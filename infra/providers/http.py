@@ -1,4 +1,4 @@
-"""One external HTTP API: the client that providers share, which makes each call exactly once."""
+"""The HTTP client that providers share. It makes each call exactly once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
-"""Less than the five seconds after which many servers close an idle connection: a call that meets
-the closing has an unknown result."""
+"""Less than the five seconds after which many servers close an idle connection: a call during the
+closing has an unknown result."""
 
 CONNECTING_SHARE = 0.5
-"""How much of a call's time may pass until there is a connection: a call that fails so early is
-known not to have been sent."""
+"""Share of a call's time for the connection. A call that fails so early was not sent."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "reconciler"}
 
 MAX_TARGET_CHARACTERS = 64 * 1024
-"""Of the path and the query of a request: to encode 30 MiB takes seconds."""
+"""Of the path and the query of a request. Encoding 30 MiB takes seconds."""
 
 _OF_A_SOCKET = URL("http://localhost")
 
@@ -48,12 +47,12 @@ Query = Sequence[tuple[str, str]]
 
 
 class HttpApi:
-    """A client of the API at a ``ProviderConfig``'s endpoint; opens no connection until it is used.
+    """A client of the API at a ``ProviderConfig``'s endpoint. It connects at its first use.
 
-    It keeps at most ``limits.concurrency`` connections, and a call with its answer takes at most
+    It keeps at most ``limits.concurrency`` connections, and a call with its response takes at most
     ``limits.request_timeout_seconds``. It never repeats a call and never follows a redirect.
-    ``takes_sockets``: the endpoint may be ``unix:///PATH``, too. ``secret_header``: which header
-    has the secret, where it is no bearer token. ``secrecy`` hides secrets where answers are quoted.
+    ``takes_sockets``: the endpoint may also be ``unix:///PATH``. ``secret_header``: the header of a
+    secret that is not a bearer token. ``secrecy`` hides secrets in quoted responses.
     """
 
     def __init__(
@@ -106,13 +105,13 @@ class HttpApi:
         read_at: float | None = None,
         writes: bool | None = None,
     ) -> Answer:
-        """Make one call and give the whole answer, whatever its status.
+        """Make one call and return the complete response, whatever its status.
 
-        ``read_at``: when what it relies on was read, by ``time.monotonic`` (see ``CallPermit``).
-        ``writes``: whether it changes anything, which else follows from its method.
+        ``read_at``: when the read was made on which it relies, by ``time.monotonic`` (see
+        ``CallPermit``). ``writes``: whether it changes anything; by default, the method decides.
 
-        Raises ``NotDoneError`` if nothing was sent, or if a read was not answered; and
-        ``UnknownResultError`` if a write was not answered.
+        Raises ``NotDoneError`` if nothing was sent, or if a read got no response; and
+        ``UnknownResultError`` if a write got no response.
         """
         if writes is None:
             writes = not is_read(method)
@@ -154,10 +153,10 @@ class HttpApi:
         )
 
     async def find(self, path: str, *, confirm: Callable[[], Awaitable[object]]) -> Answer | None:
-        """Read one object; None if the API says that there is none. Other refusals are raised.
+        """Read one object; None if the API reports that it does not exist. Raises other refusals.
 
-        ``confirm`` asks for the collection, and raises if that is not there either: then 404 comes
-        from a wrong endpoint or from a gateway, and says nothing about the object.
+        ``confirm`` reads the collection, and raises if that does not exist either. The 404 then
+        comes from a wrong endpoint or a gateway, and does not prove that the object is missing.
         """
         answer = await self.call("GET", path)
         if answer.status_code == HTTPStatus.NOT_FOUND:
@@ -168,7 +167,7 @@ class HttpApi:
         return answer
 
     async def close(self) -> None:
-        """Close all connections; who still waits for his turn calls nothing any more."""
+        """Close all connections. A call that waits for its turn is not sent."""
         self._is_closed = True
         self._connections.close()
 
@@ -198,7 +197,10 @@ def _check_limits(limits: Limits) -> None:
 def written_request(
     method: str, target: str, headers: Mapping[str, str], body: bytes | None
 ) -> bytes:
-    """Write a request; raises ``RefusedError`` for what would be another one on the wire."""
+    """Encode a request.
+
+    Raises ``RefusedError`` for a request that would be a different one when sent.
+    """
     if not (target.isascii() and target.isprintable()) or " " in target:
         raise RefusedError(
             f"{method} {target!r}: not sent, because its path is not percent-encoded"

@@ -1,4 +1,4 @@
-"""Times in fields: one spelling, also for those of other clients beyond Python's calendar."""
+"""Times in fields: one notation, also for times of other clients outside Python's calendar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 def in_utc(value: str | None, *, to_seconds: bool = False) -> str | None:
-    """Return a time in UTC; unchanged where it is none between the years 1 and 9999 there."""
+    """Return a time in UTC; unchanged if it is not between the years 1 and 9999 there."""
     if value is None:
         return None
     try:
@@ -21,7 +21,7 @@ def in_utc(value: str | None, *, to_seconds: bool = False) -> str | None:
 
 
 def check_time(field: str, value: datetime | None) -> None:
-    """Raise ``ValueError`` for a declared time that UTC has not."""
+    """Raise ``ValueError`` for a declared time that does not exist in UTC."""
     try:
         _ = value and value.astimezone(UTC)
     except OverflowError:

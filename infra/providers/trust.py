@@ -1,4 +1,4 @@
-"""Whom an HTTPS client trusts, and who it says it is; verification is always on."""
+"""Authorities and client certificates of an HTTPS client. Verification is always on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from reconciler.errors import ConfigurationError
 
 
 def trusting(tls: Tls | None) -> ssl.SSLContext:
-    """Make a context that verifies the API's name and authority.
+    """Build a context that verifies the API's name and authority.
 
-    Without ``tls`` it trusts the authorities that httpx does: SSL_CERT_FILE's, else Mozilla's.
-    Raises ``ConfigurationError``.
+    Without ``tls``, it trusts the same authorities as httpx: those of SSL_CERT_FILE, otherwise
+    Mozilla's. Raises ``ConfigurationError``.
     """
     if tls is None or tls.ca_file is None:
         import httpx  # noqa: PLC0415 - it takes 0.2 s of CPU, and most that start need no TLS
@@ -38,7 +38,7 @@ def trusting(tls: Tls | None) -> ssl.SSLContext:
 
 
 def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
-    """Describe what is wrong with an API's certificate, and what to do."""
+    """Describe what is wrong with an API's certificate, and the remedy."""
     remedy = (
         "set spec.tls.caFile to the authorities to trust, and use the API's host name in "
         "spec.endpoint"

@@ -1,8 +1,8 @@
-"""What an external API must offer to be reconciled: the provider interface.
+"""The provider interface: what Reconciler requires of a client of an external API.
 
 A *provider* is a thin client of one external API for one kind. It makes each call once, classifies
-every failure as one of the ``ProviderError`` classes, and holds no state that matters: retries,
-back-off and ownership are the aggregate's (ADR 0003). What an API can do differs, so a provider
+every failure as one of the ``ProviderError`` classes, and holds no state that matters: the
+aggregate is responsible for retries, back-off and ownership (ADR 0003). APIs differ, so a provider
 declares its ``Capabilities``.
 """
 
@@ -24,18 +24,18 @@ from reconciler.provider.secrets import Secrets
 class Capabilities(msgspec.Struct, frozen=True):
     """What an external API can do.
 
-    ``idempotency_keys``: a repeat with the same key gives the first answer.
-    ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
-    owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the API tells
-    when something changed, and each of the kind's providers is a ``WatchingProvider``. Without
-    ``listing`` the objects of resources are read one by one, at the interval of listings; what
-    nobody declares is then never seen.
-    ``consistency_grace_seconds``: reads and listings may show an effect only so long after it; a
-    ``ProviderConfig`` can raise it. Each is declared because a decision rests on it (ADR 0003).
+    ``idempotency_keys``: a repeat with the same key returns the first response.
+    ``deterministic_names``: Reconciler chooses the name, and it is unique. ``labels``: objects
+    carry the owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the
+    API reports that something changed, and each provider of the kind is a ``WatchingProvider``.
+    Without ``listing``, the objects of resources are read one by one, at the interval of listings.
+    Undeclared objects are then never observed. ``consistency_grace_seconds``: time until reads and
+    listings show an effect; a ``ProviderConfig`` can raise it. A decision depends on each of these
+    fields (ADR 0003).
 
-    What an action of unknown result needs (ADR 0012) follows from these: without keys and unique
-    names a creation must not be repeated before a look, and without labels besides nobody but a
-    person can tell what came of it.
+    They also decide what follows an action of unknown result (ADR 0012). Without keys and unique
+    names, a creation must not be repeated before a lookup. Without labels as well, only an operator
+    can find out what the call did.
     """
 
     idempotency_keys: bool
@@ -48,10 +48,11 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What a write did: the object as the API shows it afterwards (None after a deletion).
+    """Effect of a write: the object as the API shows it afterwards; None after a deletion.
 
-    ``replayed``: the API said that this was the kept answer to an earlier call with the same key.
-    ``absent``: a deletion met nothing: an earlier call of ours, or somebody else, had done it.
+    ``replayed``: the API returned its stored response to an earlier call with the same key.
+    ``absent``: a deletion found no object, because an earlier call or another client had deleted
+    it.
     """
 
     object: ExternalObject | None
@@ -62,49 +63,50 @@ class Effect(msgspec.Struct, frozen=True):
 class Provider(Protocol):
     """A client of one external API for one kind.
 
-    Every method raises a ``ProviderError`` class on failure and never retries by itself.
+    Every method raises a ``ProviderError`` class on failure, and never retries by itself.
     """
 
     async def create(self, action: Action) -> Effect:
         """Create ``action.external_name`` with the action's fields and labels, under its key.
 
-        Raises ``ConflictError`` with the obstacle if an object of that name exists that this key
-        did not create, and without one if it is gone by then; never overwrites one. A call that
-        still runs under the key is an ``UnknownResultError``.
+        Never overwrite an object. Raise ``ConflictError`` if an object of that name exists that
+        this key did not create: with this obstacle, or without one if it no longer exists. A call
+        that still runs under the key is an ``UnknownResultError``.
         """
         ...
 
     async def update(self, action: Action) -> Effect:
-        """Replace the object's fields and labels if it is still ``action.uid`` at its version.
+        """Replace the object's fields and labels if it still is ``action.uid`` at its version.
 
-        Raises ``NotFoundError``, or ``ConflictError`` with what is there now.
+        Raises ``NotFoundError``, or ``ConflictError`` with the object that exists now.
         """
         ...
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the object if it is still ``action.uid``; one that is gone is a success, absent.
+        """Delete the object if it still is ``action.uid``. A missing one is a success, ``absent``.
 
-        Raises ``ConflictError`` with the obstacle if another object has taken the name.
+        Raises ``ConflictError`` with the obstacle if another object has the name now.
         """
         ...
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one object; None is proof that there is none.
+        """Read one object. None proves that it does not exist.
 
-        ``uid``: the object that is meant, where the API makes the ids and names are not unique. An
-        API of unique names reads what has the name. Without either, any object of the name.
+        ``uid`` identifies the object where the API assigns the ids and names are not unique. An API
+        with unique names reads the object of the name. Without a uid, any object of the name.
         """
         ...
 
     def pages(self, scope: Scope, *, page_size: int) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope page by page. Ending without an exception means: the listing is complete.
+        """List a scope page by page. The listing is complete if no exception ends it.
 
-        After the last page, ``UnreadableObjectsError`` names the objects that cannot be shown: one
-        of them must not keep the others from being listed. With one whose name is unknown, the
-        listing does not prove that any object is missing.
+        After the last page, ``UnreadableObjectsError`` names the objects that cannot be shown, so
+        that they do not hide the others. If the name of one is unknown, the listing does not prove
+        that any object is missing.
 
-        Where the kind declares no ``listing``, only the scope of one name and one owner label is
-        searched, and only where names are not unique: so the object of a lost creation is found.
+        If the kind declares no ``listing``, only scopes of one name and one owner label are
+        searched, and only if names are not unique. This finds the object of a creation whose
+        response was lost.
         """
         ...
 
@@ -115,45 +117,46 @@ class Provider(Protocol):
 
 @runtime_checkable
 class WatchingProvider(Provider, Protocol):
-    """A provider of an API that tells when something changed: its kind declares ``watch``.
+    """A provider of an API that reports changes: its kind declares ``watch``.
 
-    What it tells is a hint: the next complete listing begins earlier, and nothing is concluded.
+    A report is a hint: the next complete listing begins earlier, and nothing else follows from it.
     """
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for a change behind the mark ``after``, and return the newest mark.
+        """Wait some time for a change after the mark ``after``, and return the newest mark.
 
         One call: it ends before ``limits.request_timeout_seconds``, with the same mark if nothing
-        changed. Without a mark, give the newest at once. Marks are the API's own; only whether two
-        are equal counts. It must not take a connection from the other calls.
+        has changed. Without a mark, it returns the newest one immediately. Marks are defined by the
+        API; only their equality counts. The call must not occupy a connection that other calls
+        need.
         """
         ...
 
 
 @runtime_checkable
 class LoggingProvider(Provider, Protocol):
-    """A provider whose objects write something that people want to read: a container's output."""
+    """A provider whose objects write output for people, such as a container."""
 
     def logs(
         self, uid: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[bytes]:
-        """Read what an object has written, in pieces of any length, as they come.
+        """Read the output of an object, in pieces of any length, as they arrive.
 
-        ``follow``: go on with what it writes from now on, until it ends. ``tail``: only so many of
-        the lines that are there. Raises ``NotFoundError`` if there is no such object.
+        ``follow``: continue with new output, until the object ends. ``tail``: only this number of
+        existing lines. Raises ``NotFoundError`` if the object does not exist.
         """
         ...
 
 
 @runtime_checkable
 class MeasuredProvider(Provider, Protocol):
-    """A provider that can say what changes by itself all the time: counters, ages, backlogs.
+    """A provider that can read values that change continually: counters, ages, backlogs.
 
-    Such readings are no outputs: they are never recorded, and shown only to who asks.
+    Such readings are not outputs: they are never recorded, and shown only on request.
     """
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Read them for one object; None if there is none."""
+        """Return the readings of one object; None if it does not exist."""
         ...
 
 
@@ -163,8 +166,9 @@ class ProviderFactory(Protocol):
     def __call__(
         self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
     ) -> Provider:
-        """Build a client for a ``ProviderConfig``; opens no connection yet.
+        """Build a client for a ``ProviderConfig``, without opening a connection.
 
-        ``secrets``: those that it may read. ``permit``: to be asked before each request.
+        ``secrets``: the secrets that it may read. ``permit``: the client awaits it before each
+        request.
         """
         ...

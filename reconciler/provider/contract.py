@@ -51,7 +51,7 @@ Capability = Literal["idempotency_keys", "deterministic_names", "labels", "condi
 LABELS = {"reconciler/owner": "test", "team": "a+b & c=d/e"}
 BAD_NAMES = ("..", "a/b", "", "a\n")
 MAX_REQUESTS = 50
-"""More requests than any one call of a provider makes."""
+"""More requests than any call of a provider makes."""
 
 
 _AS_OBJECT: Final = (
@@ -103,7 +103,7 @@ _NOT_DONE: Final = (
 
 
 def expect(actual: object, expected: object, remedy: str, when: str = "") -> None:
-    """Fail with both values, and with what the author of a provider has to do."""
+    """Fail with both values, and with what the author of a provider must do."""
     if actual != expected:
         place = f" ({when})" if when else ""
         pytest.fail(f"{remedy}{place}\n  expected: {expected!r}\n  actual:   {actual!r}")
@@ -118,7 +118,7 @@ class Caught:
 
 @contextmanager
 def raises(*errors: type[ProviderError], remedy: str) -> Generator[Caught]:
-    """Fail unless a call raises one of these classes, with what the author has to do."""
+    """Fail unless a call raises one of these classes, with what the author must do."""
     caught = Caught()
     expected = " or ".join(each.__name__ for each in errors)
     try:
@@ -146,16 +146,16 @@ class Connect(Protocol):
     def __call__(
         self, endpoint: str, *, timeout_seconds: float = 10, secret: str | None = None
     ) -> Provider:
-        """Build it for an endpoint."""
+        """Build a provider for an endpoint."""
         ...
 
 
 class ContractCase:
-    """What each case works with; subclasses say which kind it is, and where its API is.
+    """Inputs of each case. Subclasses name the kind, and where its API is.
 
     ``fields`` and ``other_fields`` are two valid specs that differ. ``refused_fields`` replace some
-    of ``fields`` so that the API refuses to create the object, before it creates anything; where no
-    fields do, override ``refused_create``, or give the reason in ``never_refused``. ``allow`` is
+    of ``fields`` such that the API refuses to create the object, before it creates anything. If no
+    fields do, override ``refused_create``, or state the reason in ``never_refused``. ``allow`` is
     what the kind may use of the host.
     """
 
@@ -168,17 +168,17 @@ class ContractCase:
 
     @pytest.fixture
     def endpoint(self) -> str:
-        """Where the API is, for ``ProviderConfig.spec.endpoint``."""
+        """Endpoint of the API, for ``ProviderConfig.spec.endpoint``."""
         raise NotImplementedError("override the fixture `endpoint`")
 
     @pytest.fixture
     def name(self) -> str:
-        """A name that no other case uses; also a prefix of which no other name starts."""
+        """A name that no other case uses. No other name begins with it."""
         return f"t{uuid4().hex[:12]}"
 
     @pytest_asyncio.fixture
     async def connect(self) -> AsyncIterator[Connect]:
-        """Build providers from the kind."""
+        """A function that builds providers of the kind."""
         built: list[Provider] = []
 
         def build(
@@ -229,12 +229,12 @@ class ContractCase:
             pytest.skip(f"{self.kind.name} cannot change {', '.join(sorted(fixed))} in place")
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
-        """Write an action as a decider does, with a key of its own and no preconditions."""
+        """Build an action as a decider does, with its own key and no preconditions."""
         written = action(operation, name, {} if fields is None else self.object_fields(fields))
         return written if self.can("labels") else msgspec.structs.replace(written, labels={})
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
-        """Write a creation that the API refuses."""
+        """Build a creation that the API refuses."""
         del provider
         if self.never_refused:
             pytest.skip(f"{self.kind.name}: {self.never_refused}")
@@ -248,13 +248,13 @@ class ContractCase:
         return msgspec.structs.replace(create, fields=fields)
 
     def object_fields(self, fields: Fields) -> Fields:
-        """Return what an object should have for a spec."""
+        """Return the fields that an object should have for a spec."""
         return self.kind.object_fields(self.kind.checked_fields(fields))
 
     def upon(
         self, operation: Operation, thing: ExternalObject | None, fields: Fields | None = None
     ) -> Action:
-        """Write an action on an object as it was seen."""
+        """Build an action on an object, with the uid and version of a read."""
         thing = required(thing)
         return upon(self.action(operation, thing.name, fields), thing)
 
@@ -264,31 +264,32 @@ class ContractCase:
         return required(effect.object)
 
     def is_shown_as_ours(self, thing: ExternalObject | None, written: Action) -> bool:
-        """Return whether nothing is shown of an action, or nothing that may be somebody else's."""
+        """Return whether the API shows no object of an action, or none that another client may have
+        made."""
         if thing is None or thing.written_by == written.idempotency_key:
             return True
         if self.can("labels"):
             return written.labels.items() <= thing.labels.items()
-        return thing.written_by is None  # there nothing but the API itself knows the key
+        return thing.written_by is None  # nothing but the API knows the key
 
     async def shown(
         self, provider: Provider, name: str, uid: str | None = None
     ) -> list[ExternalObject]:
-        """Return what a read and a listing show of a name."""
+        """Return what a read and a listing show for a name."""
         found = await provider.read(name, uid)
         listed = await listing(provider, Scope(prefix=name)) if self.kind.lists else []
         return [*([] if found is None else [found]), *listed]
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        """Return whether an object has the fields that were declared, in the normal form."""
+        """Return whether an object has the declared fields, in canonical form."""
         seen, declared = self.kind.normalize(required(thing).fields), self.object_fields(fields)
         if self.kind.comparable is not None:
             seen, declared = self.kind.comparable(seen), self.kind.comparable(declared)
-        # Null is as nothing: that is how a defined kind shows what nobody has declared.
+        # Null is equal to a missing field: a defined kind shows undeclared fields in this way.
         return _without_null(seen) == _without_null(declared)
 
     def check_declared(self, thing: ExternalObject | None, fields: Fields, when: str = "") -> None:
-        """Fail unless an object has the fields that were declared."""
+        """Fail unless an object has the declared fields."""
         if not self.is_as_declared(thing, fields):
             expect(required(thing).fields, self.object_fields(fields), _NORMALIZE, when)
 
@@ -299,7 +300,7 @@ class ContractCase:
 
 
 class ProviderContract(ContractCase):
-    """What ``reconciler.provider.Provider`` promises, whatever lies between it and its API."""
+    """The promises of ``reconciler.provider.Provider``, for any transport to its API."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -449,7 +450,7 @@ class ProviderContract(ContractCase):
             with raises(ConflictError, remedy=_OBSTACLE) as caught:
                 await provider.delete(self.upon("Delete", ours))
             expect(caught.value.obstacle, stranger, _OBSTACLE)
-        else:  # where the API makes the ids, ours is simply gone
+        else:  # the API assigns the ids, so the object is only missing
             absent = (await provider.delete(self.upon("Delete", ours))).absent
             expect(absent, True, _ABSENT)
         expect(await provider.read(name), stranger, _UID)
@@ -505,7 +506,7 @@ class ProviderContract(ContractCase):
     async def test_no_request_is_sent_before_leave_to_call_is_given(
         self, provider: Provider, name: str
     ) -> None:
-        """Else neither a rate limit nor a crash between two requests would be seen ."""
+        """Otherwise no test would notice a missing rate limit, or a crash between two requests."""
         made = await self.made(provider, name)
         other = f"{name}-other"
         for call in (
@@ -556,7 +557,7 @@ class ProviderContract(ContractCase):
                 self.check_ours(half, update, when)
             try:
                 await provider.update(update)
-            except ConflictError as conflict:  # its own beginning has another version
+            except ConflictError as conflict:  # its own first request changed the version
                 await provider.update(self.upon("Update", conflict.obstacle, self.other_fields))
 
             updated = await provider.read(each, created.uid)
@@ -580,7 +581,7 @@ class ProviderContract(ContractCase):
     async def test_a_creation_that_is_refused_and_then_corrected_creates_one_object(
         self, provider: Provider, name: str
     ) -> None:
-        for _ in range(2):  # a repeat is refused as the first call was
+        for _ in range(2):  # a repeat is refused like the first call
             refused = await self.refused_create(provider, name)
             await fails_without_effect(provider.create(refused))
         expect(await self.shown(provider, name), [], _NOT_DONE)
@@ -615,7 +616,7 @@ def _without_null(fields: Fields) -> Fields:
 
 
 def action(operation: Operation, name: str, fields: Fields) -> Action:
-    """Write an action with a key of its own, our labels and no preconditions."""
+    """Build an action with its own key, the owner label and no preconditions."""
     unique = uuid4().hex
     return Action(
         action_id=unique,
@@ -631,16 +632,16 @@ def action(operation: Operation, name: str, fields: Fields) -> Action:
 
 
 def upon(written: Action, thing: ExternalObject) -> Action:
-    """Return an action as one on an object as it was seen."""
+    """Return an action with the uid and version of an object."""
     return msgspec.structs.replace(written, uid=thing.uid, version=thing.version)
 
 
 class _Cut(BaseException):
-    """The process ends here."""
+    """End of the process at this point."""
 
 
 class _CutBefore:
-    """Leave to call that ends a call before one of its requests, as a crash does."""
+    """A permit that ends a call before one of its requests, as a crash does."""
 
     is_free = False
     pace_seconds = 0.0
@@ -656,7 +657,7 @@ class _CutBefore:
 
 
 async def is_cut(request: int, call: Awaitable[object]) -> bool:
-    """End a call before its request of that number; return whether it makes so many."""
+    """End a call before its request of that number. Return whether it makes so many requests."""
     token = CALL_GATE.set(_CutBefore(request))
     try:
         await call
@@ -668,14 +669,17 @@ async def is_cut(request: int, call: Awaitable[object]) -> bool:
 
 
 def numbered(name: str) -> Iterator[tuple[int, str]]:
-    """Count requests from one, each with a name of its own; more than any call makes fail."""
+    """Number requests from one, each with its own name.
+
+    Fail if there are more than any call makes.
+    """
     for number in range(1, MAX_REQUESTS + 1):
         yield number, f"{name}-{number:02}"
     pytest.fail(f"a call makes more than {MAX_REQUESTS} requests")
 
 
 async def fails_without_effect(call: Awaitable[Effect]) -> None:
-    """Make a call whose failure proves that nothing was done, so that its action can end."""
+    """Make a call whose failure proves that it had no effect, so that its action can end."""
     record = CallRecord()
     token = CALL_RECORD.set(record)
     try:
@@ -688,7 +692,7 @@ async def fails_without_effect(call: Awaitable[Effect]) -> None:
 
 
 async def repeated(call: Awaitable[Effect]) -> ExternalObject | None:
-    """Return what a repeated write shows: its answer, or what it says is in its way."""
+    """Return what a repeated write shows: its response, or the obstacle that it reports."""
     try:
         return (await call).object
     except ConflictError as conflict:

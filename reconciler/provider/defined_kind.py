@@ -1,4 +1,4 @@
-"""The kind that a definition describes, with what it is over: an installed kind, or an engine's."""
+"""The kind of a definition, together with the kind beneath it: an installed one, or an engine's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reconciler.provider.kind import Kind, KindRegistry
 
 
 def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> Kind:
-    """Build the kind of a definition; raises ``InvalidManifestError`` with what to do."""
+    """Build the kind of a definition. Raises ``InvalidManifestError`` with a remedy."""
     try:
         spec = msgspec.convert(fields, KindDefinitionSpec)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Definitions: makes a kind of a ``KindDefinition``, over another one (ADR 0033, ADR 0049)."""
+"""Builds the kind of a ``KindDefinition`` over another kind (ADR 0033, ADR 0049)."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _RESERVED: Final = ("providerConfigRef", "policy")
 
 
 def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind) -> DefinedKind:
-    """Return the kind that a definition describes; raises ``InvalidManifestError``.
+    """Return the kind that a definition describes. Raises ``InvalidManifestError``.
 
-    It has the objects, the capabilities and the provider of the kind beneath; only what people
-    declare, and what the objects are called, is its own.
+    It has the objects, the capabilities and the provider of the kind beneath. Only the declared
+    fields and the names of the objects are its own.
     """
     if _API_VERSION.fullmatch(spec.api_version) is None:
         raise InvalidManifestError(
@@ -83,7 +83,7 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
 
 
 def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struct]:
-    """Make a struct of the fields; people's names, such as ``__init__``, are not its attributes."""
+    """Build a struct of the fields. Names such as ``__init__`` do not become its attributes."""
     names = {f"field{number}": each for number, each in enumerate(fields)}
     members: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for attribute, each in names.items():
@@ -97,7 +97,7 @@ def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struc
             members.append((attribute, wanted))
     return msgspec.defstruct(
         name,
-        sorted(members, key=len),  # what has no default comes first
+        sorted(members, key=len),  # fields without a default come first
         rename=names,
         frozen=True,
         forbid_unknown_fields=True,
@@ -107,12 +107,12 @@ def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struc
 def _with_default(value: Any, wanted: Any) -> Any:
     if not isinstance(value, list | dict):
         return value
-    # Each object has one of its own, with what its fields have if nobody declares them.
+    # Each object has its own copy, with the defaults of its fields.
     return msgspec.field(default_factory=lambda: msgspec.convert(value, wanted))
 
 
 def _type(path: str, name: str, field: DefinedField) -> Any:
-    """Return a field's type, with words for people about what becomes of it."""
+    """Return the type of a field, with a description of how its value is used."""
     allowed = ", ".join(map(str, field.values))
     words = [field.about, f"Written to {field.to}." if field.to not in (None, name) else ""]
     words += [f"Allowed values: {allowed}." if allowed else ""]
@@ -122,7 +122,7 @@ def _type(path: str, name: str, field: DefinedField) -> Any:
 
 
 def _form(steps: tuple[Normalization, ...]) -> str:
-    """Return the sentence that says how a value is normalized."""
+    """Return the sentence that describes how a value is normalized."""
     return f"{', '.join(_FORMS[step] for step in steps)}.".capitalize()
 
 
@@ -155,9 +155,10 @@ def _bounds(field: DefinedField, about: str) -> msgspec.Meta:
 
 
 def check_declarable(spec: KindDefinitionSpec) -> None:
-    """Check what can be said of the fields whatever is beneath them.
+    """Check the fields as far as this is possible without the kind beneath.
 
-    Raises ``InvalidManifestError``; it comes first, so that what follows works on few fields.
+    Raises ``InvalidManifestError``. This check comes first, so that the later ones work on few
+    fields.
     """
     every = _every_field(spec.fields, "spec.fields", 1)
     for number, (where, depth, name, field) in enumerate(every):
@@ -253,7 +254,7 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
 
 
 def _check_values(where: str, field: DefinedField) -> None:
-    """Check that what is allowed, and the default, can ever be declared."""
+    """Check that the allowed values and the default can be declared at all."""
     for value in field.values:
         _check_type(
             f"{where}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]

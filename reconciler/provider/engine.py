@@ -1,4 +1,4 @@
-"""Engines: what makes the kind beneath a definition that is over no installed kind."""
+"""Engines: they build the kind beneath a definition that is not over an installed kind."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ COMPOSITION = "composition"
 
 
 class Engine(Protocol):
-    """Makes the kind beneath: how its API is called, and what its objects have."""
+    """Builds the kind beneath: how its API is called, and which fields its objects have."""
 
     def __call__(self, name: str, spec: KindDefinitionSpec) -> Kind:
-        """Make it of a definition; raises ``InvalidManifestError`` with what to do."""
+        """Build the kind of a definition. Raises ``InvalidManifestError`` with a remedy."""
         ...
 
 
 def installed_engine(name: str) -> Engine:
-    """Load an engine; raises ``InvalidManifestError`` if it cannot be used here."""
+    """Load an engine. Raises ``InvalidManifestError`` if it cannot be used here."""
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:
             return cast("Engine", load(entry.value, extra=name))

@@ -1,7 +1,7 @@
-"""Uses of the host: what fields use of the machine behind an API, and which addresses are its own.
+"""Uses of the host: which fields use the machine behind an API, and the addresses of that machine.
 
-All here is pure. What a kind uses is judged by ``ProviderConfig.spec.allow`` before an action is
-decided, and addresses once more when a connection is opened (ADR 0060).
+Everything here is pure. ``ProviderConfig.spec.allow`` is compared with the uses of a kind before an
+action is decided, and with addresses again when a connection is opened (ADR 0060).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from events.manifest import Fields
 _METADATA: Final = frozenset(
     {"100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"}
 )
-"""Where clouds give credentials to a machine, besides link-local addresses."""
+"""Addresses at which clouds give credentials to a machine, in addition to link-local addresses."""
 
 _WITH_IPV4_AT_THE_END: Final = (
     ipaddress.ip_network("::/96"),
@@ -30,11 +30,11 @@ _NOWHERE: Final = (
     ipaddress.ip_network("255.255.255.255/32"),
     ipaddress.ip_network("fec0::/10"),
 )
-"""This network, which Linux takes for loopback; broadcast; site-local addresses of old IPv6."""
+""""This network", which Linux takes for loopback; broadcast; site-local addresses of old IPv6."""
 
 
 class HostUse(NamedTuple):
-    """One use of the host: the field, the list of ``allow`` that must name it, and its value."""
+    """One use of the host: the field, the list in ``allow`` that must contain it, and its value."""
 
     path: str
     category: Category
@@ -53,7 +53,7 @@ def first_refused(uses: Sequence[HostUse], allow: Allow) -> HostUse | None:
 
 
 def is_host_address(address: str) -> bool:
-    """Return whether an IP address leads to the machine that connects, or to nobody in particular.
+    """Return whether an IP address reaches the machine that connects, or no specific machine.
 
     These are loopback, link-local, unspecified, multicast and broadcast addresses, metadata
     services of clouds, and IPv6 addresses that stand for such an IPv4 address.
@@ -76,7 +76,7 @@ def is_host_address(address: str) -> bool:
 
 
 def names_host(host: str) -> bool:
-    """Return whether the text of a host is an address of the machine itself, or localhost."""
+    """Return whether a host name is an address of the machine itself, or localhost."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -87,7 +87,7 @@ def names_host(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Return whether the text of a host is an IP address."""
+    """Return whether a host name is an IP address."""
     try:
         ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -96,7 +96,7 @@ def is_address(host: str) -> bool:
 
 
 def url_host(url: str, default_port: int) -> tuple[str, int]:
-    """Return the host and the port of a URL; no host if it has none that can be read."""
+    """Return the host and the port of a URL; no host if the URL has none that can be parsed."""
     try:
         parts = urlsplit(url)
         port = parts.port or default_port

@@ -1,6 +1,6 @@
-"""What happens on the way to an HTTP API, as test cases: see `reconciler.provider.contract`.
+"""Faults between a client and an HTTP API, as test cases: see `reconciler.provider.contract`.
 
-A proxy stands before the real API, and does harm to single requests.
+A proxy before the real API disturbs single requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from reconciler.provider.contract import (
 )
 
 IMPATIENT_SECONDS: Final = 2.0
-"""For what never comes; half of it must do for a connection, on a busy machine, too."""
+"""Time limit for what never arrives. Half of it must suffice for a connection, on a busy machine
+too."""
 
 _CLASSES: Final = (
     "classify failures as HttpApi and refusal do: NotDoneError or RefusedError only if nothing was "
@@ -62,16 +63,16 @@ _SECRET: Final = (
 
 
 class Harm(Enum):
-    """What happens to a request; bytes in its place are an answer that the API never sees."""
+    """What happens to a request. Bytes in its place are a response that the API never sent."""
 
     NONE = auto()
-    LOSE_REPLY = auto()  # the API does it, then the connection is cut
-    CUT_REPLY = auto()  # the API does it, and half of its answer arrives
-    HOLD_REPLY = auto()  # the API does it, and nothing arrives until the client gives up
+    LOSE_REPLY = auto()  # the API executes it, then the connection is cut
+    CUT_REPLY = auto()  # the API executes it, and half of its response arrives
+    HOLD_REPLY = auto()  # the API executes it, and nothing arrives until the client gives up
 
 
 def answer(status: int, body: str = "", **headers: str) -> bytes:
-    """Write an HTTP answer."""
+    """Build an HTTP response."""
     lines = [f"HTTP/1.1 {status} Planned", f"Content-Length: {len(body.encode())}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "Connection: close", "", body]).encode()
@@ -79,9 +80,9 @@ def answer(status: int, body: str = "", **headers: str) -> bytes:
 
 @dataclass
 class Proxy:
-    """Forwards one request a connection to ``upstream``, unless a harm is planned for it.
+    """Forwards one request per connection to ``upstream``, unless a fault is planned for it.
 
-    Requests with ``spared`` methods are forwarded in any case.
+    Requests with ``spared`` methods are always forwarded.
     """
 
     upstream: str
@@ -102,14 +103,14 @@ class Proxy:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        """Listen no more."""
+        """Stop listening."""
         assert self._server is not None
         self._server.close()
         await self._server.wait_closed()
 
     @property
     def url(self) -> str:
-        """Where the proxy is, with the path of the API that it stands before."""
+        """URL of the proxy, with the path of the API behind it."""
         assert self._server is not None
         port = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{port}{urlsplit(self.upstream).path.rstrip('/')}"
@@ -119,7 +120,7 @@ class Proxy:
         return [method for method, _ in self.requests]
 
     async def fetch(self, path: str) -> bytes:
-        """Read a path of the API, as an answer that can be planned."""
+        """Read a path of the API, as a response that can be planned."""
         return await self._ask(f"GET {path} HTTP/1.1\r\nHost: test", b"")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,7 +132,7 @@ class Proxy:
             await self._treat(head, body, reader, writer)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client is gone: that is part of some plans
+            pass  # the client has closed the connection, as some plans expect
         finally:
             writer.close()
 
@@ -157,7 +158,7 @@ class Proxy:
     async def _ask(self, head: str, body: bytes) -> bytes:
         to = urlsplit(self.upstream)
         reader, writer = await asyncio.open_connection(to.hostname, to.port)
-        # Some APIs answer only to their own name.
+        # Some APIs respond only to requests for their own host name.
         heading, *lines = _closing(head).split(b"\r\n")
         lines = [line for line in lines if not line.lower().startswith(b"host:")]
         named = b"\r\n".join([heading, f"Host: {to.netloc}".encode(), *lines])
@@ -169,7 +170,7 @@ class Proxy:
 
 
 def _closing(head: str) -> bytes:
-    """Have a head say that its connection ends: nobody shall send a second request over it."""
+    """Add to a head that its connection ends, so that no second request uses it."""
     lines = [line for line in head.split("\r\n") if not line.lower().startswith("connection:")]
     return "\r\n".join([*lines, "Connection: close"]).encode("latin-1")
 
@@ -184,9 +185,9 @@ async def _read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 
 
 class HttpFaultContract(ContractCase):
-    """What a provider promises when the way to its HTTP API fails.
+    """The promises of a provider when the connection to its HTTP API fails.
 
-    ``secret_header`` is how its requests carry the secret ``s3cr3t``, in lower case.
+    ``secret_header`` is the form in which its requests carry the secret ``s3cr3t``, in lower case.
     """
 
     pytestmark = pytest.mark.asyncio

@@ -1,8 +1,8 @@
 """Kinds: what can be declared, and the registry that finds them.
 
 A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a factory of its
-provider, and pure functions that say what only the kind knows. It registers itself as an entry
-point of the group ``reconciler.kinds``; nothing else of the project knows it.
+provider, and pure functions with the knowledge that is specific to the kind. It registers itself as
+an entry point of the group ``reconciler.kinds``. No other part of the project refers to it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from reconciler.provider.host_access import HostUse, uses_nothing
 ENTRY_POINT_GROUP = "reconciler.kinds"
 
 MAX_GROWTH_BYTES = 64 * 1024
-"""How much larger references, values and a definition may make the fields of a declaration."""
+"""Bytes that references, values and a definition may add to the fields of a declaration."""
 
 _LOOK_AGAIN = timedelta(seconds=5)
 _NEWLY_INSTALLED = "restart the roles, because these kinds were installed after they started"
@@ -62,7 +62,7 @@ _NOT_INSTALLED = "install its package where the roles run, then restart the role
 
 
 class Readiness(NamedTuple):
-    """Whether an object can be used, with a reason in one word and a message for people."""
+    """Whether an object can be used, with a reason of one word and a message for people."""
 
     is_ready: bool
     reason: str
@@ -72,13 +72,14 @@ class Readiness(NamedTuple):
 READY = Readiness(True, "Ready")
 
 STALLED = "Stalled"
-"""Reason of an object that does not become ready by itself, or has made no progress for long."""
+"""Reason of an object that will not become ready by itself, or has made no progress for a long
+time."""
 
 
 class Progress(NamedTuple):
-    """How far an object is that is not ready: another ``mark`` is progress.
+    """Progress of an object that is not ready. Another ``mark`` is progress.
 
-    Without any for ``deadline_seconds`` it is stalled.
+    Without progress for ``deadline_seconds``, the object is stalled.
     """
 
     mark: str
@@ -98,7 +99,7 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 
 
 class Removal(NamedTuple):
-    """How many of its resources a composed object would lose, and by whose change."""
+    """Number of resources that a composed object would lose, and who made this change."""
 
     lost: int = 0
     total: int = 0
@@ -106,7 +107,7 @@ class Removal(NamedTuple):
 
 
 def removes_nothing(_fields: Fields, _shown: ExternalObject) -> Removal:
-    """Count no parts that would go: who changes what most kinds are made of has said which."""
+    """Count no removed parts: the author of this change named them in the manifest."""
     return Removal()
 
 
@@ -161,10 +162,11 @@ class Kind:
     """
 
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
-    """Decides whether an object that is as declared can be used."""
+    """Decides whether an object that matches its declaration can be used."""
 
     renewal_time: Callable[[Fields, ExternalObject], datetime | None] | None = None
-    """Returns when an object that is as declared must be written again, such as a certificate."""
+    """Returns when an object that matches its declaration must be written again, for example a
+    certificate."""
 
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
     """Returns the progress of an object that is not ready; None for one without a deadline."""
@@ -212,7 +214,7 @@ class Kind:
 
     @property
     def has_spec_of_its_own(self) -> bool:
-        """Whether ``spec`` has the fields of the object, and not what they are made from."""
+        """Whether ``spec`` has the fields of the object itself, without a conversion."""
         return True
 
     @property
@@ -226,17 +228,20 @@ class Kind:
         return str(getattr(self.connect, "extra", ""))
 
     def references(self, fields: Fields, namespace: str) -> Sequence[Reference]:
-        """Return the references of a spec that are its own; raises ``InvalidManifestError``."""
+        """Return the references of a spec without those of its parts.
+
+        Raises ``InvalidManifestError``.
+        """
         return () if self.refers is None else self.refers(fields, namespace)
 
     @property
     def watches(self) -> bool:
-        """Whether its API tells when something changed."""
+        """Whether its API reports changes."""
         return self.capabilities is not None and self.capabilities.watch
 
     @property
     def lists(self) -> bool:
-        """Whether its API can list; else its objects are read one by one."""
+        """Whether its API can list. Otherwise its objects are read one by one."""
         return self.capabilities is None or self.capabilities.listing
 
     def checked_fields(self, fields: Fields) -> Fields:
@@ -246,10 +251,10 @@ class Kind:
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
         try:
-            # As the log gives them back: a tuple would differ from the list that is read.
+            # As the log returns them: a tuple would differ from the list that is read.
             checked = cast("Fields", msgspec.json.decode(msgspec.json.encode(checked)))
             checked = self.normalize(checked) if self.has_spec_of_its_own else checked
-        except OverflowError as error:  # of a time near the year 1 or 9999, in another zone
+        except OverflowError as error:  # a time near the year 1 or 9999, in another zone
             raise InvalidManifestError(f"spec: {error}") from None
         check_growth(fields, checked)
         return checked
@@ -268,11 +273,11 @@ class Kind:
         return name
 
     def object_fields(self, fields: Fields) -> Fields:
-        """Return the fields that an object should have, for checked ones; raises as above."""
+        """Return the fields that an object should have, for checked ones. Raises as above."""
         return fields
 
     def check_declared(self, fields: Fields) -> Fields:
-        """Validate declared fields, and canonicalise those that refer to nothing; raises as above.
+        """Validate declared fields, and canonicalise those without references. Raises as above.
 
         What the kind beneath a defined one refuses is refused as well.
         """
@@ -287,9 +292,9 @@ class Kind:
         return checked
 
     def checked_with_references(self, fields: Fields) -> Fields:
-        """Validate what is known of fields some of which are references; raises as above.
+        """Validate fields of which some are references, as far as they are known. Raises as above.
 
-        The others are checked when they are known.
+        The others are checked when their values are known.
         """
         known = {each.encode_name: each for each in msgspec.structs.fields(self.schema)}
         for name, value in fields.items():
@@ -362,7 +367,7 @@ class EngineKind(Kind):
         return False
 
     def object_fields(self, fields: Fields) -> Fields:
-        """Map the fields; raises ``InvalidManifestError`` if they grow too much."""
+        """Map the fields. Raises ``InvalidManifestError`` if the result is too large."""
         return _mapped(self.maps, fields)
 
 
@@ -371,7 +376,7 @@ class DefinedKind(Kind):
     """A kind that a ``KindDefinition`` describes, over an installed kind or an engine's."""
 
     beneath: Kind
-    """The kind whose objects, provider and capabilities it has."""
+    """The kind beneath, with the same objects, provider and capabilities."""
 
     source: DefinitionRef
     """Generation and digest of its definition."""
@@ -415,7 +420,7 @@ class DefinedKind(Kind):
         return self.beneath.object_name(namespace, self.name_prefix + name)
 
     def object_fields(self, fields: Fields) -> Fields:
-        """Map the fields; raises ``InvalidManifestError`` if they grow too much."""
+        """Map the fields. Raises ``InvalidManifestError`` if the result is too large."""
         return _mapped(self.maps, fields)
 
 
@@ -426,14 +431,15 @@ def _mapped(maps: Callable[[Fields], Fields], fields: Fields) -> Fields:
 
 
 def check_growth(declared: Fields, made: Fields) -> None:
-    """Raise ``InvalidManifestError`` for fields that are much larger than what they are made of.
+    """Raise ``InvalidManifestError`` for fields that are much larger than their declaration.
 
     Events and calls contain them. Hundreds of short declarations, each with the same value in many
     places, would fill the memory of a decider.
     """
     try:
         growth = len(msgspec.json.encode(made)) - len(msgspec.json.encode(declared))
-    except (OverflowError, TypeError, ValueError):  # what is no JSON is refused elsewhere
+    # other code refuses values that JSON cannot represent
+    except (OverflowError, TypeError, ValueError):
         return
     if growth > MAX_GROWTH_BYTES:
         raise InvalidManifestError(
@@ -444,8 +450,8 @@ def check_growth(declared: Fields, made: Fields) -> None:
 
 _MAY_HOLD_A_SECRET = re.compile(r"(?:[^/?#]*//)?[^/?#]*@|.*[?#]", re.DOTALL)
 
-# Where a URL of this scheme has one word before the @, it is a role's name. Of HTTP and NATS that
-# may be a token, so no other scheme is let through.
+# In a URL of this scheme, one word before the @ is a role's name. In HTTP and NATS it may be a
+# token, so no other scheme is allowed.
 _NAMES_A_ROLE = re.compile(r"\Apostgresql://[A-Za-z_][A-Za-z0-9_.-]{0,62}@")
 
 
@@ -459,12 +465,11 @@ def _checked_config(fields: Fields) -> Fields:
 
 
 def _without_secret(fields: Fields) -> Fields:
-    """Return a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
+    """Return a ProviderConfig's fields. Refuse what may be a secret in the place of a reference.
 
-    What is accepted stays in the log for ever. So an endpoint has no password and no query in its
-    URL (and no user but a role of PostgreSQL), and what should name a variable or a file looks
-    like one: tokens have other characters.
-    The refusal does not repeat them.
+    Accepted fields stay in the log permanently. So the URL of an endpoint has no password and no
+    query, and no user but a role of PostgreSQL. The name of a variable or a file must look like
+    one, because tokens have other characters. The refusal does not repeat them.
     """
     reference = cast("dict[str, str | None]", fields.get("credentialsRef") or {})
     env, file = reference.get("env"), reference.get("file")
@@ -493,7 +498,7 @@ PROVIDER_CONFIG = Kind(
     namespace=SYSTEM_NAMESPACE,
     normalize=_checked_config,
 )
-"""How an external API is configured: itself a kind, declared like everything else."""
+"""The configuration of an external API. It is a kind, and declared like every other."""
 
 COMPOSED_SET = Kind(
     name=COMPOSED_SET_KIND,
@@ -501,7 +506,7 @@ COMPOSED_SET = Kind(
     schema=ComposedSetSpec,
     refers=None,
 )
-"""What a composed resource is made of: written by its provider, in the log alone."""
+"""The parts of a composed resource, written by its provider. It exists in the log only."""
 
 COMPOSED_CONTENT = Kind(
     name=COMPOSED_CONTENT_KIND,
@@ -509,7 +514,7 @@ COMPOSED_CONTENT = Kind(
     schema=ComposedContentSpec,
     refers=None,
 )
-"""A portion of what a large composed resource is made of: as ``ComposedSet``."""
+"""A portion of the parts of a large composed resource; see ``ComposedSet``."""
 
 KIND_DEFINITION = Kind(
     name=KIND_DEFINITION_KIND,
@@ -518,7 +523,7 @@ KIND_DEFINITION = Kind(
     namespace=SYSTEM_NAMESPACE,
     refers=None,
 )
-"""A kind that is defined at run time: itself a kind, declared like everything else."""
+"""A kind that is defined at run time. It is a kind itself, and declared like every other."""
 
 REFERENCE = Kind(
     name=REFERENCE_KIND,
@@ -526,11 +531,11 @@ REFERENCE = Kind(
     schema=ReferenceSpec,
     refers=reliance,
 )
-"""Somebody's reliance on a resource of somebody else."""
+"""The dependency of a client on a resource of another client."""
 
 
 class KindRegistry(Mapping[str, Kind]):
-    """The kinds this process knows, by name: installed ones, and those that the log defines."""
+    """The kinds that this process knows, by name: installed ones, and those defined in the log."""
 
     def __init__(
         self,
@@ -551,22 +556,22 @@ class KindRegistry(Mapping[str, Kind]):
         self._hint = ""
 
     def copy(self) -> KindRegistry:
-        """Return a registry of its own for a process, without what was defined."""
+        """Return a registry of its own for a process, without defined kinds."""
         installed = (kind for kind in self._kinds.values() if kind.definition is None)
         return KindRegistry(installed, installed=self._installed, at_start=self._at_start)
 
     def define(self, kind: Kind) -> None:
-        """Know a defined kind, in the place of an older definition of it."""
+        """Add a defined kind, and replace an older definition of it."""
         self._kinds[kind.name] = kind
         if kind.protocol:
             self._defined[kind.name, kind.protocol] = kind
         self._find_providers()
 
     def as_defined(self, name: str, digest: str) -> Kind:
-        """Return a kind whose API is called as a definition of that digest says.
+        """Return a kind whose API calls follow the definition with this digest.
 
         Without a digest, or if an installed kind makes the calls, it is the newest. Raises
-        ``UnknownKindError`` for a definition that this process has not read (yet).
+        ``UnknownKindError`` for a definition that this process has not read yet.
         """
         newest = self[name]
         if not digest or digest == newest.protocol or not newest.protocol:
@@ -619,7 +624,7 @@ class KindRegistry(Mapping[str, Kind]):
         self.check_name(manifest)
 
     def check_name(self, manifest: Manifest) -> None:
-        """Check the name of a manifest that otherwise equals a checked one; raises as above."""
+        """Check the name of a manifest that otherwise equals a checked one. Raises as above."""
         kind, metadata = self[manifest.kind], manifest.metadata
         external_name = metadata.annotations.get(EXTERNAL_NAME_ANNOTATION, metadata.name)
         name = kind.object_name(metadata.namespace, external_name)
@@ -628,12 +633,13 @@ class KindRegistry(Mapping[str, Kind]):
             raise InvalidManifestError(f"external name {name!r}: {problem}")
 
     def missing_hint(self, now: datetime) -> str:
-        """Describe what to do about a kind or a provider that is not registered here.
+        """Describe the remedy for a kind or a provider that is not registered here.
 
-        It tells what was installed since this process started from what is not installed at all.
+        It distinguishes what was installed after the start of this process from what is not
+        installed.
         """
         looked_at = self._looked_at
-        # Anybody can ask, as often as they like; and a clock may go backwards.
+        # Any client can cause this often; and a clock may be set back.
         if looked_at is None or abs(now - looked_at) >= _LOOK_AGAIN:
             self._looked_at = now
             installed = frozenset(() if self._installed is None else self._installed())
@@ -655,8 +661,8 @@ def _installed_names() -> frozenset[str]:
 def installed_kinds() -> KindRegistry:
     """Load every kind that an installed distribution registers.
 
-    Raises ``TypeError`` for an entry point that is not a ``Kind``: a packaging error; and
-    ``ConfigurationError`` if none is registered at all, which is an installation gone wrong.
+    Raises ``TypeError`` for an entry point that is not a ``Kind``, which is a packaging error; and
+    ``ConfigurationError`` if none is registered, because the installation is incomplete.
     """
     kinds: list[Kind] = []
     entries = entry_points(group=ENTRY_POINT_GROUP)

@@ -1,4 +1,4 @@
-"""What an extra of this distribution installs: imported when it is used, and named when missing."""
+"""Libraries of extras: imported when they are used, and named when they are missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_ON_WINDOWS: Final = re.compile(r"sys_platform != ['\"]win32")
 
 @dataclass(frozen=True)
 class LazyProvider:
-    """A provider's class by its name. It takes the ``options`` as keyword arguments."""
+    """The class of a provider, by its name. It takes the ``options`` as keyword arguments."""
 
     target: str
     extra: str = ""
@@ -35,7 +35,7 @@ class LazyProvider:
     def __call__(
         self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
     ) -> Provider:
-        """Import the class and build a client; opens no connection yet.
+        """Import the class and build a client, without opening a connection.
 
         Raises ``MissingExtraError`` if a library of the extra is not installed.
         """
@@ -59,7 +59,7 @@ def load(target: str, *, extra: str) -> Any:
 
 
 def check_extra(extra: str, user: str) -> None:
-    """Raise ``MissingExtraError`` unless all that an extra installs is installed.
+    """Raise ``MissingExtraError`` unless everything that an extra requires is installed.
 
     ``user``: what requires it, as the message names it.
     """
@@ -101,7 +101,7 @@ def _explained(target: str, extra: str) -> Generator[None]:
 
 
 def _distributions(extra: str) -> Generator[str]:
-    """Return what an extra installs, as the metadata of the installed distribution names it."""
+    """Return the requirements of an extra, from the metadata of the installed distribution."""
     for requirement in requires(DISTRIBUTION) or ():
         found = _REQUIREMENT.match(requirement)
         if found is None or found["extra"] != extra:

@@ -16,7 +16,7 @@ from reconciler.errors import NotDoneError, UnreadableObjectsError
 
 _TURN_SECONDS: Final = 0.01
 """Of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up to a
-second if these loop over long lists."""
+second if these iterate over long lists."""
 
 _SMALL_BYTES: Final = 16 * 1024
 """A smaller object is converted within one turn of the event loop."""
@@ -24,15 +24,16 @@ _SMALL_BYTES: Final = 16 * 1024
 _MAX_REASON_CHARACTERS: Final = 500
 
 MAX_TOKEN_CHARACTERS: Final = 8192
-"""Of the token of a page, which is sent back: servers that are in use take requests as long."""
+"""Of the token of a page, which the client sends back. Servers accept request lines of this length.
+"""
 
 _Item = TypeVar("_Item")
 
 
 class Unreadable:
-    """The objects of one listing that cannot be shown, such as one with a date beyond the calendar.
+    """The objects of one listing that cannot be shown, such as one with an impossible date.
 
-    Any client of an API may make such an object, which must not hide the objects of others.
+    Any client of an API may create such an object. It must not hide the objects of others.
     """
 
     def __init__(self) -> None:
@@ -43,10 +44,10 @@ class Unreadable:
         convert: Callable[[], _Item],
         place: Callable[[], tuple[str | None, str | None] | None],
     ) -> _Item | None:
-        """Return a converted object, or None and remember it if that fails for any reason.
+        """Return a converted object; on any failure, remember the object and return None.
 
-        ``place``: its name and uid, None for what is unknown; None if it does not belong to the
-        listing. Where it raises, the name is unknown.
+        ``place`` returns its name and uid, None for an unknown one; or None for an object that does
+        not belong to the listing. If ``place`` raises, the name is unknown.
         """
         try:
             return convert()
@@ -95,8 +96,8 @@ async def all_pages(
 ) -> AsyncIterator[Sequence[ExternalObject]]:
     """Fetch all pages, and keep the objects that belong to the scope.
 
-    Objects are checked even where the API filters by itself: in an exclusive scope what is listed
-    and not declared is deleted, so a filter that an API ignores must not reach that far.
+    Objects are checked even if the API filters: in an exclusive scope, listed objects that are not
+    declared are deleted. A filter that an API ignores must not lead to that.
     """
     async for objects in follow_pages(fetch):
         yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
@@ -128,12 +129,15 @@ async def follow_pages(
 
 
 async def apart(function: Callable[[], _Item], size_bytes: int) -> _Item:
-    """Convert an object of a size; a large one in a thread, so that the event loop goes on."""
+    """Convert an object of this size; a large one in a thread.
+
+    It would block the event loop.
+    """
     return await asyncio.to_thread(function) if size_bytes > _SMALL_BYTES else function()
 
 
 class Turns:
-    """Work in short turns of the event loop: an API may send any number of objects."""
+    """Work in short turns of the event loop, because an API may return any number of objects."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + _TURN_SECONDS

@@ -79,9 +79,9 @@ class NamedObjects(ABC, Generic[_N]):
 
     @abstractmethod
     async def create_object(self, action: Action) -> _N:
-        """Create ``action.external_name`` with the key as mark, and return it.
+        """Create ``action.external_name`` with the key as mark, and return the object.
 
-        Never overwrite: if the API does not refuse an existing name, read before. An API that
+        Never overwrite: if the API does not refuse an existing name, read it first. An API that
         returns the existing object instead needs no check: the base compares the key.
         """
 
@@ -100,9 +100,9 @@ class NamedObjects(ABC, Generic[_N]):
     def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_N]]:
-        """List all objects page by page. Ending without an exception means: it is complete.
+        """List all objects page by page. The listing is complete if no exception ends it.
 
-        The base filters by ``scope``: the API may do it, too. Add what cannot be read to
+        The base filters by ``scope``; the API may do it, too. Add what cannot be read to
         ``unreadable``, so that it hides no other object.
         """
 
@@ -192,10 +192,10 @@ class NamedObjects(ABC, Generic[_N]):
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List a scope. Objects are compared with it here, even where the API filters.
+        """List a scope. Objects are compared with it here, even if the API filters.
 
-        What is listed in an exclusive scope and not declared is deleted, so a filter that an API
-        ignores must not reach that far.
+        In an exclusive scope, listed objects that are not declared are deleted. A filter that an
+        API ignores must not lead to that.
         """
         unreadable = Unreadable()
         async for natives in self.list_objects(scope, page_size, unreadable):
@@ -240,7 +240,7 @@ class NamedObjects(ABC, Generic[_N]):
     async def explain_refused_update(
         self, action: Action, error: ConflictError | NotFoundError
     ) -> Effect:
-        """Read what a refused update met: our own earlier attempt, an obstacle, or nothing."""
+        """Read what a refused update found: our own earlier attempt, an obstacle, or nothing."""
         if error.obstacle is not None:
             raise error
         existing = await self.__find(action.external_name)

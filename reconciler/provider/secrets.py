@@ -1,8 +1,8 @@
 """Secrets for providers: read from a store when they are needed, and never stored.
 
 A spec names a secret of its namespace, or one that is granted to it. Only the process that calls
-the API reads the value, and remembers it to hide it (``reconciler.secrecy``). A keyed digest shows
-a rotation.
+the API reads the value, and remembers it in order to hide it (``reconciler.secrecy``). A keyed
+digest shows a rotation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENV_IS_OFF: Final = "an operator can enable store 'env' with RECONCILER_SECRET_
 
 
 class SecretKey(NamedTuple):
-    """Which secret of a store: its namespace and its name."""
+    """Identity of a secret in a store: its namespace and its name."""
 
     namespace: str
     name: str
@@ -33,31 +33,31 @@ class SecretKey(NamedTuple):
 
 
 class SecretStore(Protocol):
-    """A place where secrets are: files, the environment, or a service with an API."""
+    """A source of secrets: files, the environment, or a service with an API."""
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a secret, or None if it is missing or the namespace ``reader`` may not read it.
 
         The two cases must look the same, so that no namespace can find out what another one has.
-        Raises ``ConfigurationError`` if the secret cannot be read as it is, ``NotDoneError`` if
-        the store does not answer; neither repeats a secret.
+        Raises ``ConfigurationError`` if the secret cannot be read as it is, ``NotDoneError`` if the
+        store does not respond. Neither error contains a secret.
         """
         ...
 
     async def write(self, key: SecretKey, value: str) -> None:
-        """Store a generated secret; raises ``ConfigurationError`` where nothing can be stored."""
+        """Store a generated secret. Raises ``ConfigurationError`` if the store is read-only."""
         ...
 
     async def remove(self, key: SecretKey) -> None:
-        """Remove a generated secret; one that is gone is a success."""
+        """Remove a generated secret. A missing one is a success."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SecretStores:
-    """The stores that a process can read, by name; ``key`` keys the digests of their secrets.
+    """The stores that a process can read, by name. ``key`` keys the digests of their secrets.
 
-    ``secrecy`` remembers what was read from them, and the credentials of APIs.
+    ``secrecy`` remembers the values that were read, and the credentials of APIs.
     """
 
     by_name: Mapping[str, SecretStore] = field(default_factory=dict[str, SecretStore])
@@ -70,7 +70,7 @@ class SecretStores:
 
 
 class Secrets:
-    """What a provider may know of secrets: the credential of its API, and the stores.
+    """The secrets that a provider may use: the credential of its API, and those in the stores.
 
     ``key`` keys the digests: all processes need the same one.
     """
@@ -91,9 +91,9 @@ class Secrets:
         self._read: dict[tuple[str, SecretKey], dict[str, str]] = {}
 
     async def value(self, reference: SecretRef, namespace: str) -> str:
-        """Read a secret for a resource of a namespace; it is hidden from now on.
+        """Read a secret for a resource of a namespace. It is hidden in all output after this.
 
-        Raises ``ConfigurationError`` if it is missing or not granted, and as its store does.
+        Raises ``ConfigurationError`` if it is missing or not granted, and the errors of its store.
         """
         value = await self._value(reference, namespace)
         if value is None:
@@ -101,7 +101,7 @@ class Secrets:
         return value
 
     def former(self, reference: SecretRef, namespace: str) -> list[str]:
-        """Return all values with which a secret was read here, the current one too."""
+        """Return all values with which this process has read a secret, the current one too."""
         return [*self._read.get((reference.store, _key(reference, namespace)), {}).values()]
 
     async def find(self, reference: SecretRef, namespace: str) -> SecretRef | None:
@@ -119,16 +119,16 @@ class Secrets:
         return replace(reference, digest=self.digest(value))
 
     async def remove(self, reference: SecretRef, namespace: str) -> None:
-        """Remove a generated secret of a namespace; one that is gone is a success."""
+        """Remove a generated secret of a namespace. A missing one is a success."""
         await self._store(reference.store).remove(_own(reference, namespace))
 
     def is_of_another_time(self, reference: SecretRef, namespace: str) -> bool:
-        """Return whether a secret was read here, but never with the value of this digest."""
+        """Return whether this process has read a secret, but not with the value of this digest."""
         read = self._read.get((reference.store, _key(reference, namespace)), {})
         return bool(reference.digest and read) and reference.digest not in read
 
     def digest(self, value: str) -> str:
-        """Digest a value, so that it can be compared without being known; empty without a key."""
+        """Return the digest of a value, which allows comparisons only; empty without a key."""
         if not self._key:
             return ""
         keyed = hashlib.blake2b(value.encode(), digest_size=_DIGEST_BYTES, key=self._key)
@@ -168,7 +168,7 @@ def _key(reference: SecretRef, namespace: str) -> SecretKey:
 
 
 def _own(reference: SecretRef, namespace: str) -> SecretKey:
-    """Return the key of a secret that a resource may write; raises ``ConfigurationError``."""
+    """Return the key of a secret that a resource may write. Raises ``ConfigurationError``."""
     key = _key(reference, namespace)
     if key.namespace != namespace:
         raise ConfigurationError(

@@ -120,7 +120,7 @@ def _with_doubt(
 ) -> ResourceEvent:
     """Mark a deletion after which an object of an earlier creation may exist.
 
-    The creation may have created another object than the one that is gone, or its call may arrive
+    The creation may have created another object than the missing one, or its call may arrive
     late, in an API without a listing that would find its object.
     """
     if not isinstance(event, ActionSucceeded) or event.purpose == "Retire":

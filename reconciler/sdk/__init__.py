@@ -93,15 +93,14 @@ async def connect(
     patience_seconds: float = 30.0,
     on_retry: OnRetry = log_retry,
 ) -> AsyncGenerator[Client]:
-    """Connect to the bus of a reconciler; lost connections are repaired.
+    """Connect to the bus of a reconciler. Lost connections are restored.
 
-    ``source`` names your service: it is the actor in the history. ``access`` says which key to use
-    and whom to trust; what it leaves out is taken from the environment (``RECONCILER_CREDENTIALS``,
-    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds`` is how long the first
-    connection may take. ``on_retry`` is called with the number of messages that the server did not
-    confirm within five seconds, before they are sent again. Raises ``BusError`` when the bus cannot
-    be used, and ``ConfigurationError`` for a source that cannot be used or a bus without a
-    reconciler.
+    ``source`` is the name of your service: the actor in the history. ``access`` is the key to use
+    and whom to trust; missing values come from the environment (``RECONCILER_CREDENTIALS``,
+    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds`` is the time limit of the
+    first connection. ``on_retry`` is called with the number of messages that the server did not
+    confirm within five seconds, before they are sent again. Raises ``BusError`` if the bus cannot
+    be used, and ``ConfigurationError`` for an invalid source or a bus without a reconciler.
     """
     _check_source(source)
     nc = await connection.connect(
@@ -119,7 +118,10 @@ async def connect(
 async def client_on(
     nc: Connection, *, source: str, on_retry: OnRetry = log_retry
 ) -> AsyncGenerator[Client]:
-    """Make a client on a connection that stays its maker's; raises as ``connect``."""
+    """Make a client on an existing connection, which the client does not close.
+
+    Raises as ``connect``.
+    """
     _check_source(source)
     await check_log_format(nc)
     if not await has_log(nc):

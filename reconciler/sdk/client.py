@@ -1,6 +1,6 @@
-"""The client that other services use: declare, wait, follow, read; see ``reconciler.sdk``.
+"""The client of other services: declare, wait, follow, read; see ``reconciler.sdk``.
 
-Resources are named by ``ResourceKey`` or ``"namespace/kind/name"``; positions are those of the
+A resource is named by a ``ResourceKey`` or ``"namespace/kind/name"``. Positions are those of the
 stream that a method reads. Every method may raise ``BusError``.
 """
 
@@ -74,7 +74,7 @@ AnyManifest = Manifest | Mapping[str, Any]
 
 
 class Client:
-    """A service's connection to the reconciler; many tasks may use it at once."""
+    """A service's connection to the reconciler. Many tasks may use it concurrently."""
 
     def __init__(self, bus: JetStreamClientBus, nc: Connection) -> None:
         self._bus = bus
@@ -91,15 +91,16 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Declare a resource and wait until the declaration is accepted: not until it is done.
+        """Declare a resource, and wait until the declaration is accepted: not until it converges.
 
-        With ``expected_generation`` it is refused unless the resource's generation is that one (0:
-        it does not exist yet). The ``reason`` is kept in the history; alone it is nothing new.
+        With ``expected_generation``, it is refused unless the resource has that generation (0: it
+        does not exist yet). The ``reason`` is kept in the history; a new reason alone makes no new
+        generation.
 
         Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
-        ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` when it is
-        unknown whether it was stored or decided: repeat it, which is safe (with an expected
-        generation the repeat may be refused as stale, since the first did it).
+        ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` if it is
+        unknown whether it was stored or decided. Repeat it then, which is safe. With an expected
+        generation the repeat may be refused as stale, because the first one was accepted.
         """
         message = declaration(manifest, expected_generation, reason=reason)
         return await self._ask_one(message, timeout_seconds)
@@ -112,10 +113,10 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Declare many resources at once; gives each one's answer or refusal, in order.
+        """Declare many resources at once. Return each reply or refusal, in order.
 
-        All are checked before the first is sent. ``expected_generations``: of each, as far as they
-        go. Raises as ``declare``, but gives refusals.
+        All are checked before the first is sent. ``expected_generations``: one for each, as far as
+        the list goes. Raises as ``declare``, but returns refusals.
         """
         messages = [
             declaration(manifest, expected, reason=reason)
@@ -126,9 +127,9 @@ class Client:
     async def plan(
         self, manifests: Iterable[AnyManifest] = (), *, withdraw: Iterable[ResourceName] = ()
     ) -> Plan:
-        """Foresee exactly what would come of declarations, by the kinds that are installed here.
+        """Compute the exact effect of declarations, with the kinds that are installed here.
 
-        ``withdraw``: whose declarations are taken back after that. Nothing is declared. Raises
+        ``withdraw``: resources whose declarations are then withdrawn. Nothing is declared. Raises
         ``InvalidManifestError`` or ``InvalidNameError``.
         """
         from reconciler.sdk.plan import planned  # noqa: PLC0415 - who plans pays: it has a decider
@@ -137,7 +138,7 @@ class Client:
         return await planned(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
 
     def manifest_sets(self, *, timeout_seconds: float = 30.0) -> ManifestSets:
-        """Return what declares sets of manifests by name, and knows what each has."""
+        """Return the named sets of manifests on this bus, and their contents."""
         from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - who needs it pays
 
         async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
@@ -155,9 +156,9 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Declare what was planned: of each exactly that comes, or it is refused (PlanOutdated).
+        """Declare a plan: each resource changes exactly as planned, or is refused (PlanOutdated).
 
-        Gives and raises as ``declare_many``; what a plan only follows is left out.
+        Returns and raises as ``declare_many``. Resources that a plan only follows are left out.
         """
         messages = [
             declaration(each.manifest, plan=each.ref, reason=reason)
@@ -174,23 +175,23 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Take a declaration back; raises as ``declare``."""
+        """Withdraw a declaration. Raises as ``declare``."""
         message = withdrawal(resource, expected_generation, reason)
         return await self._ask_one(message, timeout_seconds)
 
     async def withdraw_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Take many declarations back; gives and raises as ``declare_many``."""
+        """Withdraw many declarations. Returns and raises as ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def reconcile_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Have resources looked at now, and whatever waits there done; the history says who asked.
+        """Read the objects of resources now, and end their waits. The history names the client.
 
-        Of a ``ProviderConfig`` all that it lists. Gives and raises as ``declare_many``.
+        For a ``ProviderConfig``, everything that it lists. Returns and raises as ``declare_many``.
         """
         messages = [look(resource, reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
@@ -198,9 +199,9 @@ class Client:
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> None:
-        """Declare resources and return when they are stored, whether accepted or not.
+        """Declare resources, and return when they are stored, whether they are accepted or not.
 
-        Refusals are among the outcomes. Raises as ``declare``, but no refusals.
+        Refusals are among the outcomes. Raises as ``declare``, except for refusals.
         """
         messages = [declaration(manifest) for manifest in manifests]
         await self._bus.store(messages, timeout_seconds=timeout_seconds)
@@ -210,7 +211,7 @@ class Client:
     async def request_finalizer(
         self, resource: ResourceName, finalizer: str, *, timeout_seconds: float = 10.0
     ) -> Reply:
-        """Hold a declared resource: it is neither deleted nor released until you let it go.
+        """Hold a declared resource: it is not deleted or released until you remove the finalizer.
 
         ``finalizer`` is a name of your own, such as ``billing/last-invoice``. Raises as
         ``declare``.
@@ -226,7 +227,7 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Take a finalizer off; another service's only with ``force``. Raises as ``declare``."""
+        """Remove a finalizer; one of another service only with ``force``. Raises as ``declare``."""
         message = finalizer_release(resource, finalizer, force=force, reason=reason)
         return await self._ask_one(message, timeout_seconds)
 
@@ -241,7 +242,7 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Decide about resources that are held by ``hold``, the reason of their outcome.
 
-        Gives and raises as ``declare_many``.
+        Returns and raises as ``declare_many``.
         """
         messages = [approval(resource, hold, decision, reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
@@ -254,10 +255,10 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Approve or reject what waits for approval: of each resource exactly this plan.
+        """Approve or reject the plans that wait for approval: exactly this plan of each resource.
 
-        The plan is ``pending_plan`` of its status; if another one waits by then, it is refused
-        (``PlanOutdated``), and nothing is done. Gives and raises as ``declare_many``.
+        The plan is ``pending_plan`` of its status. If another one waits by then, it is refused
+        (``PlanOutdated``), and nothing is done. Returns and raises as ``declare_many``.
         """
         decision: ApprovalDecision = "Proceed" if approve else "Reject"
         messages = [
@@ -273,9 +274,9 @@ class Client:
         orphan: bool = False,
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Take off all that keeps withdrawn resources; with ``orphan`` their objects stay.
+        """Remove everything that keeps withdrawn resources. With ``orphan``, their objects stay.
 
-        Gives and raises as ``declare_many``.
+        Returns and raises as ``declare_many``.
         """
         messages = [forced_release(resource, reason, orphan=orphan) for resource in resources]
         return await self._ask(messages, timeout_seconds)
@@ -303,11 +304,12 @@ class Client:
         after: int | None = None,
         durable: str | None = None,
     ) -> OutcomeStream:
-        """Follow outcomes: ``async with client.outcomes(...) as stream``, then loop over it.
+        """Follow outcomes: ``async with client.outcomes(...) as stream``, then iterate over it.
 
-        ``after``: from behind this position of the log, 0 for all of it; None: from now on.
-        Rejections are kept for 30 days. ``durable``: the server remembers under this name what was
-        dealt with, and ``after`` counts only the first time; its processes stand in for each other.
+        ``after``: begin after this position of the log; 0 for all outcomes, None for new ones only.
+        Rejections are kept for 30 days. ``durable``: the server remembers under this name which
+        outcomes were processed, and ``after`` applies only to the first use. Several processes with
+        this name share the work.
 
         Raises ``InvalidNameError``.
         """
@@ -330,10 +332,10 @@ class Client:
         ready: bool = True,
         timeout_seconds: float = 60.0,
     ) -> Outcome:
-        """Wait until a generation, or a newer one, has one of these outcomes; gives it.
+        """Wait until a generation, or a newer one, has one of these outcomes, and return it.
 
-        It counts if it is there already. ``Converged`` counts when the object is ready, too, unless
-        ``ready`` is false. Raises ``WaitTimeoutError``, which says what was seen.
+        An existing outcome counts. ``Converged`` counts once the object is ready, unless ``ready``
+        is false. Raises ``WaitTimeoutError``, which describes the outcomes until then.
         """
         key = as_key(resource)
         found = await self.wait_for_many(
@@ -353,7 +355,7 @@ class Client:
         """Wait for many resources, each with its generation, as ``wait_for`` does for one.
 
         ``on_outcome`` is called with every new outcome of them, also with those that do not end the
-        wait: for showing progress.
+        wait, for example to show progress.
         """
         wanted = {as_key(resource): generation for resource, generation in resources.items()}
         waiting = Waiting(wanted, outcomes, on_outcome, ready=ready)
@@ -365,7 +367,7 @@ class Client:
     async def history(self, resource: ResourceName) -> list[StoredEvent]:
         """Read every event of one resource, from its first declaration or observation on.
 
-        Raises ``LogDamagedError`` where the log does not have the history that was written.
+        Raises ``LogDamagedError`` if the log does not contain the history that was written.
         """
         return await self._events_of(as_key(resource), None)
 
@@ -388,10 +390,10 @@ class Client:
         kind: str = "*",
         name: str = "*",
     ) -> AsyncGenerator[list[StoredEvent]]:
-        """Read the log in batches, in order, from behind a position.
+        """Read the log in batches, in order, after a position.
 
-        It ends when all that was there at the start has been read; with ``follow`` it goes on.
-        Raises ``InvalidNameError``.
+        It ends when all events that existed at the start have been read. With ``follow``, it
+        continues. Raises ``InvalidNameError``.
         """
         tokens = _pattern(namespace, kind, name)
         async with aclosing(self._bus.replay(tokens, after=after, follow=follow)) as batches:
@@ -413,29 +415,29 @@ class Client:
     ) -> list[StoredEvent]:
         """Read the newest events of many resources, in the log's order: at most ``limit``.
 
-        In ``actor``, ``*`` stands for anything; ``event_names`` are names of event types, such as
-        ``SpecDeclared``; ``since`` and ``until`` are positions or times.
-        Raises ``InvalidNameError`` and ``NoSuchMomentError``.
+        In ``actor``, ``*`` stands for any text. ``event_names`` are names of event types, such as
+        ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
+        ``InvalidNameError`` and ``NoSuchMomentError``.
         """
         interest = Interest(namespace, kind, name, actor, outcome, event_names)
         between = await span(self._nc, since, until)
         return await newest_events(self._nc, interest, between, limit)
 
     async def moment(self, when: When) -> Moment:
-        """Find a position, or the newest event at or before a time, in the log.
+        """Find a position in the log, or the newest event at or before a time.
 
-        Its position is what to ask for ``at`` where several answers must be of one moment. Raises
-        ``NoSuchMomentError``: the log has nothing of then.
+        Pass its position as ``at`` to several methods, so that their results are of one moment.
+        Raises ``NoSuchMomentError`` if the log contains nothing of that moment.
         """
         return await moment(self._nc, when)
 
-    # --- read models: a moment behind the log
+    # --- read models, which are slightly behind the log
 
     async def status(self, resource: ResourceName, *, at: When | None = None) -> StatusRow | None:
-        """Read how a resource stands; None if nothing is left of it but history.
+        """Read the status of a resource; None if only its history is left.
 
-        ``at``: how it stood at a position of the log, or at a time; that is folded from its
-        history. Raises ``NoSuchMomentError`` and ``LogDamagedError`` then.
+        ``at``: the status at a position of the log, or at a time, computed from the history. It may
+        raise ``NoSuchMomentError`` and ``LogDamagedError``.
         """
         key = as_key(resource)
         if at is None:
@@ -448,11 +450,11 @@ class Client:
     async def statuses(
         self, namespace: str | None = None, kind: str | None = None, *, at: When | None = None
     ) -> list[StatusRow]:
-        """Read how all resources stand, sorted by key.
+        """Read the status of all resources, sorted by key.
 
-        ``at``: how they stood at a position of the log, or at a time. That reads the log up to
-        there, if it is before the read models' own position; of one namespace or kind only what it
-        has of them. Raises ``NoSuchMomentError`` then.
+        ``at``: the status at a position of the log, or at a time. If that is before the position of
+        the read models, this reads the log up to it; for one namespace or kind, only their events.
+        It may raise ``NoSuchMomentError``.
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
         if at is None:
@@ -478,13 +480,13 @@ class Client:
     async def ownerships(
         self, namespace: str | None = None, kind: str | None = None
     ) -> dict[ResourceKey, OwnershipRow]:
-        """Read all that is owned or may be, sorted by key."""
+        """Read all owned or possibly owned objects, sorted by key."""
         rows = await self.statuses(namespace, kind)
         found = ((row.key, ownership_of(row)) for row in rows)
         return {key: owned for key, owned in found if owned is not None}
 
     async def fleet(self) -> FleetSummary:
-        """Read how many resources stand how."""
+        """Read the numbers of resources by outcome."""
         row = await self._bus.row(FLEET)
         return FleetSummary() if row is None else decode_fleet(row)
 
@@ -499,21 +501,21 @@ class Client:
         only_open: bool = True,
         most: int | None = None,
     ) -> list[DeadLetter]:
-        """Read what could not be used, newest last.
+        """Read the messages that could not be processed, newest last.
 
-        ``only_open``: without those that were retried or dismissed; ``most``: look through no more
-        than about so many of the newest. Raises ``InvalidNameError``.
+        ``only_open``: without those that were retried or dismissed. ``most``: approximate number of
+        the newest letters to search. Raises ``InvalidNameError``.
         """
         key = None if resource is None else as_key(resource)
         letters = collect(*await self._bus.dead_letters(most=most))
         return matching(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Read how many messages got no dead letter, beyond the share of their namespace."""
+        """Read the number of messages without a dead letter, beyond a namespace's share."""
         return await self._bus.discarded()
 
     async def read_clock(self) -> BusClock:
-        """Return how far the bus's clock is ahead of this machine's; raises ``BusError``."""
+        """Return the offset of the bus's clock from this machine's. Raises ``BusError``."""
         return await read_clock(self._nc)
 
     async def retry_dead_letter(
@@ -526,9 +528,9 @@ class Client:
     ) -> Retried:
         """Publish a dead letter's message again on its subject, or a corrected payload for it.
 
-        The letter is then marked as retried; if the message cannot be used this time either, there
-        will be another letter. Done twice by chance, it is recognised at its resource. Raises
-        ``LetterRefusedError`` for what cannot be retried.
+        The letter is then marked as retried. If the message still cannot be processed, it gets
+        another letter. A second retry of the same letter is recognized as a duplicate. Raises
+        ``LetterRefusedError`` for a letter that cannot be retried.
         """
         message = prepare_retry(letter, payload, force=force)
         if message.what == "desired" and not force:
@@ -545,7 +547,7 @@ class Client:
         return Retried(letter.number, position, answer)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
-        """Mark a dead letter as dealt with: it stays, and is no longer counted as open."""
+        """Mark a dead letter as handled. It is kept, and no longer counts as open."""
         await self._bus.letter_handled(self._handling(letter, "Dismissed", note=note))
 
     def _handling(
@@ -571,13 +573,16 @@ class Client:
     # --- observed state
 
     async def observation_time(self) -> int:
-        """Return the logical time of now: take it before reading an API, for ``Observed.as_of``."""
+        """Return the current logical time.
+
+        Read it before you read an API, for ``Observed.as_of``.
+        """
         return await self._bus.last_intake_position()
 
     async def publish_observation(
         self, resource: ResourceName, observed: Observed, *, timeout_seconds: float = 10.0
     ) -> None:
-        """Publish what was seen of one resource; returns when it is stored.
+        """Publish an observation of one resource. Return when it is stored.
 
         Raises ``InvalidNameError`` and ``WaitTimeoutError``.
         """
@@ -594,8 +599,8 @@ class Client:
     ) -> ListingWriter:
         """Publish all objects of a scope: ``async with client.listing(...) as listing``.
 
-        ``prefix`` and ``labels`` must be those of the configuration's scope: a listing of another
-        scope proves nothing, and is dropped. Raises ``InvalidNameError``.
+        ``prefix`` and ``labels`` must equal those of the configuration's scope. A listing of
+        another scope proves nothing and is ignored. Raises ``InvalidNameError``.
         """
         check_token(provider_config, what="provider_config")
         check_token(kind, what="kind")
@@ -604,19 +609,19 @@ class Client:
         )
 
     async def close(self) -> None:
-        """End what this client follows; the connection belongs to who made it."""
+        """End the subscriptions of this client. Its maker closes the connection."""
         for stream in list(self._streams):
             await stream.aclose()
 
 
 def observation(resource: ResourceName, observed: Observed) -> IntakeMessageOut:
-    """Make the message that tells what was seen of a resource; raises ``InvalidNameError``."""
+    """Build the message of an observation of a resource. Raises ``InvalidNameError``."""
     check_token(observed.provider_config, what="provider_config")
     return IntakeMessageOut("observed", as_key(resource), observed, uuid.uuid4().hex)
 
 
 def _pattern(namespace: str, kind: str, name: str) -> str:
-    """Return ``namespace.kind.name``, each a checked token or ``*``."""
+    """Return ``namespace.kind.name``; each is a checked token or ``*``."""
     named = {"namespace": namespace, "kind": kind, "name": name}
     return ".".join(
         value if value == "*" else check_token(value, what=what) for what, value in named.items()

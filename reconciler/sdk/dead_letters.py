@@ -1,4 +1,4 @@
-"""Dead letters for people and programs: what they are, and what may be done about them."""
+"""Dead letters for people and programs: their content, and the ways to handle them."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _COMES_AGAIN: Mapping[str, str] = {
     ),
 }
 ANSWERED = ("desired", "finalizer", "approval")
-"""What people and services ask for: the decider answers it."""
+"""Sources of messages that get a reply from the decider."""
 
 _MAX_ID_CHARACTERS = 240
 
 
 class LetterRefusedError(ReconcilerError):
-    """A dead letter cannot be retried or dismissed; the message says why, and what can be done."""
+    """A dead letter cannot be retried or dismissed. The message states the reason and a remedy."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
-    """A dead letter with its number, and what was done about it, oldest first."""
+    """A dead letter with its number and the records of its handling, oldest first."""
 
     number: int
     record: DeadLetterRecord
@@ -57,12 +57,12 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def state(self) -> State:
-        """How it stands: the last thing that was done about it."""
+        """The state after the newest record."""
         return self.handled[-1].resolution if self.handled else "Open"
 
     @property
     def resource(self) -> ResourceKey | None:
-        """The resource that the message was about, if its subject names one."""
+        """The resource of the message, if its subject names one."""
         return resource_of(self.record)
 
     @property
@@ -72,14 +72,14 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def payload(self) -> bytes:
-        """What is kept of the message."""
+        """The stored content of the message."""
         return payload_of(self.record)
 
 
 class Retried(msgspec.Struct, frozen=True, rename="camel"):
-    """Where a retried message is in the intake, and the decider's answer if there is one.
+    """The position of a retried message in the intake, and the decider's reply if there is one.
 
-    What nobody asked for (observations, results, timers) has no answer.
+    Observations, results and timers have no reply.
     """
 
     number: int
@@ -100,7 +100,7 @@ class Retry(msgspec.Struct, frozen=True):
 def collect(
     letters: Mapping[int, DeadLetterRecord], handled: Iterable[DeadLetterHandled]
 ) -> list[DeadLetter]:
-    """Put letters and what was done about them together, newest last."""
+    """Combine letters with the records of their handling, newest last."""
     done: dict[int, list[DeadLetterHandled]] = {}
     for each in handled:
         done.setdefault(each.number, []).append(each)
@@ -118,7 +118,7 @@ def matching(
     since: datetime | None = None,
     only_open: bool = True,
 ) -> list[DeadLetter]:
-    """Choose letters."""
+    """Select letters."""
     return [
         each
         for each in letters
@@ -130,9 +130,9 @@ def matching(
 
 
 def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> Retry:
-    """Make the message that retries a letter, with its own payload or a corrected one.
+    """Build the message that retries a letter, with its own payload or a corrected one.
 
-    Raises ``LetterRefusedError`` for what would only become the next dead letter.
+    Raises ``LetterRefusedError`` for a message that would only become the next dead letter.
     """
     record = letter.record
     if record.stage in _COMES_AGAIN:
@@ -171,7 +171,7 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
 
 
 def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> None:
-    """Raise ``LetterRefusedError`` if something newer was declared: a retry would take it back."""
+    """Raise ``LetterRefusedError`` if a newer declaration exists, which a retry would revert."""
     for _position, event in history:
         is_declaration = isinstance(event.data, (SpecDeclared, SpecWithdrawn))
         if is_declaration and event.causationposition > letter.record.position:

@@ -1,8 +1,8 @@
-"""The past of a resource, read with the `eventsourcing` library: what happened, and how it stood.
+"""The history of a resource, read with the `eventsourcing` library.
 
-`ResourceLog` is the log as an application of the library, for programs of their own: its
-repository, and the library's projections. `History` is the same for a program that is connected
-already. Nothing of this writes: what is wanted is declared, and the deciders write the log.
+`ResourceLog` is the log as an application of the library, for separate programs: its repository,
+and the library's projections. `History` is the same for a program that is already connected.
+Neither of them writes: clients declare, and the deciders write the log.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _LAYOUT: Final = "infra.eventstore.resource_layout:ResourceLayout"
 class Past(msgspec.Struct, frozen=True):
     """A resource as of one version: its state, and the events that led to it.
 
-    ``id`` is its ``namespace/kind/name``. ``damage`` says where the log is damaged; what is before
-    it is sound, and all that there is.
+    ``id`` is its ``namespace/kind/name``. ``damage``: where the log is damaged. Only the sound
+    events before the damage are included.
     """
 
     id: str
@@ -56,11 +56,11 @@ class Past(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int:
-        """How many events the resource had."""
+        """Number of the resource's events."""
         return self.state.version
 
     def until(self, position: int) -> Past:
-        """Return the past as it was at a position of the log; damage that comes later is not it."""
+        """Return the past as of a position of the log, without later damage."""
         before = [each for each in self.events if each.position <= position]
         past = project(None, before) or Past(self.id, NEW, ())
         is_damaged = self.damage is not None and self.damage.position <= position
@@ -77,24 +77,24 @@ def project(past: Past | None, events: Iterable[StoredEvent]) -> Past | None:
 
 
 class LogMapper(Mapper[str]):
-    """Reads the library's stored events as ours, with their positions."""
+    """Decodes the library's stored events as events of this project, with their positions."""
 
     def __init__(self) -> None:
         super().__init__(JSONTranscoder())  # not used: events.envelope decodes
 
     def to_domain_event(self, stored_event: RecordedEvent) -> StoredEvent:
-        """Read an event; raises `InvalidMessageError` for one of a newer release."""
+        """Decode an event. Raises `InvalidMessageError` for an event of a newer release."""
         position = stored_event.id if isinstance(stored_event, Notification) else 0
         return StoredEvent(position, decode_log(stored_event.state))
 
     def to_stored_event(self, domain_event: Any) -> RecordedEvent:
-        """Refuse: raises `NotSupportedError`."""
+        """Refuse with `NotSupportedError`."""
         del domain_event
         raise NotSupportedError("only deciders write the log; declare resources instead")
 
 
 class LogStore(EventStore[str]):
-    """The library's store over the log; unlike the library's own it reads positions, too."""
+    """The library's event store over the log. Unlike the library's own, it reads positions, too."""
 
     mapper: LogMapper  # pyright: ignore[reportIncompatibleVariableOverride] - it gives our events
     recorder: JetStreamAggregateRecorder
@@ -108,7 +108,7 @@ class LogStore(EventStore[str]):
         desc: bool = False,
         limit: int | None = None,
     ) -> Iterator[StoredEvent]:
-        """Read a resource's events by version; raises `HistoryDamagedError`."""
+        """Read a resource's events by version. Raises `HistoryDamagedError`."""
         found = self.recorder.select_history(originator_id, gt=gt, lte=lte, desc=desc, limit=limit)
         return map(self.mapper.to_domain_event, found)
 
@@ -125,21 +125,24 @@ class ResourceLog(Application[str]):
     """
 
     def construct_factory(self, env: Environment) -> InfrastructureFactory[Any]:
-        """Construct the recorders' factory; raises `OperationalError` without a connection."""
+        """Construct the factory of the recorders.
+
+        Raises `OperationalError` without a connection.
+        """
         settings = {**env, EVENT_LAYOUT_TOPIC: _LAYOUT, CREATE_TABLE: "no"}
         return JetStreamFactory(Environment(env.name, settings))
 
     def construct_mapper(self) -> LogMapper:
-        """Construct what reads our events."""
+        """Construct the mapper of events."""
         return LogMapper()
 
     def construct_event_store(self) -> LogStore:
-        """Construct what the repository reads from."""
+        """Construct the event store of the repository."""
         return LogStore(self.mapper, self.recorder)
 
 
 class History:
-    """Reads the past of resources over a connection of the running event loop."""
+    """Reads the history of resources over a connection of the running event loop."""
 
     def __init__(self, nc: Client) -> None:
         recorder = JetStreamAggregateRecorder(Bus(nc, RunningLoop()), ResourceLayout())
@@ -147,9 +150,9 @@ class History:
         self._repository = Repository(LogStore(LogMapper(), recorder))
 
     async def get(self, key: ResourceKey, *, version: int | None = None) -> Past:
-        """Read a resource's past as of a version, or as of now; of a damaged one, what is sound.
+        """Read a resource's past as of a version, or now; of a damaged resource, its sound part.
 
-        An event of a newer release is damage to this one. Raises ``BusError`` classes.
+        An event of a newer release counts as damage. Raises ``BusError`` classes.
         """
         try:
             return await self._past(key, version)

@@ -1,4 +1,4 @@
-"""Publishing a listing: all objects of a scope, as another team's observer saw them."""
+"""Publish a listing: all objects of a scope, as another team's observer has read them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PARTS_AT_ONCE: Final = 500
 
 
 class ListingWriter:
-    """One listing: ``async with`` it, and ``add`` every object of the scope.
+    """One listing: use ``async with``, and ``add`` every object of the scope.
 
-    It is completed, and so proves what is absent, only if the block ends without an error. Begin to
-    list the API inside the block: the beginning holds the logical time of what is seen.
+    Only if the block ends without an error is the listing complete, so that it proves absence.
+    Begin to list the API inside the block, because the start of the block records the logical time.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class ListingWriter:
 
     @property
     def count(self) -> int:
-        """How many objects were added; one that was added twice, from two pages, counts once."""
+        """Number of objects. An object that two pages contain counts once."""
         return len(self._names)
 
     async def __aenter__(self) -> Self:
-        """Publish the beginning; raises the ``BusError`` of the failure."""
+        """Publish the beginning. Raises the ``BusError`` of a failure."""
         as_of = await self._bus.last_intake_position()
         provider_config, kind, prefix, labels = self._began
         began = ListingBegan(provider_config, kind, as_of, prefix, labels)
@@ -50,9 +50,9 @@ class ListingWriter:
         return self
 
     async def add(self, thing: ExternalObject) -> None:
-        """Publish an object; soon, and in any case before the end of the block.
+        """Publish an object, soon, and at the latest at the end of the block.
 
-        Raises ``ValueError`` for an object of another scope, which would spoil the listing.
+        Raises ``ValueError`` for an object of another scope, which would invalidate the listing.
         """
         _config, _kind, prefix, labels = self._began
         if not thing.name.startswith(prefix or "") or not labels.items() <= thing.labels.items():

@@ -1,4 +1,4 @@
-"""The log folded into read models, as far as somebody wants, and where it is damaged."""
+"""The log folded into read models up to a chosen position, and the places of its damage."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from reconciler.sdk.timeline import Progress, no_progress
 
 
 class Integrity(msgspec.Struct, frozen=True, rename="camel"):
-    """What came of checking versions and digests of the whole log."""
+    """Result of a check of all versions and digests in the log."""
 
     resources: int
     damage: list[LogDamage]
 
 
 class LogReplay:
-    """Folds the log step by step; `since` is the position before the first event that it reads.
+    """Folds the log step by step. `since` is the position before the first event that it reads.
 
-    Of the resources that `tokens`, a pattern of `namespace.kind.name`, matches.
+    `tokens`, a pattern of `namespace.kind.name`, selects resources.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class LogReplay:
 
     @property
     def integrity(self) -> Integrity:
-        """What came of checking all that was read."""
+        """Result of the check of all events that were read."""
         if self._feed is None:
             return Integrity(0, self.damage)
         return Integrity(len(self._feed.chains.chains), self.damage)
 
     async def go_on(self, to: int | None = None, progress: Progress = no_progress) -> None:
-        """Fold what comes up to a position, or to the end as it is now.
+        """Fold the events up to a position, or to the current end.
 
-        It ends earlier if the log has lost its end, which is damage then.
+        It ends earlier if the log has lost its end, which counts as damage.
         """
         last = await self._log.last_position()
         wanted = last if to is None else to
@@ -85,7 +85,7 @@ class LogReplay:
             self._waiting = list(await self._feed.next_events())
 
     async def close(self) -> None:
-        """Let go of the log."""
+        """Stop reading the log."""
         await self._closing.aclose()
 
     def _apply(self, wanted: int) -> None:
@@ -116,7 +116,7 @@ class LogReplay:
             self._damaged(damage)
 
     def _damaged(self, damage: LogDamage) -> None:
-        if damage.position > self._wanted:  # a batch goes further than what is asked for
+        if damage.position > self._wanted:  # a batch may extend beyond the requested position
             self._later.append(damage)
             return
         if damage not in self.damage:
@@ -126,7 +126,7 @@ class LogReplay:
 
 @asynccontextmanager
 async def closing(replay: LogReplay) -> AsyncGenerator[LogReplay]:
-    """Let go of the log in the end."""
+    """Stop reading the log at the end of the block."""
     try:
         yield replay
     finally:
@@ -134,7 +134,7 @@ async def closing(replay: LogReplay) -> AsyncGenerator[LogReplay]:
 
 
 async def stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
-    """Return the read models as a projector has stored them, and what the log has lost since."""
+    """Return the read models that a projector has stored, and what the log has lost since then."""
     short = await find_short_end(log, JetStreamRows(nc))
     try:
         models = restore(await JetStreamRows(nc).load())
@@ -148,7 +148,7 @@ async def stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
 
 
 async def losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
-    """Return what the log has lost, as the stored rows and the cached states contain it."""
+    """Return what the log has lost, according to the stored rows and the cached states."""
     rows = JetStreamRows(nc)
     if await find_short_end(log, rows) is None:
         return await stored_losses(rows)
@@ -156,7 +156,7 @@ async def losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
 
 
 async def _stored_position(nc: Client) -> int:
-    """Return the position of the stored rows: one read, where all rows may be very many."""
+    """Return the position of the stored rows, in one read, because there may be many rows."""
     payload, _ = await JetStreamRows(nc).checkpoint()
     stored = read_checkpoint(payload)
     return 0 if stored is None else stored.position
@@ -166,13 +166,13 @@ async def _stored_position(nc: Client) -> int:
 async def replayed_to(
     nc: Client, position: int, *, tokens: str = EVERYTHING, progress: Progress = no_progress
 ) -> AsyncGenerator[LogReplay]:
-    """Fold the log up to a position: from where the stored rows end, if that is before it.
+    """Fold the log up to a position, beginning with the stored rows if they are older.
 
-    Memory is that of the rows. Rows of other resources than `tokens` matches may be among them.
+    It needs memory for the rows, among which are rows of resources that `tokens` does not match.
     """
     log = await open_log(nc)
     if await log.missing_events():
-        tokens = EVERYTHING  # only who reads all of it sees which positions are missing
+        tokens = EVERYTHING  # only a reader of all events notices missing positions
     stored = ReadModels()
     if 0 < await _stored_position(nc) <= position:
         stored = await stored_models(nc, log)
@@ -183,10 +183,10 @@ async def replayed_to(
 
 
 async def lost_events(nc: Client, key: ResourceKey, newest: int) -> LogDamage | None:
-    """Return what the log has lost of one resource, as its stored rows remember it.
+    """Return what the log has lost of one resource, according to its stored rows.
 
-    ``newest`` is the position of the newest event that the log has of it. A history that has lost
-    its end has no hole: only what remembers more can tell.
+    ``newest`` is the position of its newest event in the log. A history that has lost its end has
+    no gap, so only a record outside the log can show the loss.
     """
     names = (CHECKPOINT, status_name(key), damage_name(key))
     rows = await JetStreamRows(nc).get(names)

@@ -1,4 +1,4 @@
-"""Sets of manifests by name: what is declared under one is known, and what is left out can go."""
+"""Named sets of manifests. Their content is recorded, so omitted resources can be withdrawn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ COMPOSITION_CONFIG: Final = "composition"
 
 
 class SetChange(msgspec.Struct, frozen=True, rename="camel"):
-    """What declaring a set changes; ``unnamed`` stay, since nobody asked that they go."""
+    """The changes of a declared set.
+
+    ``unnamed`` resources stay, because pruning was not requested.
+    """
 
     resource: str
     generation: int
@@ -43,7 +46,7 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ManifestSets:
-    """Declares sets on a bus; ``declare`` and ``ask`` are those of a client."""
+    """Declares sets on a bus. ``declare`` and ``ask`` are functions of a client."""
 
     def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Reply]]) -> None:
         self._standing = Standing(_Here(nc))
@@ -53,9 +56,9 @@ class ManifestSets:
     async def change(
         self, key: ResourceKey, parts: Iterable[Part], *, prune: bool
     ) -> tuple[SetChange, StoredContent]:
-        """Compare a set with what it has now; raises ``InvalidManifestError``, ``BusError``.
+        """Compare a set with its current content. Raises ``InvalidManifestError``, ``BusError``.
 
-        Without ``prune`` what it has and nobody names stays in it.
+        Without ``prune``, resources that the new set omits stay in it.
         """
         wanted = {str(each.manifest.key): each for each in parts}
         for each in wanted.values():
@@ -83,7 +86,7 @@ class ManifestSets:
     async def declare(
         self, change: SetChange, content: StoredContent, *, reason: str = ""
     ) -> Reply:
-        """Store a content, and declare the set with it, unless somebody has declared it since.
+        """Store a content, and declare the set with it, unless another client has declared it.
 
         Raises as a client's ``declare``.
         """
@@ -99,12 +102,12 @@ class ManifestSets:
         except DeclarationRefusedError:
             await self._forget(key)
             raise
-        # A write that ended just now may have withdrawn what no declaration named yet.
+        # A write that has just ended may have withdrawn content that no declaration named yet.
         await self._store(key, content)
         return answer
 
     async def _forget(self, key: ResourceKey) -> None:
-        """Withdraw what was stored in vain."""
+        """Withdraw content that was stored and is not used."""
         try:
             declared = (await self._standing.declarations([str(key)]))[str(key)].fields or {}
             kept = [declared[CONTENT]] if CONTENT in declared else []
@@ -124,7 +127,7 @@ class ManifestSets:
             generation, declared = found.generation, found.fields or {}
             if CONTENT not in declared:
                 return generation, ()
-            # Nobody stores again what an operator has withdrawn, if not this declaration.
+            # If an operator withdrew content, only this declaration can store it again.
             parts = await self._contents.load(key.namespace, declared[CONTENT], is_withdrawn=True)
         except ProviderError as error:
             raise _cause(error) from error
@@ -134,7 +137,7 @@ class ManifestSets:
 
 
 class _Here:
-    """A connection that is there already."""
+    """An existing connection."""
 
     def __init__(self, nc: Connection) -> None:
         self._nc = nc
@@ -149,5 +152,5 @@ def _differ(left: Part, right: Part) -> bool:
 
 
 def _cause(error: ProviderError) -> Exception:
-    """Return what happened on the bus: a provider's words are for workers."""
+    """Return the cause on the bus: the text of a provider is for workers."""
     return error.__cause__ if isinstance(error.__cause__, BusError) else error

@@ -1,7 +1,7 @@
-"""The messages that a client sends to the intake, and what their answers mean.
+"""The messages that a client sends to the intake, and the meaning of the replies.
 
 Everything that can be checked without the reconciler is checked before anything is sent: a message
-that nobody can read would go to the dead letters.
+that cannot be decoded would become a dead letter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reconciler.ports import IntakeMessageOut
 
 
 def as_key(resource: ResourceKey | str) -> ResourceKey:
-    """Read ``namespace/kind/name``, or check a key; raises ``InvalidNameError``."""
+    """Parse ``namespace/kind/name``, or check a key. Raises ``InvalidNameError``."""
     if isinstance(resource, str):
         return ResourceKey.parse(resource)
     return ResourceKey.checked(resource.namespace, resource.kind, resource.name)
@@ -44,7 +44,7 @@ def declaration(
     plan: PlanRef | None = None,
     reason: str = "",
 ) -> IntakeMessageOut:
-    """Make the message that declares a manifest; raises as ``checked_manifest``."""
+    """Build the message that declares a manifest. Raises as ``checked_manifest``."""
     checked = checked_manifest(manifest)
     return _message("desired", checked.key, Declared(checked, expected_generation, plan, reason))
 
@@ -52,24 +52,24 @@ def declaration(
 def withdrawal(
     resource: ResourceKey | str, expected_generation: int | None = None, reason: str = ""
 ) -> IntakeMessageOut:
-    """Make the message that withdraws a resource; raises ``InvalidNameError``."""
+    """Build the message that withdraws a resource. Raises ``InvalidNameError``."""
     return _message("desired", resource, Withdrawn(expected_generation, reason))
 
 
 def look(resource: ResourceKey | str, reason: str) -> IntakeMessageOut:
-    """Make the message that asks for a look now; raises ``InvalidNameError``."""
+    """Build the message that requests a reconciliation now. Raises ``InvalidNameError``."""
     return _message("desired", resource, ReconcileRequested(reason))
 
 
 def finalizer_request(resource: ResourceKey | str, finalizer: str) -> IntakeMessageOut:
-    """Make the message that holds a resource; raises ``InvalidNameError``."""
+    """Build the message that adds a finalizer. Raises ``InvalidNameError``."""
     return _message("finalizer", resource, FinalizerRequested(check_finalizer(finalizer)))
 
 
 def finalizer_release(
     resource: ResourceKey | str, finalizer: str, *, force: bool, reason: str
 ) -> IntakeMessageOut:
-    """Make the message that takes a finalizer off; raises ``InvalidNameError``."""
+    """Build the message that removes a finalizer. Raises ``InvalidNameError``."""
     released = FinalizerReleased(check_finalizer(finalizer), force, reason)
     return _message("finalizer", resource, released)
 
@@ -81,12 +81,15 @@ def approval(
     reason: str,
     plan: str = "",
 ) -> IntakeMessageOut:
-    """Make the message that decides about a hold; raises ``InvalidNameError``."""
+    """Build the message that decides about a hold. Raises ``InvalidNameError``."""
     return _message("approval", resource, Approved(hold, decision, reason, plan))
 
 
 def forced_release(resource: ResourceKey | str, reason: str, *, orphan: bool) -> IntakeMessageOut:
-    """Make the message that takes off all that keeps a resource; raises ``InvalidNameError``."""
+    """Build the message that removes everything that keeps a resource.
+
+    Raises ``InvalidNameError``.
+    """
     return _message("approval", resource, ForcedRelease(reason, orphan))
 
 
@@ -95,7 +98,7 @@ def checked_answers(
     answers: Sequence[Reply | None],
     timeout_seconds: float,
 ) -> list[Reply | DeclarationRefusedError]:
-    """Turn refusals into errors; raises ``WaitTimeoutError`` where an answer did not come."""
+    """Turn refusals into errors. Raises ``WaitTimeoutError`` for a missing reply."""
     told = [None if answer is None else _told(answer) for answer in answers]
     silent = [message.key for message, one in zip(messages, told, strict=True) if one is None]
     if silent:

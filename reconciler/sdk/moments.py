@@ -1,4 +1,4 @@
-"""Moments of the log: a time or a position that somebody means, and where the log is then."""
+"""Moments of the log: a time or position that a user names, and the end of the log then."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
 
 When = int | datetime
-"""A position of the log, or a time; one without a zone is UTC."""
+"""A position of the log, or a time. A time without a zone is UTC."""
 
 
 class Moment(msgspec.Struct, frozen=True, rename="camel"):
-    """What holds after the event at ``position``, of ``time``; ``newest`` is the log's last one.
+    """The state after the event at ``position``, of ``time``. ``newest`` is the last position.
 
-    ``asked`` is the time that was asked for, if one was.
+    ``asked`` is the requested time, if there is one.
     """
 
     position: int
@@ -41,17 +41,23 @@ class Moment(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def shown(time: datetime) -> str:
-    """Write a time as all tables do: UTC, to the millisecond."""
+    """Format a time as in all tables: UTC, to the millisecond."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def as_utc(time: datetime) -> datetime:
-    """Take a time without a zone for UTC; raises ``OverflowError`` at the calendar's ends."""
+    """Interpret a time without a zone as UTC.
+
+    Raises ``OverflowError`` at the ends of the calendar.
+    """
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 async def moment(nc: Client, when: When | None) -> Moment:
-    """Find a moment; None is now. Raises ``NoSuchMomentError``, which says what the log has."""
+    """Find a moment; None is now.
+
+    Raises ``NoSuchMomentError``, which names the moments in the log.
+    """
     first, newest = await log_range(nc)
     if not newest:
         raise NoSuchMomentError("the log is empty")
@@ -71,7 +77,7 @@ async def moment(nc: Client, when: When | None) -> Moment:
 
 
 async def _is_to_come(nc: Client, time: datetime) -> bool:
-    """Return whether a time is in the future, by the bus's clock: this machine's may be behind."""
+    """Return whether a time is in the future by the clock of the bus."""
     return time > datetime.now(UTC) and time > (await read_clock(nc)).now()
 
 
@@ -106,7 +112,7 @@ async def _event(nc: Client, position: int) -> StoredEvent:
 
 
 class Span(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of the log: behind ``after``, up to ``up_to``; None for all that is there."""
+    """A part of the log: after ``after``, up to ``up_to``; None for no upper end."""
 
     after: int = 0
     up_to: int | None = None
@@ -116,11 +122,11 @@ class Span(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def span(nc: Client, since: When | None, until: When | None) -> Span:
-    """Find what is between two moments, both of them included.
+    """Find the events between two moments, both included.
 
-    A ``since`` before the log's first event and an ``until`` after its newest one are like any
-    other. Raises ``NoSuchMomentError`` for what cannot be meant: a position that there is not, a
-    ``since`` that is to come, an end before the beginning, or before the log's.
+    A ``since`` before the log's first event and an ``until`` after its newest one are valid. Raises
+    ``NoSuchMomentError`` for an impossible span: a position that does not exist, a ``since`` in the
+    future, an end before the start, or before the start of the log.
     """
     after = 0 if since is None else await _before(nc, since)
     if until is None:

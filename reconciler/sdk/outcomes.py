@@ -1,4 +1,4 @@
-"""Outcomes as the client hands them out, and waiting for them without a race."""
+"""Outcomes as the client returns them, and waiting for them without a race."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SETTLED: Final[frozenset[OutcomeName]] = frozenset(
         "Released",
     }
 )
-"""Outcomes after which nothing more happens by itself: all but ``Degraded``, which is tried again,
-``Unowned`` and ``Rejected``, which are about no generation."""
+"""Outcomes that are not followed by another one without a new message. ``Degraded`` is retried, and
+``Unowned`` and ``Rejected`` belong to no generation."""
 
 _LOOK_AGAIN_SECONDS: Final = 5.0  # a replica of the log may have lagged behind the subscription
 _EXACT_FILTERS: Final = 32
@@ -42,11 +42,11 @@ _SHOWN: Final = 3
 
 
 class Outcome(msgspec.Struct, frozen=True, rename="camel"):
-    """How a generation of a resource stands.
+    """An outcome of a generation of a resource.
 
-    ``position`` is its place in the log, to go on from with ``after``; a rejected declaration, of
-    which the log has nothing, has that of the outcome that came before it. ``version`` counts the
-    resource's events, 0 for a rejection. ``actor`` is the source of the message that led to it.
+    ``position`` is its position in the log, to continue after it with ``after``. A rejection is not
+    in the log, so it has the position of the outcome before it. ``version`` counts the resource's
+    events, 0 for a rejection. ``actor`` is the source of the message that led to it.
     """
 
     position: int
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def not_ready(self) -> Condition | None:
-        """Why the object cannot be used yet, though it may be as declared; None if it can."""
+        """Why the object cannot be used yet, if it matches its declaration; None if it can."""
         for each in self.conditions:
             if each.type == "Ready" and each.status != "True":
                 return each
@@ -71,7 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def as_outcome(stored: StoredEvent) -> Outcome | None:
-    """Read an event as an outcome; None for an event that is none."""
+    """Convert an event into an outcome; None for an event of another type."""
     event = stored.event
     data = event.data
     if not isinstance(data, OutcomeRecorded):
@@ -92,14 +92,15 @@ def as_outcome(stored: StoredEvent) -> Outcome | None:
 
 
 class OutcomeStream:
-    """Outcomes without an end: ``async with`` it, then ``async for outcome in`` it.
+    """Outcomes without an end: use ``async with``, then ``async for outcome in``.
 
-    When the ``async with`` is entered, the subscription exists: no later outcome is missed. Without
-    it the subscription is made by the first step of the loop, and lives as long as the client.
+    The subscription exists as soon as the ``async with`` is entered, so no later outcome is missed.
+    Without it, the first step of the loop subscribes, and the subscription lasts as long as the
+    client.
 
-    A durable stream remembers an outcome as dealt with when the loop asks for the next one, or at
-    ``ack()``; what was not within two minutes is handed out again, here or to another process of
-    the same durable name (at least once, always in order).
+    A durable stream records an outcome as processed when the loop requests the next one, or at
+    ``ack()``. An outcome that is not processed within two minutes is delivered again, here or to
+    another process with the same durable name (at least once, always in order).
     """
 
     def __init__(self, open_feed: Callable[[], AbstractAsyncContextManager[OutcomeFeed]]) -> None:
@@ -111,11 +112,11 @@ class OutcomeStream:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a subscription."""
+        """Whether the subscription exists."""
         return self._opened is not None
 
     async def __aenter__(self) -> Self:
-        """Subscribe; raises the ``BusError`` of the failure."""
+        """Subscribe. Raises the ``BusError`` of a failure."""
         await self._subscribed()
         return self
 
@@ -131,7 +132,7 @@ class OutcomeStream:
         return self
 
     async def __anext__(self) -> Outcome:
-        """Wait for the next outcome; the one before counts as dealt with."""
+        """Wait for the next outcome. The previous one then counts as processed."""
         feed = await self._subscribed()
         await self.ack()
         while True:
@@ -144,13 +145,16 @@ class OutcomeStream:
             await self.ack()
 
     async def ack(self) -> None:
-        """Have a durable stream remember the last outcome as dealt with, before leaving a loop."""
+        """Record the last outcome of a durable stream as processed, before you leave a loop."""
         if self._feed is not None and self._unacknowledged is not None:
             await self._feed.done(self._unacknowledged)
             self._unacknowledged = None
 
     async def aclose(self) -> None:
-        """End the subscription; what a durable stream has not acknowledged comes again."""
+        """End the subscription.
+
+        Outcomes that a durable stream has not acknowledged are delivered again.
+        """
         if self._opened is None:
             return
         opened, self._opened, self._feed = self._opened, None, None
@@ -167,11 +171,11 @@ class OutcomeStream:
 
 
 OnOutcome = Callable[[Outcome], object]
-"""Called with every new outcome of what is waited for, whether it ends the wait or not."""
+"""Called with every new outcome of the awaited resources, whether it ends the wait or not."""
 
 
 class Waiting:
-    """Resources with the generation that each shall reach, and what has been seen of them."""
+    """Resources with the generation that each must reach, and their outcomes until now."""
 
     def __init__(
         self,
@@ -191,16 +195,16 @@ class Waiting:
 
     @property
     def missing(self) -> Sequence[ResourceKey]:
-        """Resources that are still waited for."""
+        """Resources that are still awaited."""
         return list(self._missing)
 
     @property
     def is_over(self) -> bool:
-        """Whether all have been found."""
+        """Whether all have reached their generation."""
         return not self._missing
 
     def see(self, outcome: Outcome | None) -> None:
-        """Take in an outcome of any resource, in any order."""
+        """Process an outcome of any resource, in any order."""
         if outcome is None or outcome.key not in self._missing:
             return
         last = self._last.get(outcome.key)
@@ -220,7 +224,7 @@ class Waiting:
         return outcome.outcome in self._outcomes and not (self._ready and is_starting)
 
     def describe_missing(self) -> str:
-        """Return which resources are missing, and how the first of them stand."""
+        """Return which resources are missing, with the status of the first of them."""
         shown = "; ".join(self._describe(key) for key in self.missing[:_SHOWN])
         more = len(self._missing) - _SHOWN
         return f"{shown}; and {more} more" if more > 0 else shown
@@ -237,7 +241,7 @@ class Waiting:
 
 
 async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float) -> None:
-    """Wait until all have been found; raises ``WaitTimeoutError``."""
+    """Wait until all have reached their generation. Raises ``WaitTimeoutError``."""
     if waiting.is_over:
         return
     try:
@@ -266,7 +270,7 @@ async def _look_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: Outc
 
 
 def _filters(keys: Sequence[ResourceKey]) -> list[str]:
-    """Ask for a few resources by name, and for many by what they have in common."""
+    """Return filters for a few resources by name, and for many by their common tokens."""
     if len(keys) <= _EXACT_FILTERS:
         return [key.tokens for key in keys]
     namespaces = {key.namespace for key in keys}

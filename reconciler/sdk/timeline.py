@@ -1,4 +1,4 @@
-"""The fleet's timeline: the newest events of the log that are of interest, or all that come."""
+"""The timeline of the fleet: the newest selected events of the log, or all coming ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from reconciler.sdk.moments import Span
 
 _FIRST_LOOK = 1_000
 _LOOK_GROWS = 8
-"""The newest positions are looked through first, then more and more of the older ones: what is
-wanted is mostly new, and what is rare costs one reading of the log and some consumers."""
+"""The newest positions are searched first, then larger and larger parts of the older ones. Most
+requested events are new, and rare ones cost one read of the log and some consumers."""
 
 
 Progress = Callable[[int], object]
@@ -27,11 +27,11 @@ Progress = Callable[[int], object]
 
 
 def no_progress(_position: int) -> None:
-    """Show nothing."""
+    """Report nothing."""
 
 
 class Interest(msgspec.Struct, frozen=True):
-    """Which events are of interest; ``*`` and None stand for any, also ``*`` in an actor's name.
+    """Selects events. ``*`` and None stand for any value, also ``*`` in an actor's name.
 
     ``event_names``: names of event types, such as ``SpecDeclared``; none of them selects all.
     """
@@ -45,7 +45,7 @@ class Interest(msgspec.Struct, frozen=True):
 
     @property
     def subject_filter(self) -> str:
-        """What the server is asked for; raises ``InvalidNameError``."""
+        """Subject filter for the server. Raises ``InvalidNameError``."""
         named = {"namespace": self.namespace, "kind": self.kind, "name": self.name}
         tokens = ".".join(
             value if value == "*" else check_token(value, what=what)
@@ -54,7 +54,7 @@ class Interest(msgspec.Struct, frozen=True):
         return f"log.{tokens}.>" if self.outcome is None else f"log.{tokens}.outcome.{self.outcome}"
 
     def wants(self, stored: StoredEvent) -> bool:
-        """Return whether an event that the server sent is of interest."""
+        """Return whether an event from the server is selected."""
         event = stored.event
         if self.outcome is not None and not isinstance(event.data, OutcomeRecorded):
             return False
@@ -70,10 +70,10 @@ async def newest_events(
     limit: int,
     progress: Progress = no_progress,
 ) -> list[StoredEvent]:
-    """Read the newest events of interest, at most ``limit``, in the log's order.
+    """Read the newest selected events, at most ``limit``, in the log's order.
 
-    Memory is that of what is returned. ``progress`` is called with the number of positions that
-    were looked through.
+    It needs memory only for the result. ``progress`` is called with the number of searched
+    positions.
     """
     _, last = await log_range(nc)
     end = last if span.up_to is None else min(last, span.up_to)
@@ -96,7 +96,7 @@ async def newest_events(
 async def coming_events(
     nc: Client, interest: Interest, after: int
 ) -> AsyncGenerator[list[StoredEvent]]:
-    """Follow what is of interest from behind a position, for ever."""
+    """Follow the selected events after a position, without an end."""
     reading = log_between(nc, interest.subject_filter, after=after, follows=True)
     async with aclosing(reading) as batches:
         async for events in batches:

@@ -1,8 +1,8 @@
-"""Why a resource stands as it does, or a field has its value: from its own history (pure).
+"""Explains an outcome or the value of a field from the history of the resource (pure).
 
-Every event names what it rests on: an action the events that it was decided for, a result its
-action, an outcome the turn that it ends. Followed back, that leads to somebody's message. Where
-that message came from another resource, of which this one is a part, it goes on there (`lineage`).
+Every event names its cause: an action the events that it was decided for, a result its action, an
+outcome its turn. The chain of causes ends at a message of a client. If that message came from
+another resource, of which this one is a part, the chain continues there (`lineage`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SAID_BY_A_PARENT: Final = (SpecDeclared, SpecWithdrawn)
 
 
 class Value(msgspec.Struct, frozen=True, rename="camel"):
-    """What a field was at a time, and which event made it so; ``None``: it was not there."""
+    """The value of a field at a time, and the event that set it; ``None``: it was not set."""
 
     value: Any
     version: int
@@ -48,7 +48,7 @@ class Value(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RepeatedDrift(msgspec.Struct, frozen=True, rename="camel"):
-    """A field that Reconciler and another client keep overwriting."""
+    """A field that Reconciler and another client overwrite repeatedly."""
 
     path: str
     times: int
@@ -59,10 +59,10 @@ class RepeatedDrift(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Parent(msgspec.Struct, frozen=True, rename="camel"):
-    """A resource that another is a part of, and why it declared or withdrew that one.
+    """A resource of which another is a part, and why it declared or withdrew that part.
 
-    ``chain`` are versions of its own history, from the declaration that held to the decision.
-    ``reason`` is what it said to its part.
+    ``chain``: versions of its own history, from its declaration to the decision. ``reason``: the
+    reason that it gave to its part.
     """
 
     resource: str
@@ -71,9 +71,9 @@ class Parent(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Why(msgspec.Struct, frozen=True, rename="camel"):
-    """The answer. ``chain`` are versions of the history, from the first cause to the outcome.
+    """The explanation. ``chain``: versions of the history, from the first cause to the outcome.
 
-    ``parents`` are what it is a part of, the nearest first; `lineage` finds them.
+    ``parents``: the resources of which it is a part, the nearest first; `lineage` finds them.
     """
 
     resource: str
@@ -87,7 +87,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
-    """Explain the newest outcome, or what became of a field, newest value last."""
+    """Explain the newest outcome, or the values of a field, newest last."""
     values = _values(history, field) if field else ((), (), ())
     drifts = [each for each in history if isinstance(each.event.data, DriftDetected)]
     repeated = tuple(each for each in _repeated_drifts(drifts) if field in ("", each.path))
@@ -128,12 +128,12 @@ def _cause(
     by_id: dict[str, LogEvent],
     decided: dict[str, LogEvent],
 ) -> LogEvent | None:
-    """Return the event that one rests on; None if that is a message from outside."""
+    """Return the event that caused one; None if its cause is a message of a client."""
     action = getattr(event.data, "action", None)
     if isinstance(action, Action):
         own = decided.get(action.action_id)
         if own is not None and own is not event:
-            return own  # an attempt of it
+            return own  # an attempt of the action
         return next((by_id[each] for each in reversed(action.causes) if each in by_id), None)
     action_id = getattr(event.data, "action_id", None)
     if isinstance(action_id, str) and action_id in decided:
@@ -158,10 +158,10 @@ async def lineage(
     history: Sequence[StoredEvent],
     read: Callable[[ResourceKey], Awaitable[Sequence[StoredEvent]]],
 ) -> list[tuple[Parent, Sequence[StoredEvent]]]:
-    """Return what a resource is a part of with its history, the nearest first, up to the top.
+    """Return the parents of a resource with its history, the nearest first, up to the root.
 
-    ``read`` reads the history of another. The walk ends at a parent that the log does not know, or
-    that was met already.
+    ``read`` reads the history of another resource. The result ends at a parent that the log does
+    not contain, or that is already in it.
     """
     found: list[tuple[Parent, Sequence[StoredEvent]]] = []
     met = {each.event.key for each in history[:1]}
@@ -182,7 +182,7 @@ async def lineage(
 def _parent(
     key: ResourceKey, above: Sequence[StoredEvent], history: Sequence[StoredEvent]
 ) -> Parent:
-    """Find why a parent declared the resource of a history, or withdrew it."""
+    """Find why a parent declared or withdrew the resource of a history."""
     decided = {
         data.action.idempotency_key: each.event
         for each in above
@@ -190,7 +190,7 @@ def _parent(
     }
     said = [each.event for each in history if isinstance(each.event.data, _SAID_BY_A_PARENT)]
     for event in reversed(said):
-        # What a parent says is named by its action's key (`CompositionProvider`).
+        # The cause of a parent's message is named by the key of its action (`CompositionProvider`).
         because = decided.get(event.causationid.partition(".")[0])
         if because is not None:
             assert isinstance(event.data, _SAID_BY_A_PARENT)
@@ -218,7 +218,7 @@ def _declared_as(history: Sequence[StoredEvent], generation: int | None) -> list
 def _values(
     history: Sequence[StoredEvent], field: str
 ) -> tuple[tuple[Value, ...], tuple[Value, ...], tuple[Value, ...]]:
-    """Return each value that a field had: as wanted, as applied, and as observed."""
+    """Return each value that a field had: declared, applied and observed."""
     wanted: list[Value] = []
     applied: list[Value] = []
     observed: list[Value] = []
@@ -257,7 +257,7 @@ def _value(value: object, stored: StoredEvent) -> Value:
 
 
 def _repeated_drifts(drifts: Sequence[StoredEvent]) -> Iterable[RepeatedDrift]:
-    """Find the fields that somebody else has overwritten again and again, of late."""
+    """Find the fields that another client has overwritten repeatedly in recent time."""
     if not drifts:
         return
     newest = drifts[-1].event.time

@@ -75,15 +75,12 @@ IN_SOURCES = {
 }
 """The same for docstrings and comments."""
 
+PACKAGES = ("events", "infra", "projections", "reconciler")
 SOURCES = sorted(
-    module
-    for folder in ("infra", "reconciler/cli", "reconciler/roles")
-    for module in (REPOSITORY / folder).rglob("*.py")
-    if not module.is_relative_to(REPOSITORY / "infra" / "providers")
+    module for folder in (*PACKAGES, "examples") for module in (REPOSITORY / folder).rglob("*.py")
 )
 """The modules whose docstrings and comments are checked."""
 
-PACKAGES = ("events", "infra", "projections", "reconciler")
 _SQL = re.compile(r"\s*(SELECT|WITH|INSERT|ALTER|CREATE|DROP|GRANT|REVOKE)\b")
 _CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
 PAGES = sorted(

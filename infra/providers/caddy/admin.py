@@ -1,6 +1,6 @@
 """The admin API of a Caddy server: its configuration as JSON, read and changed path by path.
 
-Caddy loads the whole configuration anew at each change, and goes back to the old one if that fails.
+Caddy reloads the whole configuration at each change, and restores the old one if that fails.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _ROLLED_BACK: Final = re.compile(r"loading new config: |indexing config: ")
 _OF_OTHERS: Final = re.compile(
     r"loading certificates: |: start: |listening on |no such file|permission denied|in use"
 )
-"""What depends on files, ports and other certificates: it may succeed later."""
+"""Refusals that depend on files, ports and other certificates, so a repeat may succeed."""
 
 _NO_SUCH_PATH: Final = "invalid traversal path"
 _MOVED_ON: Final = re.compile(rf"array index out of bounds|{_NO_SUCH_PATH}")
-"""Somebody else has changed what a path leads through; nothing was done."""
+"""Another client has changed an element on the path. Nothing was done."""
 
 # Caddy replaces its admin server at each change, and closes the connections that are idle then.
 _HEADERS: Final = {"Connection": "close"}
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """How Caddy explains a refusal."""
+    """Caddy's explanation of a refusal."""
 
     error: str = ""
 
@@ -70,7 +70,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Part(NamedTuple):
-    """A part of the configuration: where it is now, and the ETag that says so."""
+    """A part of the configuration: its current place, and the ETag that identifies its content."""
 
     path: str
     etag: str
@@ -90,13 +90,13 @@ class AdminApi:
         )
 
     async def get(self, path: str) -> Part:
-        """Read a part of the configuration; of one that is not there the content is None."""
+        """Read a part of the configuration. The content of a missing part is None."""
         return _part(await self._read(path))
 
     async def find(self, object_id: str) -> Part | None:
-        """Read what has an id; None if Caddy itself says that nothing has it.
+        """Read the object with an id; None if Caddy itself reports that there is none.
 
-        A 404 in other words than Caddy's comes from a wrong endpoint, or from a gateway.
+        A 404 with another text comes from a wrong endpoint or a gateway.
         """
         answer = await self._http.call("GET", f"/id/{object_id}", headers=_HEADERS)
         is_absent = said(answer).startswith("unknown object ID")
@@ -110,19 +110,19 @@ class AdminApi:
         return _part(answer)
 
     async def etag(self, path: str) -> str:
-        """Read only what tells whether a part has changed."""
+        """Read only the ETag, which shows whether a part has changed."""
         return _part_etag(await self._read(path))
 
     async def upstreams(self) -> list[Fields]:
-        """Read what Caddy counts of each backend."""
+        """Read Caddy's counters of each backend."""
         return decoded(await self._read("/reverse_proxy/upstreams"), _upstreams_decoder)
 
     async def change(
         self, method: str, path: str, content: object = None, *, if_match: str | None = None
     ) -> Answer:
-        """Change a part of the configuration; the answer is 200, 400 or 412.
+        """Change a part of the configuration. The status of the response is 200, 400 or 412.
 
-        Any other is raised as a ``ProviderError``: only this call knows what a 400 means to it.
+        Any other is raised as a ``ProviderError``: only the caller knows what a 400 means.
         """
         headers = {**_HEADERS, "Content-Type": "application/json"}
         if if_match is not None:
@@ -167,18 +167,18 @@ def _part_etag(answer: Answer) -> str:
 
 
 def said(answer: Answer) -> str:
-    """Return the beginning of Caddy's own words; empty where what answers is no Caddy."""
+    """Return the start of Caddy's explanation; empty if the response is not from Caddy."""
     found = explanation(answer, _said_decoder)
     return "" if found is None else start_of(found.error, answer)
 
 
 def is_taken(answer: Answer) -> bool:
-    """Return whether a change was refused since its id is somebody's already."""
+    """Return whether a change was refused because its id is in use."""
     return answer.status_code == HTTPStatus.BAD_REQUEST and "duplicate ID" in said(answer)
 
 
 def caddy_refusal(answer: Answer) -> ProviderError:
-    """Classify an answer that is not a success, and that means nothing special to the call."""
+    """Classify a response that is not a success and has no special meaning for the call."""
     words = " ".join(said(answer).split())
     if _NO_SUCH_PATH in words and is_read(answer.method):
         return NotDoneError(
@@ -190,7 +190,7 @@ def caddy_refusal(answer: Answer) -> ProviderError:
         shown = _encoder.encode({"detail": words or problem_text(answer)})
         return refusal(msgspec.structs.replace(answer, content=shown))
     text = f"Caddy rejected the request: {words}"
-    # Caddy is not away: it says why. A status of 5xx would count against its health.
+    # Caddy is available, and explains the refusal. A 5xx status would count against its health.
     if _MOVED_ON.search(words):
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
     if not _ROLLED_BACK.match(words):
@@ -201,7 +201,7 @@ def caddy_refusal(answer: Answer) -> ProviderError:
 
 
 def partly_done(what: str, error: ProviderError) -> UnknownResultError:
-    """Return a failure as one of an action whose first call has been done."""
+    """Mark a failure as one of an action whose first call was executed."""
     return UnknownResultError(
         f"{what}: {error.message}",
         status=HTTPStatus.CONFLICT,

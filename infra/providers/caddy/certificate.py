@@ -1,4 +1,4 @@
-"""The files of a certificate and its key, as they are now."""
+"""The current files of a certificate and its key."""
 
 from __future__ import annotations
 
@@ -27,18 +27,17 @@ _END: Final = "-----END CERTIFICATE-----"
 
 
 class Files(NamedTuple):
-    """What is in the two files."""
+    """The content of the two files."""
 
     certificate: str
     key: str
 
 
 def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateState:
-    """Compare what Caddy has for a route with its files.
+    """Compare Caddy's certificate for a route with the files.
 
-    Files that cannot be used are no reason to take away what Caddy has: they are a problem. Any
-    client of Caddy can write marks that name other files, so only those are read that ``allow``
-    permits.
+    Unusable files are a problem, and no reason to remove the certificate in Caddy. Any client of
+    Caddy can write marks that name other files, so only files that ``allow`` permits are read.
     """
     if marks is None:
         return CertificateState()
@@ -61,10 +60,10 @@ def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateSt
 
 
 def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
-    """Read a certificate and a key that fit together; nothing of them is in an error.
+    """Read a certificate and its key, which must match. Errors contain nothing of them.
 
-    ``unless``: what is known to fit. Raises ``NotDoneError``: files get corrected without a
-    new declaration.
+    ``unless``: a pair that is known to match. Raises ``NotDoneError``, because files get corrected
+    without a new declaration.
     """
     certificate, key = tls["certificateFile"], tls["keyFile"]
     found = Files(_read(certificate), _read(key))
@@ -82,7 +81,7 @@ def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
 
 
 def fingerprint(pair: Pair | None) -> str | None:
-    """Return the SHA-256 of a certificate that Caddy has; None of none."""
+    """Return the SHA-256 of Caddy's certificate; None without one."""
     if pair is None:
         return None
     try:
@@ -98,7 +97,7 @@ def _no_password() -> str:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; a pipe without a writer would block its thread."""
+    """Open a file without blocking, as a pipe without a writer would."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -1,7 +1,7 @@
-"""A route in Caddy's configuration: what is written there of a declaration, and read of it again.
+"""A route in Caddy's configuration: how a declaration is written, and read back.
 
-Caddy refuses fields that it does not know, so what is ours is in ``group``, a text: routes of one
-group exclude each other, and a group of one route excludes nobody.
+Caddy refuses unknown fields, so the metadata is in the text field ``group``. Routes of one group
+exclude each other, and a group of one route has no effect.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from infra.providers.caddy.order import MAX_PAIRS, Reach, Standing
 from infra.providers.caddy.spec import ANY_PATH, normalize
 
 FAIL_SECONDS: Final = 1
-"""How long a backend that could not be reached is left out, if there are others."""
+"""Seconds during which an unreachable backend is not used, if there are others."""
 
 MAX_RETRIES: Final = 10
 RETRY_MILLISECONDS: Final = 50
 
 MAX_URLS: Final = 100
-"""URLs of a route that are shown, of up to ``order.MAX_PAIRS`` for each address of its server."""
+"""Number of URLs of a route that are shown, of up to ``order.MAX_PAIRS`` per address of its server.
+"""
 
 STREAM_HOURS: Final = 24
-"""How long a WebSocket may outlive a change of the configuration."""
+"""Hours that a WebSocket may outlive a change of the configuration."""
 
 MISPLACED: Final = "order"
 CERTIFICATE: Final = "certificate"
 OTHER_SETTINGS: Final = "other settings"
 
-_PATTERNS_OF_A_PATH: Final = 2  # the path itself, and what is below it
+_PATTERNS_OF_A_PATH: Final = 2  # the path itself, and everything below it
 _PREFIX: Final = "reconciler "
 _MILLISECONDS: Final = re.compile(r"([0-9]{1,12})ms")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -45,15 +46,15 @@ _LISTEN: Final = re.compile(r"(?:tcp/)?(\[[^\]]*\]|[^:/]*):([0-9]{1,5})")
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 CaddyRoute = dict[str, Any]
-"""A route as it is written in the configuration."""
+"""A route in the form of the configuration."""
 
 _Handler = dict[str, Any]
 
 
 class Marks(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What is ours in a route: who made it and wrote it last, our labels, and whose files it has.
+    """The metadata in a route: its creator and last writer, our labels, and its files.
 
-    ``tls``: the files as they were declared; Caddy has only what was in them.
+    ``tls``: the files as declared. Caddy stores only their content.
     """
 
     uid: str
@@ -63,14 +64,14 @@ class Marks(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class AutomaticHttps(msgspec.Struct, frozen=True):
-    """What Caddy does for the hosts of a server by itself."""
+    """Caddy's automatic behavior for the hosts of a server."""
 
     disable: bool = False
     disable_certificates: bool = False
 
 
 class CaddyServer(msgspec.Struct, frozen=True):
-    """A server of the configuration, with its routes as they are written."""
+    """A server of the configuration, with its routes in the form of the configuration."""
 
     listen: list[str] = []
     routes: list[CaddyRoute] | None = None
@@ -79,18 +80,18 @@ class CaddyServer(msgspec.Struct, frozen=True):
 
     @property
     def has_tls(self) -> bool:
-        """Whether it speaks TLS by its own configuration."""
+        """Whether its own configuration enables TLS."""
         return bool(self.tls_connection_policies)
 
     @property
     def asks_nobody_for_certificates(self) -> bool:
-        """Whether Caddy leaves certificates of its hosts to others."""
+        """Whether Caddy requests no certificates for its hosts."""
         automatic = self.automatic_https or AutomaticHttps()
         return automatic.disable or automatic.disable_certificates
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """A certificate with its key, as Caddy has it."""
+    """A certificate with its key, as stored in Caddy."""
 
     certificate: str = ""
     key: str = ""
@@ -99,9 +100,9 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class CertificateState(NamedTuple):
-    """Whether Caddy has what it should, what it has, and what is wrong with the files.
+    """Whether Caddy's certificate is current, its fingerprint, and the problem of the files.
 
-    ``key``: the private key that was read, which nothing may show.
+    ``key``: the private key that was read, which must never be shown.
     """
 
     is_current: bool = True
@@ -115,34 +116,34 @@ _marks_decoder = msgspec.json.Decoder(Marks)
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with the name of a route, or nothing."""
+    """Describe what is wrong with the name of a route; None if it is valid."""
     if _NAME.fullmatch(name) is not None:
         return None
     return "use 1 to 200 characters a-z A-Z 0-9 . _ - and start with a letter or digit"
 
 
 def certificate_id(name: str) -> str:
-    """Return the id of a route's certificate; no route can have it."""
+    """Return the id of a route's certificate. No route can have this id."""
     return f"{name}:certificate"
 
 
 def certificate_tag(uid: str) -> str:
-    """Return the tag of a route's certificate: it is ours, and goes with that route."""
+    """Return the tag of a route's certificate. It is deleted together with the route."""
     return f"{_PREFIX}{uid}"
 
 
 def is_certificate_of_ours(pair: Pair) -> bool:
-    """Return whether a certificate belongs to a route of ours, or did."""
+    """Return whether a certificate belongs to a route of ours, or to a deleted one."""
     return any(tag.startswith(_PREFIX) for tag in pair.tags or ())
 
 
 def new_uid(action: Action) -> str:
-    """Return the uid of the route that an action makes: the same at each of its attempts."""
+    """Return the uid of the route that an action creates. It is the same at each attempt."""
     return f"route-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
 
 
 def written(action: Action, uid: str) -> CaddyRoute:
-    """Return what is written to Caddy of an action's route."""
+    """Return the form in which an action's route is written to Caddy."""
     fields = normalize(action.fields)
     marks = Marks(uid, action.idempotency_key, dict(action.labels), fields["tls"])
     return _route(action.external_name, _PREFIX + _encoder.encode(marks).decode(), fields)
@@ -159,7 +160,8 @@ def _route(name: str, group: str, fields: Fields) -> CaddyRoute:
     if fields["retrySeconds"]:
         balancing["try_duration"] = _duration(fields["retrySeconds"])
         balancing["try_interval"] = f"{RETRY_MILLISECONDS}ms"
-    else:  # at once: a request that waits for a retry is answered 502 by any change of Caddy's
+    # without a retry, because any change of Caddy answers a request that waits for one with 502
+    else:
         balancing["retries"] = max(1, min(count, MAX_RETRIES))
     checks: dict[str, Any] = {}
     if count > 1:
@@ -185,18 +187,18 @@ def _duration(seconds: float) -> str:
     return f"{round(seconds * 1000)}ms"
 
 
-# --- what is read again
+# --- reading
 
 
 def name_of(route: Mapping[str, Any]) -> str | None:
-    """Return the id of a route, as a name that a declaration can have; else None."""
+    """Return the id of a route, if a declaration can have this name; otherwise None."""
     found: object = route.get("@id")
     name = str(found) if isinstance(found, str | int) else ""
     return name if name_problem(name) is None else None
 
 
 def marks_of(route: Mapping[str, Any]) -> Marks | None:
-    """Return what is ours in a route; None in one of others."""
+    """Return the metadata in a route; None for a route of another client."""
     group: object = route.get("group")
     if not isinstance(group, str) or not group.startswith(_PREFIX):
         return None
@@ -207,7 +209,7 @@ def marks_of(route: Mapping[str, Any]) -> Marks | None:
 
 
 def reach(route: Mapping[str, Any], name: str) -> Reach:
-    """Return which requests a route takes, as far as hosts and paths say it."""
+    """Return which requests a route takes, as far as hosts and paths show it."""
     sets = cast("list[dict[str, Any]]", route.get("match") or [])
     hosts = [str(host).lower() for each in sets for host in each.get("host") or ()]
     paths = [str(path) for each in sets for path in each.get("path") or ()]
@@ -229,7 +231,7 @@ def _prefix(pattern: str) -> str:
 
 
 def _ends(route: Mapping[str, Any]) -> bool:
-    """Return whether no later route is asked after it; others may only add a header."""
+    """Return whether no later route gets the request. Other routes may only add a header."""
     handlers = cast("list[_Handler]", route.get("handle") or [])
     return bool(route.get("terminal")) or any(
         each.get("handler") in _RESPONDERS for each in handlers
@@ -237,7 +239,7 @@ def _ends(route: Mapping[str, Any]) -> bool:
 
 
 def uid_of(name: str, marks: Marks | None) -> str:
-    """Return what tells a route from another of its name: nothing does in those of others."""
+    """Return the uid of a route. Routes of other clients have none."""
     if marks is not None:
         return marks.uid
     return f"route-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
@@ -253,7 +255,7 @@ def as_object(
 ) -> ExternalObject:
     """Return a route as an object.
 
-    ``differences`` names what differs from the declaration and has no field.
+    ``differences`` names differences from the declaration that have no field.
     """
     marks = marks_of(route)
     fields, differences = _fields(route), list[str]()
@@ -284,7 +286,7 @@ def as_object(
 
 
 def _fields(route: Mapping[str, Any]) -> Fields:
-    """Read what has a field; whatever else there is makes the route differ when it is written."""
+    """Read everything that has a field. Anything else is written over as a difference."""
     handlers = cast("list[_Handler]", route.get("handle") or [])
     proxies = [each for each in handlers if each.get("handler") == "reverse_proxy"]
     seen = reach(route, "")

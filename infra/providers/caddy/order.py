@@ -1,7 +1,7 @@
-"""In which order routes are asked: Caddy takes the first that matches, wherever it came from.
+"""The order of routes: Caddy takes the first that matches, in the order of the configuration.
 
-The more precise goes first: a named host before a wildcard before any host; then the longest path.
-A route of several hosts or paths goes where its most precise one belongs.
+More specific routes come first: a named host before a wildcard before any host; then the longest
+path. A route of several hosts or paths has the place of its most specific one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 MAX_PAIRS: Final = 1000
-"""Hosts times paths of a route: so much work is each read of it. A route of others has more."""
+"""Maximum of hosts times paths of a route, which is the work of each read. Foreign routes may
+exceed it."""
 
 Rank = tuple[int, int]
 Pair = tuple[str, str]
 
 
 class Reach(NamedTuple):
-    """What a route matches; no hosts and no paths are all of them.
+    """The hosts and paths that a route matches; none of them match everything.
 
-    ``is_known``: it looks at nothing but these. Of one that looks at more nobody knows whether it
-    takes a request away from another.
+    ``is_known``: it has no other matchers. With other matchers, it is unknown whether it takes a
+    request from another route.
     """
 
     name: str
@@ -37,12 +38,12 @@ class Reach(NamedTuple):
 
     @property
     def rank(self) -> Rank:
-        """How precise it is; the greater goes first."""
+        """Its specificity. More specific routes have a greater rank."""
         return max(map(_precision, self.hosts or ("",))), max(map(_length, self.paths or ("/",)))
 
 
 class Standing(NamedTuple):
-    """How a route stands among the others of its server."""
+    """The position of a route relative to the others of its server."""
 
     is_misplaced: bool
     shadowed_by: str | None
@@ -66,7 +67,7 @@ def _hosts_before(host: str) -> tuple[str, ...]:
 
 
 def standings(routes: Iterable[Reach]) -> Iterator[Standing]:
-    """Say of each route, in the order of the configuration, how it stands among all of them."""
+    """Return the standing of each route, in the order of the configuration."""
     least: dict[str, Rank] = {}
     taken: dict[Pair, str] = {}
     for route in routes:
@@ -85,7 +86,7 @@ def standings(routes: Iterable[Reach]) -> Iterator[Standing]:
 
 
 def place(route: Reach, others: Sequence[Reach]) -> int:
-    """Return the index at which a route goes in among the others."""
+    """Return the index at which to insert a route among the others."""
     rank = route.rank
     reaching = {each for host in route.hosts or ("",) for each in _hosts_before(host)}
     for index, other in enumerate(others):

@@ -1,4 +1,4 @@
-"""The kind ``Route``: requests for hosts and paths, which a Caddy server passes on to backends."""
+"""The kind ``Route``: a Caddy server passes requests for hosts and paths on to backends."""
 
 from __future__ import annotations
 

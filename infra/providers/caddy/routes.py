@@ -1,7 +1,7 @@
 """The provider of ``Route``: routes of a Caddy server, and the certificates that belong to them.
 
-Each change names the place in the configuration, and the ETag of what is there: another change that
-moves or rewrites the route in between is answered 412, and nothing is done.
+Each change names the place in the configuration and the ETag of its content. If another change
+moves or rewrites the route in between, Caddy responds with 412, and nothing is done.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class _Apps(msgspec.Struct, frozen=True):
 
 
 class _Look(NamedTuple):
-    """What is there under a name: the route if it is one, where, and its certificate."""
+    """The object of a name: the route with its place, and its certificate."""
 
     servers: _Servers
     part: Part | None = None
@@ -123,10 +123,10 @@ class _Look(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Creation:
-    """A route that waits to be made. Whose turn it is makes all that wait, in one change.
+    """A route that waits to be created. One change creates all waiting routes.
 
-    Caddy loads all routes at each change, so that a thousand changes would cost a million routes.
-    ``servers``: as they are with it; None if its id was taken.
+    Caddy loads all routes at each change, so a thousand changes would cost a million routes.
+    ``servers``: their state with this route; None if its id was in use.
     """
 
     name: str
@@ -141,7 +141,7 @@ class _Creation:
 
 
 class RoutesProvider(NamedObjects[_Look]):
-    """Writes routes to a Caddy server, one change at a time, and reads them again."""
+    """Writes routes to a Caddy server, one change at a time, and reads them."""
 
     noun = "route"
 
@@ -150,8 +150,8 @@ class RoutesProvider(NamedObjects[_Look]):
         self._api = AdminApi(config, secrets, permit)
         self._secrecy = secrets.secrecy
         self._allow = config.allow
-        # Caddy makes one change after the other. Who waits for his turn here uses up no time of
-        # his call, and finds the place of his route as it was a moment ago.
+        # Caddy makes one change after the other. A call that waits here does not use up its time
+        # limit, and then reads the current place of its route.
         self._turn = asyncio.Lock()
         self._creations: list[_Creation] = []
 
@@ -188,7 +188,7 @@ class RoutesProvider(NamedObjects[_Look]):
         try:
             async with self._turn:
                 if not creation.is_settled:
-                    with self._permit.outside_of_action():  # most of them are of other actions
+                    with self._permit.outside_of_action():  # most of them belong to other actions
                         await self._make_all()
                 if creation.error is not None:
                     raise creation.error
@@ -199,7 +199,7 @@ class RoutesProvider(NamedObjects[_Look]):
                     await self._keep_certificate(action, certificate, uid, files)
                     return await self._written(name, creation.servers)
         finally:
-            if creation in self._creations:  # canceled while it waited
+            if creation in self._creations:  # canceled during the wait
                 self._creations.remove(creation)
 
     async def complete_object(self, action: Action, found: Found[_Look]) -> _Look:
@@ -239,7 +239,7 @@ class RoutesProvider(NamedObjects[_Look]):
             return await self._written(name, servers)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete a route, or the certificate that is left of it."""
+        """Delete a route, or the certificate that remains of it."""
         async with self._turn:
             effect = await super().delete(action)
             if effect.absent and action.uid is not None:
@@ -268,12 +268,12 @@ class RoutesProvider(NamedObjects[_Look]):
         yield [_Look(apps.servers, shown=each) for each in objects]
 
     async def changes(self, after: str | None) -> str:
-        """Return the mark of all servers and routes: Caddy has no call that waits."""
+        """Return the mark of all servers and routes. Caddy has no call that waits."""
         del after
         return await self._api.etag(SERVERS)
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Read what Caddy counts of a route's backends: requests under way, and failures."""
+        """Read Caddy's counters of a route's backends: active requests, and failures."""
         found = await self.read(external_name)
         if found is None:
             return None
@@ -293,19 +293,19 @@ class RoutesProvider(NamedObjects[_Look]):
         """Close connections."""
         await self._api.close()
 
-    # --- what is there
+    # --- reading
 
     async def _servers(self) -> _Servers:
         return _as(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
 
     async def _look(self, name: str, servers: _Servers | None = None) -> _Look:
-        """Read what has a name; ``servers`` as they are known to be need not be read again."""
+        """Read the object of a name. ``servers`` that are known need not be read again."""
         if servers is None:
             servers = await self._servers()
         certificate = await self._api.find(certificate_id(name))
         part = await self._api.find(name)
         found = None if part is None else _ROUTE.fullmatch(part.path)
-        if part is None or found is None:  # an id that is not a route's is no route
+        if part is None or found is None:  # the id of an object that is not a route
             return _Look(servers, certificate=certificate)
         server = servers.get(found[1])
         if server is None:
@@ -326,7 +326,7 @@ class RoutesProvider(NamedObjects[_Look]):
         return look
 
     async def _files(self, fields: Fields) -> Files | None:
-        """Read the files of a certificate; what Caddy says from now on is without their key."""
+        """Read the files of a certificate. After this, the key is hidden in Caddy's texts."""
         tls: Fields | None = fields["tls"]
         if tls is None:
             return None
@@ -335,7 +335,7 @@ class RoutesProvider(NamedObjects[_Look]):
         return found
 
     async def _files_or_kept(self, look: _Look, fields: Fields, uid: str) -> Files | None:
-        """Return the files of a certificate, or what Caddy has of them if they cannot be used."""
+        """Return the files of a certificate, or those in Caddy if the files cannot be used."""
         try:
             return await self._files(fields)
         except NotDoneError:
@@ -351,7 +351,7 @@ class RoutesProvider(NamedObjects[_Look]):
     # --- changes
 
     async def _make_all(self) -> None:
-        """Make every route that waits, each server's in one change; say of each what came of it."""
+        """Create every waiting route, with one change per server, and report each result."""
         creations, self._creations = self._creations, []
         try:
             servers = await self._servers()
@@ -377,9 +377,9 @@ class RoutesProvider(NamedObjects[_Look]):
                 if await self._made_together(servers, group):
                     return
             except (RefusedError, NotDoneError) as error:
-                if error.status is None:  # Caddy was not asked
+                if error.status is None:  # Caddy got no request
                     raise
-                # One of them is at fault, and the others must not pay for it.
+                # One of them causes the refusal, and the others must still be created.
         for each in group:
             try:
                 each.settle(await self._made_alone(servers, each))
@@ -389,7 +389,7 @@ class RoutesProvider(NamedObjects[_Look]):
                 servers = each.servers or servers
 
     async def _made_together(self, servers: _Servers, group: Sequence[_Creation]) -> bool:
-        """Put all routes of a group in; False if nothing was done, since an id is taken."""
+        """Insert all routes of a group; False if nothing was done because an id is in use."""
         fields = group[0].fields
         for each in group:
             _usable(servers, each.fields)
@@ -406,7 +406,7 @@ class RoutesProvider(NamedObjects[_Look]):
         return True
 
     async def _made_alone(self, servers: _Servers, creation: _Creation) -> _Servers | None:
-        """Put a route in; None if its id is taken."""
+        """Insert a route; None if its id is in use."""
         fields, route = creation.fields, creation.route
         server = _usable(servers, fields)
         routes = server.routes or ()
@@ -425,7 +425,7 @@ class RoutesProvider(NamedObjects[_Look]):
         return _with(servers, fields, _inserted(routes, index, route))
 
     async def _write(self, name: str, look: _Look, route: CaddyRoute) -> list[CaddyRoute]:
-        """Write a route where it is, or where it belongs now, and return all routes."""
+        """Write a route at its current place, or at its new one, and return all routes."""
         assert look.part is not None
         routes = look.servers[look.server_name].routes or ()
         new = [route if name_of(each) == name else each for each in routes]
@@ -445,7 +445,7 @@ class RoutesProvider(NamedObjects[_Look]):
     async def _keep_certificate(
         self, action: Action, part: Part | None, uid: str, files: Files | None
     ) -> None:
-        """Have Caddy load a route's certificate, or none."""
+        """Load a route's certificate into Caddy, or remove it."""
         pair = None if part is None else _as(Pair, part.content)
         if part is not None and pair is not None and not is_certificate_of_ours(pair):
             if files is None:
@@ -490,7 +490,7 @@ class RoutesProvider(NamedObjects[_Look]):
             await self._change("DELETE", part)
 
     async def _change(self, method: str, part: Part, content: object = None) -> None:
-        """Change a part that is still as it was read."""
+        """Change a part that is unchanged since it was read."""
         answer = await self._api.change(method, part.path, content, if_match=part.etag)
         if answer.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise NotDoneError(f"{part.path} was changed during the write")
@@ -503,7 +503,7 @@ def _is_certificate_of(uid: str, part: Part) -> bool:
 
 
 def _as(struct: type[_T], content: Any) -> _T:
-    """Read a part of the configuration; one of another form is somebody else's business."""
+    """Read a part of the configuration. A part of another form belongs to another client."""
     try:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
@@ -511,7 +511,7 @@ def _as(struct: type[_T], content: Any) -> _T:
 
 
 def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
-    """Return the server of a route; raises ``NotDoneError`` where it can't be in it yet."""
+    """Return the server of a route. Raises ``NotDoneError`` if it cannot contain the route yet."""
     name: str = fields["server"]
     server = servers.get(name)
     if server is None:
@@ -543,7 +543,7 @@ def _index(name: str, route: CaddyRoute, others: Sequence[CaddyRoute]) -> int:
 
 
 def _together(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
-    """Return routes with those of a group where they belong."""
+    """Return routes with those of a group inserted at their places."""
     result, reaches = list(routes), _reaches(routes)
     for each in group:
         own = reach(each.route, each.name)
@@ -554,7 +554,7 @@ def _together(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[
 
 
 def _with(servers: _Servers, fields: Fields, routes: list[CaddyRoute]) -> _Servers:
-    """Return the servers with the routes that one of them has by now."""
+    """Return the servers, one of them with its current routes."""
     name: str = fields["server"]
     return {**servers, name: msgspec.structs.replace(servers[name], routes=routes)}
 
@@ -593,7 +593,7 @@ def _objects(
 
 @contextmanager
 def _begun(what: str) -> Generator[None]:
-    """Let a failure say that a part of the action is done already: it is to be gone on with."""
+    """Mark a failure: a part of the action was done, and its repeat continues it."""
     try:
         yield
     except UnknownResultError:

@@ -1,4 +1,4 @@
-"""What can be declared of a route, and when two ways to write it are the same."""
+"""The fields of a route, and their canonical form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reconciler.provider.kind import READY, Readiness
 
 HTTP: Final = "http"
 HTTPS: Final = "https"
-"""The servers of Caddy's configuration that a route is in if it does not say which."""
+"""The servers of Caddy's configuration for routes that do not name one."""
 
 DEFAULT_BALANCING: Final = "round_robin"
 DEFAULT_RETRY_SECONDS: Final = 0.0
@@ -35,7 +35,7 @@ def _about(text: str, **rules: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, **rules)
 
 
-# Caddy takes {...} for a placeholder and * for any text, so neither is taken here.
+# Caddy takes {...} for a placeholder and * for any text, so neither is allowed here.
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\s*{}?#%\\]*(?!\n)$", max_length=1024)]
 _FilePath = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00\n]*(?!\n)$", max_length=4096)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
@@ -48,7 +48,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class Backend(_Part, frozen=True):
-    """An address and a port, where they come from two places."""
+    """An address and a port from two references."""
 
     address: Annotated[
         str, _about("Host name or IP address of the backend.", min_length=1, max_length=253)
@@ -57,7 +57,7 @@ class Backend(_Part, frozen=True):
 
 
 class HealthCheck(_Part, frozen=True):
-    """How Caddy finds out by itself which backends work."""
+    """How Caddy checks which backends work."""
 
     path: Annotated[
         _Path,
@@ -72,7 +72,7 @@ class HealthCheck(_Part, frozen=True):
 
 
 class CertificateFiles(_Part, frozen=True):
-    """Files with the certificate of the hosts and its key, where the reconciler's roles run."""
+    """Files with the certificate of the hosts and its key, on the machine of the roles."""
 
     certificate_file: Annotated[
         _FilePath, _about("Path of the certificate with its chain, in PEM.")
@@ -144,7 +144,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
 
 class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """What a route gives to others, and who stands in its way."""
+    """Outputs of a route, and the routes that take its requests."""
 
     urls: Annotated[list[str], msgspec.Meta(description="URLs of the route, at most 100.")]
     listen: Annotated[list[str], msgspec.Meta(description="Addresses that its server listens on.")]
@@ -174,7 +174,7 @@ def _check_host(host: str) -> None:
 
 
 def dial_address(backend: str | Backend) -> str:
-    """Return a backend as address:port; raises ``ValueError`` for one that is none."""
+    """Return a backend as address:port. Raises ``ValueError`` for an invalid one."""
     if isinstance(backend, Backend):
         is_v6 = ":" in backend.address and not backend.address.startswith("[")
         address = f"[{backend.address}]" if is_v6 else backend.address
@@ -206,9 +206,10 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a route's fields their canonical form, with the defaults.
+    """Return the canonical form of a route's fields, with the defaults.
 
-    ``differences`` names each difference without a field: nobody declares it, a write mends it.
+    ``differences`` names each difference without a field. No manifest declares it, so a write
+    repairs it.
     """
     tls: Fields | None = fields.get("tls")
     hosts: list[str] = fields.get("hosts") or []
@@ -235,7 +236,7 @@ def _canonical_backend(backend: str | Fields) -> str:
             return dial_address(backend)
         return dial_address(msgspec.convert(backend, Backend))
     except (ValueError, msgspec.ValidationError):
-        return str(backend)  # of somebody else's route
+        return str(backend)  # of a foreign route
 
 
 def _canonical_check(check: Fields | None) -> Fields | None:
@@ -250,7 +251,7 @@ def _canonical_check(check: Fields | None) -> Fields | None:
 
 
 def ready(fields: Fields, shown: ExternalObject) -> Readiness:
-    """Return whether requests reach a route, and whether there is anybody to pass them on to."""
+    """Return whether requests reach a route, and whether it has a usable backend."""
     if not fields.get("backends"):
         return Readiness(
             False, "NoBackends", "the route has no backends, so requests get the response 503"

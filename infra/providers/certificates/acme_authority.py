@@ -1,7 +1,7 @@
-"""A certificate by way of ACME: an order, proofs that the names are ours, and the certificate.
+"""A certificate from an ACME authority: an order, proofs of control, and the certificate.
 
-Each step is one request, and each can be the last: the order's URL is recorded before it is
-finalised, so whoever goes on finds the same order, and the same certificate.
+Each step is one request, and each can be the last. The order's URL is recorded before the order is
+finalized, so a repeat finds the same order and the same certificate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_POLL_SECONDS: Final = 5.0
 
 
 class OrderFailedError(NotDoneError):
-    """The authority will make no certificate of this order; another one may succeed."""
+    """The authority will issue no certificate for this order. Another order may succeed."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(
@@ -48,7 +48,7 @@ class OrderFailedError(NotDoneError):
 
 
 class Step(Protocol):
-    """Runs one blocking step in a thread, once the API may be called."""
+    """Runs one blocking step in a thread, when the permit allows."""
 
     async def __call__(self, function: Callable[[], _T], /) -> _T:
         """Run it."""
@@ -56,7 +56,7 @@ class Step(Protocol):
 
 
 class Ordering:
-    """One order, from wherever it is to its certificate."""
+    """One order, from any state to its certificate."""
 
     def __init__(
         self,
@@ -87,15 +87,15 @@ class Ordering:
     ) -> bytes:
         """Return the chain of an order: the one at ``url``, or a new one that ``ordered`` records.
 
-        ``register`` makes the account anew where the authority has lost it, ``limited`` records
-        that it wants no order before an instant: both within the step that met it.
+        ``register`` recreates an account that the authority has lost. ``limited`` records that the
+        authority accepts no order before an instant. Both are called within the step that found it.
         """
         self._limited = limited
         names = identifiers_of(fields)
         if url and (found := await self._ask(lambda: self._found(url))) is not None:
             try:
                 return await self._followed(url, found, fields, key)
-            except OrderFailedError:  # as after a crash while the authority looked
+            except OrderFailedError:  # as after a crash during the validation
                 await self._ask(lambda: ordered(""))
         url, order = await self._ask(lambda: self._ordered(names, ordered, register))
         try:
@@ -105,7 +105,7 @@ class Ordering:
             raise
 
     async def _followed(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
-        """Do what an order needs next, until there is a certificate."""
+        """Execute the next steps of an order, until there is a certificate."""
         self.is_finalized = order.status in ("processing", "valid")
         while order.status != "valid":
             self._check_time(0.0, f"order {url} is {order.status}")
@@ -157,7 +157,7 @@ class Ordering:
         return await self._ask(lambda: self._client.finalize(order, request_of(fields, key)))
 
     async def _after(self, order: Order, url: str) -> Order:
-        """Wait until an order is what follows."""
+        """Wait until an order has the next state."""
         before, pause = order.status, FIRST_POLL_SECONDS
         if before == "pending":
             order = await self._ask(lambda: self._client.find_order(url))
@@ -167,7 +167,7 @@ class Ordering:
         return order
 
     async def _authorize(self, url: str, order: Order) -> None:
-        """Show that all names are ours; raises ``OrderFailedError``."""
+        """Prove control of all names. Raises ``OrderFailedError``."""
         for each in order.authorizations:
             self._check_time(0.0, f"not all authorizations of order {url} have been checked")
             found = await self._ask(lambda each=each: self._client.authorization(each))
@@ -179,7 +179,7 @@ class Ordering:
                 raise OrderFailedError(url, f"{found.identifier.value}: {why}")
 
     async def _prove(self, found: Authorization, url: str) -> Authorization:
-        """Answer for one name, until the authority has looked."""
+        """Respond to a challenge of one name, until the authority has validated it."""
         challenge = next((each for each in found.challenges if each.type == "http-01"), None)
         name = found.identifier.value
         if challenge is None:
@@ -197,7 +197,7 @@ class Ordering:
                     return found
                 pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
-            # No request: it must be done whatever happened.
+            # It makes no request, and must be done in any case.
             await asyncio.shield(asyncio.to_thread(self._answer_no_more, challenge, answer))
 
     def _answer(self, challenge: Challenge, answer: str) -> None:
@@ -215,14 +215,14 @@ class Ordering:
             http01.unlink_answer(self._root, self._solver["folder"], challenge.token, answer)
 
     async def _pause(self, seconds: float, what: str) -> float:
-        """Wait before another look, and return how long to wait the next time."""
+        """Wait before another read, and return the next wait."""
         wait = max(seconds, self._client.retry_after_seconds(0.0))
         self._check_time(wait, what)
         await asyncio.sleep(wait)
         return min(seconds * 2, MAX_POLL_SECONDS)
 
     def _check_time(self, wait: float, what: str) -> None:
-        """Raise ``UnknownResultError`` if the time of the attempt ends before so many seconds."""
+        """Raise ``UnknownResultError`` if the attempt's time ends within these seconds."""
         if time.monotonic() + wait > self._deadline:
             raise UnknownResultError(
                 f"{what}; the next attempt reads it again", status=FAILED_DEPENDENCY
@@ -230,11 +230,11 @@ class Ordering:
 
 
 def _unheard(_limit: LimitedError) -> None:
-    """Nobody has asked for anything yet."""
+    """Ignore a limit: nothing was ordered yet."""
 
 
 def identifiers_of(fields: Fields) -> list[Identifier]:
-    """Return what an order is for; raises ``RefusedError`` for what ACME has no word for."""
+    """Return the identifiers of an order. Raises ``RefusedError`` for names that ACME lacks."""
     names, addresses = fields["dnsNames"], fields["ipAddresses"]
     common_name = fields.get("commonName")
     if common_name is not None and common_name.lower() not in names:
@@ -255,7 +255,7 @@ def identifiers_of(fields: Fields) -> list[Identifier]:
 
 
 def request_of(fields: Fields, key: PrivateKey) -> x509.CertificateSigningRequest:
-    """Write a request for a certificate."""
+    """Build a request for a certificate."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(
         subject_of(fields.get("commonName"))
     )

@@ -1,8 +1,8 @@
-"""One account's requests to an authority that speaks ACME (RFC 8555), each of them one call.
+"""Requests of one account to an authority that supports ACME (RFC 8555).
 
-It blocks. What the authority answers is read with schemas of our own; what it refuses is one of the
-``ProviderError`` classes. None has a status of the 5xx: the folder, which is this provider's API,
-is well though an authority is not.
+It blocks. Responses are decoded with schemas of this project, and refusals are ``ProviderError``
+classes. None has a status of 5xx: a failed authority is no failure of the folder, which is the API
+of this provider.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from infra.providers.host_guard import HostAddressError, HostGuard
 from reconciler.errors import NotDoneError, ProviderError, RefusedError, UnknownResultError
 
 FAILED_DEPENDENCY: Final = 424
-"""The status of what an authority did not do: no failure of the folder's API."""
+"""The status of an authority's failure, which does not count as one of the folder's API."""
 
 USER_AGENT: Final = "event-sourced-reconciler"
 MAX_BAD_NONCES: Final = 10
 DEFAULT_LIMIT_SECONDS: Final = 3600.0
-"""How long nothing is ordered where an authority limits rates and does not say until when."""
+"""Seconds without orders after a rate limit without an end."""
 
 MAX_LIMIT_SECONDS: Final = 30 * 86_400.0
-"""The longest wait that an authority can ask for. Limits that are in use end within a week."""
+"""The longest wait that an authority can request. Real limits end within a week."""
 
 MAX_CHAIN_BYTES: Final = 128 * 1024
-"""Of a certificate with its chain, which each listing reads: 100 long names take 40 KiB."""
+"""Of a certificate with its chain, which each listing reads. One with 100 long names has 40 KiB."""
 
 _REVOKED: Final = "alreadyRevoked"
 _NO_ACCOUNT: Final = "accountDoesNotExist"
@@ -69,7 +69,7 @@ _FOR_GOOD: Final = frozenset(
     }
 )
 _NOT_ACME: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
-"""What the library raises for JSON of another form than it expects."""
+"""Exceptions of the library for JSON of an unexpected form."""
 
 _SHOWN_CHARACTERS: Final = 500
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -77,7 +77,7 @@ _T = TypeVar("_T")
 
 
 class LimitedError(Exception):
-    """The authority wants fewer orders: none before an instant."""
+    """The authority limits orders: none is accepted before an instant."""
 
     def __init__(self, until: datetime, why: str) -> None:
         super().__init__(why)
@@ -85,7 +85,7 @@ class LimitedError(Exception):
         self.why = why
 
     def as_error(self) -> NotDoneError:
-        """Return what it comes to: this one waits so long, and nobody else."""
+        """Return the error of an action. Only this action waits."""
         left = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return NotDoneError(
             f"{self.why} (no order before {moment(self.until)})",
@@ -95,15 +95,15 @@ class LimitedError(Exception):
 
 
 class NoAccountError(Exception):
-    """The authority does not know the account (any more)."""
+    """The authority does not know the account."""
 
 
 class NoOrderError(Exception):
-    """The authority does not know the order (any more)."""
+    """The authority does not know the order."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why something failed, as the authority says (RFC 7807)."""
+    """The authority's reason for a failure (RFC 7807)."""
 
     type: str = "about:blank"
     detail: str = ""
@@ -120,7 +120,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """One way to show that a name is ours."""
+    """One way to prove control of a name."""
 
     type: str
     url: str
@@ -130,14 +130,14 @@ class Challenge(msgspec.Struct, frozen=True):
 
 
 class Identifier(msgspec.Struct, frozen=True):
-    """What is to be shown as ours."""
+    """A name to prove."""
 
     type: str
     value: str
 
 
 class Authorization(msgspec.Struct, frozen=True):
-    """Whether a name was shown to be ours."""
+    """Whether control of a name was proved."""
 
     identifier: Identifier
     status: str
@@ -145,7 +145,7 @@ class Authorization(msgspec.Struct, frozen=True):
 
 
 class _Network(ClientNetwork):
-    """Requests of which the newest answer is known: its headers say when to come again."""
+    """Requests whose newest response is kept, because its headers contain the next time to ask."""
 
     newest: requests.Response | None = None
 
@@ -158,7 +158,7 @@ class _Network(ClientNetwork):
 
 
 class AcmeClient:
-    """An account's requests; for one action, and one thread at a time."""
+    """The requests of an account, for one action and one thread at a time."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class AcmeClient:
             timeout=max(1, round(timeout_seconds)),
         )
         session = self._network.session
-        session.trust_env = False  # what the environment says is for other clients
+        session.trust_env = False  # settings in the environment are for other clients
         session.max_redirects = MAX_REDIRECTS
         adapter = LimitedAdapter(ca_file, timeout_seconds, guard)
         for scheme in ("https://", "http://"):
@@ -192,11 +192,11 @@ class AcmeClient:
     # --- the account
 
     def use_account(self, url: str) -> None:
-        """Sign for an account that is there."""
+        """Sign for an existing account."""
         self._network.account = messages.RegistrationResource(body=messages.Registration(), uri=url)
 
     def register(self, email: str | None) -> str:
-        """Make the account of this key, or find it; return its URL."""
+        """Create the account of this key, or find it, and return its URL."""
         self._network.account = None
         wish = messages.NewRegistration.from_data(email=email, terms_of_service_agreed=True)
         try:
@@ -208,12 +208,12 @@ class AcmeClient:
         return url
 
     def write_to(self, url: str, email: str | None) -> None:
-        """Say whom the authority shall write to."""
+        """Set the email address of the account."""
         contact = () if email is None else (f"mailto:{email}",)
         self._post(url, messages.UpdateRegistration(contact=contact))
 
     def deactivate(self, url: str) -> None:
-        """End the account for good; one that is unknown, or has no rights any more, has ended."""
+        """Deactivate the account. An unknown or unauthorized one counts as deactivated."""
         body = messages.UpdateRegistration(status="deactivated")
         try:
             self._post(url, body)
@@ -254,30 +254,30 @@ class AcmeClient:
             raise
 
     def authorization(self, url: str) -> Authorization:
-        """Read whether a name was shown to be ours."""
+        """Read whether control of a name was proved."""
         return _read(self._post(url, None), Authorization)
 
     def answer_of(self, challenge: Challenge) -> str:
-        """Return what has to be answered for a challenge's token."""
+        """Return the response for a challenge's token."""
         if _TOKEN.fullmatch(challenge.token) is None:
             raise RefusedError("the authority sent an invalid token", status=424)
         thumbprint = b64encode(self._key.thumbprint()).decode()
         return f"{challenge.token}.{thumbprint}"
 
     def ready(self, challenge: Challenge) -> None:
-        """Say that a challenge can be looked at; its authorization says what comes of it."""
+        """Report that a challenge is ready. Its authorization shows the result."""
         response = challenges.HTTP01Response(key_authorization=self.answer_of(challenge))
-        # Refused if it has been looked at meanwhile, for who said so before us and died.
+        # Refused if it was validated in the meantime, after an earlier attempt reported it.
         with contextlib.suppress(RefusedError):
             self._post(challenge.url, response)
 
     def finalize(self, order: Order, request: x509.CertificateSigningRequest) -> Order:
-        """Have the certificate made of a request."""
+        """Request the certificate."""
         wish = messages.CertificateRequest(csr=request)
         return _read(self._post(order.finalize, wish, writes=True), Order)
 
     def download(self, order: Order) -> bytes:
-        """Read the chain of an order that is done; raises ``RefusedError`` for one too long."""
+        """Read the chain of a finished order. Raises ``RefusedError`` for one that is too long."""
         chain = self._post(order.certificate, None).content
         if len(chain) > MAX_CHAIN_BYTES:
             raise RefusedError(
@@ -288,7 +288,7 @@ class AcmeClient:
         return chain
 
     def revoke(self, certificate: x509.Certificate) -> None:
-        """Take a certificate back; once more changes nothing."""
+        """Revoke a certificate. A repeat changes nothing."""
         wish = messages.Revocation(certificate=certificate, reason=0)
         try:
             self._post(self._directory("revokeCert"), wish, writes=True)
@@ -297,7 +297,7 @@ class AcmeClient:
                 raise
 
     def retry_after_seconds(self, default: float) -> float:
-        """Return how long the newest answer asks to wait."""
+        """Return the wait that the newest response requests."""
         found = _retry_after(self._network.newest)
         return default if found is None else found
 
@@ -316,7 +316,7 @@ class AcmeClient:
         return self._ask(post, writes=writes)
 
     def _ask(self, request: Callable[[ClientV2], _T], *, writes: bool) -> _T:
-        """Make a request; one whose nonce is refused was not looked at, and is made again."""
+        """Make a request. A request whose nonce was refused was not executed, and is repeated."""
         for _ in range(MAX_BAD_NONCES):
             self._network.newest = None
             try:
@@ -377,7 +377,7 @@ class AcmeClient:
 
 
 def _why_unreachable(error: BaseException) -> str:
-    """Return why there was no connection: of what is not allowed, what to do."""
+    """Return why there was no connection, with a remedy if it is not allowed."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, HostAddressError):
@@ -388,7 +388,7 @@ def _why_unreachable(error: BaseException) -> str:
 
 
 def moment(until: datetime) -> str:
-    """Write an instant for people, never earlier than it is."""
+    """Format an instant for people, never earlier than it is."""
     return f"{until + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -406,7 +406,7 @@ def _read(answer: requests.Response, of: type[_T]) -> _T:
 
 
 def _retry_after(answer: requests.Response | None) -> float | None:
-    """Return how long an answer asks to wait: seconds, or until a date."""
+    """Return the wait that a response requests: seconds, or until a date."""
     said = "" if answer is None else answer.headers.get("Retry-After", "")
     if said.strip().isdecimal():
         return min(float(said), MAX_LIMIT_SECONDS)

@@ -1,7 +1,7 @@
-"""HTTP of the ACME library, over the connections of HTTP APIs, with their limits (ADR 0057).
+"""HTTP of the ACME library over the connections of HTTP APIs, with their limits (ADR 0057).
 
-``requests`` limits neither a body nor the time of a call whose answer drips, and such a call keeps
-a thread of the provider.
+``requests`` limits neither a body nor the time of a slow response, which would occupy a thread of
+the provider.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from infra.providers.http import written_request
 from infra.providers.trust import trusting
 
 MAX_ANSWER_BYTES: Final = 1024 * 1024
-"""Of one answer: a chain of certificates has less than 20 KiB."""
+"""Of one response: a chain of certificates has less than 20 KiB."""
 
 MAX_REDIRECTS: Final = 5
 
@@ -39,17 +39,17 @@ _UNPACKED: Final = frozenset({"content-encoding", "transfer-encoding", "content-
 
 
 class AnswerOutOfBoundsError(requests.RequestException):
-    """An answer exceeds a limit; the message names the limit."""
+    """A response exceeds a limit. The message names the limit."""
 
 
 class LimitedAdapter(HTTPAdapter):
-    """Requests of one thread, each on a connection of its own; trusts the authorities of a file."""
+    """Requests of one thread, each on its own connection. Trusts the authorities of a file."""
 
     def __init__(self, ca_file: Path | None, timeout_seconds: float, guard: HostGuard) -> None:
         self._guard = guard
         self._tls = Tls(ca_file=None if ca_file is None else str(ca_file))
         self._timeout_seconds = timeout_seconds
-        self._context: ssl.SSLContext | None = None  # to make one takes longer than a request
+        self._context: ssl.SSLContext | None = None  # to build one takes longer than a request
         super().__init__()
 
     def send(
@@ -61,7 +61,7 @@ class LimitedAdapter(HTTPAdapter):
         cert: object = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        """Send a request, and read its whole answer in time; raises ``RequestException``."""
+        """Send a request, and read its complete response in time. Raises ``RequestException``."""
         del stream, timeout, verify, cert, proxies
         try:
             received = asyncio.run(self._exchange(request))

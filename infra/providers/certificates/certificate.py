@@ -109,10 +109,10 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """The certificate, and where its files are.
+    """Outputs: the certificate, and the paths of its files.
 
-    ``combined_file`` has key and chain, and is replaced in one step. ``digest`` changes with any
-    of the files.
+    ``combined_file`` has key and chain, and is replaced in one step. ``digest`` changes with any of
+    the files.
     """
 
     serial: Annotated[str, msgspec.Meta(description="Serial number.")]
@@ -139,7 +139,7 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a certificate's fields their canonical form: names as sorted sets, no problems."""
+    """Return the canonical form of a certificate's fields: names as sorted sets, no problems."""
     given = {name: value for name, value in fields.items() if value is not None}
     for span in ("duration", "renewBefore"):
         if span in given:
@@ -155,7 +155,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
-    """Return when a certificate has to be renewed."""
+    """Return when a certificate must be renewed."""
     return renewal_at(fields.get("renewBefore"), shown)
 
 

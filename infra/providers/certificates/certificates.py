@@ -1,4 +1,4 @@
-"""The provider of ``Certificate``: ordered once, kept, and delivered as often as files are lost."""
+"""The provider of ``Certificate``: ordered once, stored, and delivered again if files are lost."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 MIN_PATIENCE_SECONDS = 30.0
-"""How long an order is waited for in one call at least: authorities take their time."""
+"""Minimum time of a call that waits for an order, because authorities are slow."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -95,7 +95,7 @@ class _Kept(NamedTuple):
 
     @property
     def needs_delivery(self) -> bool:
-        """Whether a delivery repairs all that is wrong."""
+        """Whether a delivery repairs everything that is wrong."""
         wrong = findings(self.case)
         return bool(wrong) and why_order(wrong) is None
 
@@ -116,7 +116,7 @@ class _Kept(NamedTuple):
                 "certificateFile": str(self.place / CERTIFICATE_FILE),
                 "caFile": str(self.place / CA_FILE),
                 "combinedFile": str(self.place / COMBINED_FILE),
-                # Of public things only: the key's public half is in the certificate.
+                # Of public values only: the public half of the key is in the certificate.
                 "digest": hashlib.sha256(self.bundle.chain + self.bundle.authority).hexdigest(),
             }
         return ExternalObject(
@@ -136,7 +136,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
     noun = "certificate"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        del secrets  # keys are made here, and never leave
+        del secrets  # keys are made here, and never leave this machine
         folder = CertificateFolder(config, permit)
         super().__init__(folder, Store(folder.root, "certificates", CertificateRecord))
 
@@ -164,7 +164,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         case = kept.case._replace(wanted=action.fields, is_due=action.purpose == "Renew")
         if why_order(findings(case)) is not None:
             if kept.needs_delivery:
-                # Not to be held up by an authority that limits rates, or is down.
+                # It must not wait for an authority that limits rates, or is down.
                 await step(lambda: self._deliver_files(name))
             await self._obtain(action, kept.record.uid)
         else:
@@ -181,7 +181,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
     # --- an order
 
     async def _obtain(self, action: Action, uid: str) -> None:
-        """Have a certificate made; the order that is under way already is gone on with."""
+        """Obtain a certificate, and continue an order in progress."""
         step = self._folder.step
         issuer, pending = await step(lambda: self._begin(action))
         if "acme" not in issuer.fields:
@@ -195,7 +195,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
             raise _perhaps_done(error) from None
 
     async def _chain(self, action: Action, issuer: IssuerRecord, pending: Pending) -> bytes:
-        """Order a certificate of an authority, or go on with the order; return its chain."""
+        """Order a certificate of an authority, or continue the order. Return its chain."""
         name, step = action.external_name, self._folder.step
         key = await step(lambda: self._pending_key(name, pending))
         client = await step(lambda: self._folder.account(action.fields["issuer"], issuer))
@@ -224,7 +224,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
     async def _deliver(self, name: str) -> _Kept:
         try:
             await self._folder.step(lambda: self._deliver_files(name))
-        except RefusedError as error:  # the certificate exists, and is the action's
+        except RefusedError as error:  # the certificate exists, and belongs to the action
             kept = await self._folder.look(lambda: self._read(name))
             error.obstacle = None if kept is None else kept.as_object()
             raise
@@ -271,16 +271,16 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         return kept if kept is not None and kept.record.uid else None
 
     def _authority(self, issuer: str) -> bytes | None:
-        """Return the certificate of an authority of our own; None where the chain has it."""
+        """Return the certificate of our own authority; None if the chain contains it."""
         record = self._folder.issuers.read(issuer) if issuer else None
         if record is None or "ownCa" not in record.fields:
             return None
         return self._folder.issuers.file(issuer, record.certificate_file)
 
     def _begin(self, action: Action) -> tuple[IssuerRecord, Pending]:
-        """Record what is asked for, and with which key, before anybody is asked.
+        """Record the request and its key before any authority is contacted.
 
-        Raises ``NotCalledError`` before the time that an authority has given.
+        Raises ``NotCalledError`` before the time that an authority has set.
         """
         name, fields = action.external_name, action.fields
         issuer = self._folder.issuers.read(fields["issuer"])
@@ -291,7 +291,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
                 status=FAILED_DEPENDENCY,
             )
         if "acme" in issuer.fields:
-            identifiers_of(fields)  # raises what ACME cannot order
+            identifiers_of(fields)  # raises for names that ACME cannot order
         naming = self._naming(action.namespace)
         check_place(self._folder.root, _place_of(name, fields), name, naming)
         request = _request_digest(fields)
@@ -304,7 +304,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
                 status=429,
                 retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
             )
-        # Whoever began the same request: an order that is under way is not ordered again.
+        # A request that equals the recorded one continues its order instead of a second one.
         if pending is not None and pending.request == request:
             key = read_key(self._store.file(name, pending.key_file))
             if key is not None:
@@ -317,7 +317,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         return issuer, pending
 
     def _key_for(self, name: str, record: CertificateRecord, fields: Fields) -> str:
-        """Return the file of the key to use: the one that is there, if it shall stay."""
+        """Return the file of the key to use: the existing one, if it is to be kept."""
         wanted = fields["keyAlgorithm"]
         if fields["keyRotation"] == "Never" and record.key_file:
             key = read_key(self._store.file(name, record.key_file))
@@ -332,7 +332,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         return key
 
     def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: Pending) -> None:
-        """Have an authority of our own sign."""
+        """Sign with our own authority."""
         name, issuers = action.fields["issuer"], self._folder.issuers
         authority = own_authority.open_authority(issuers, name, issuer)
         key = self._pending_key(action.external_name, pending)
@@ -340,7 +340,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         self._obtained(action, uid, pending, chain, text_of([authority.certificate]))
 
     def _ordered(self, name: str, url: str) -> None:
-        """Record an order before anything else is done with it; an empty URL forgets it."""
+        """Record an order before any other step. An empty URL removes it."""
         record = self._store.read(name)
         assert record is not None
         assert record.pending is not None
@@ -348,14 +348,14 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         self._store.write(name, msgspec.structs.replace(record, pending=pending))
 
     def _register(self, issuer: str, client: AcmeClient) -> None:
-        """Make the account of an issuer anew, which its authority has lost."""
+        """Register the account of an issuer again, because its authority has lost it."""
         record = self._folder.issuers.read(issuer)
         assert record is not None
         account = client.register(record.fields["acme"].get("email"))
         self._folder.issuers.write(issuer, msgspec.structs.replace(record, account=account))
 
     def _limit(self, name: str, issuer: str, limited: LimitedError) -> None:
-        """Remember until when nothing is ordered: whatever action comes next obeys."""
+        """Record until when no order is accepted, for all later actions."""
         record = self._store.read(name)
         assert record is not None
         limits = {"limited_until": limited.until, "limited_why": limited.why}
@@ -364,7 +364,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
     def _obtained(
         self, action: Action, uid: str, pending: Pending, chain: bytes, authority: bytes | None
     ) -> None:
-        """Take a new certificate over, with its key, in one step."""
+        """Store a new certificate with its key, in one step."""
         name, certificates = action.external_name, certificates_in(chain)
         key = self._pending_key(name, pending)
         facts = facts_of(certificates[0]) if certificates else None
@@ -395,7 +395,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         self._store.write(name, written)
 
     def _write(self, action: Action) -> None:
-        """Write what needs no order."""
+        """Write the fields that need no order."""
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name
@@ -409,7 +409,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         self._store.write(action.external_name, written)
 
     def _naming(self, namespace: str) -> Naming:
-        """Name a certificate to its own namespace only."""
+        """Return a function that names a certificate only to its own namespace."""
 
         def describe(owner: str) -> str:
             record = self._store.read(owner) if name_problem(owner) is None else None
@@ -420,7 +420,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         return describe
 
     def _deliver_files(self, name: str) -> None:
-        """Deliver to where it is wanted, and take away what is elsewhere."""
+        """Deliver to the declared folder, and remove files elsewhere."""
         kept = self._kept(name)
         if kept is None or kept.key is None or kept.facts is None:
             raise NotDoneError(
@@ -448,7 +448,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         self._store.keep_only(name, {record.key_file, record.chain_file, record.ca_file, *pending})
 
     def _revoke(self, kept: _Kept) -> None:
-        """Take a certificate back, while it is good."""
+        """Revoke a certificate while it is valid."""
         if kept.facts is None or kept.facts.not_after <= datetime.now(UTC):
             return
         name = kept.record.fields["issuer"]
@@ -482,7 +482,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
 
 
 def _perhaps_done(error: NotDoneError) -> UnknownResultError:
-    """Return what a failure comes to after something was done: the same action goes on with it."""
+    """Return the error of a failure after an effect: the same action continues."""
     return UnknownResultError(
         error.message,
         status=error.status or FAILED_DEPENDENCY,

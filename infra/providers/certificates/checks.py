@@ -1,7 +1,7 @@
-"""What is wrong with a certificate, and what mends it: a chain of pure checks, each with a reason.
+"""Checks of a certificate: pure, in a fixed order, each with a reason and a remedy.
 
-The first that finds something and needs an order decides that there is one; without any, files are
-delivered from what is kept.
+The first finding that needs an order leads to one. Without such a finding, stored files are
+delivered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FileState = Literal["Missing", "Differs", "Exposed", "Delivered"]
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong: a reason in one word, what it is about, and what mends it."""
+    """A finding: a reason of one word, its subject, and the remedy."""
 
     reason: str
     subject: str
@@ -28,11 +28,11 @@ class Finding(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What is looked at: what is kept, what is delivered, and what is wanted, if that is known.
+    """The input of the checks: the stored, the delivered, and the declared state, if known.
 
-    ``key``: digest of the public half of the key that is kept. ``is_trusted``: whether the issuer
-    of today signed it; ``has_authority``: whether the authority that is kept is the issuer's;
-    ``decides_duration``: whether the issuer gives as much time as it is asked for.
+    ``key``: digest of the public half of the stored key. ``is_trusted``: whether the current issuer
+    signed it. ``has_authority``: whether the stored authority is the issuer's.
+    ``decides_duration``: whether the issuer grants the requested duration.
     """
 
     key: str | None
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     files: Mapping[str, FileState]
     is_trusted: bool = True
     has_authority: bool = True
-    applied: Fields = {}  # noqa: RUF012 - nobody writes to it
+    applied: Fields = {}  # noqa: RUF012 - it is never changed
     wanted: Fields | None = None
     decides_duration: bool = True
     is_due: bool = False
@@ -50,38 +50,38 @@ Check = Callable[[Case], Iterator[Finding]]
 
 
 def certificate_kept(case: Case) -> Iterator[Finding]:
-    """There is a certificate at all."""
+    """A certificate exists."""
     if case.certificate is None:
         yield Finding("CertificateMissing", "", "Order")
 
 
 def key_kept(case: Case) -> Iterator[Finding]:
-    """There is a key; without it the certificate is worthless."""
+    """A key exists. Without it, the certificate is useless."""
     if case.key is None:
         yield Finding("KeyMissing", "", "Order")
 
 
 def key_belongs(case: Case) -> Iterator[Finding]:
-    """The key is the certificate's."""
+    """The key belongs to the certificate."""
     certificate = case.certificate
     if certificate is not None and case.key not in (None, certificate.public_key):
         yield Finding("KeyDiffers", "", "Order")
 
 
 def issuer_signed(case: Case) -> Iterator[Finding]:
-    """The issuer of today signed it: one that was made anew has another key."""
+    """The current issuer signed it. A recreated one has another key."""
     if not case.is_trusted:
         yield Finding("OtherAuthority", "", "Order")
 
 
 def authority_is_current(case: Case) -> Iterator[Finding]:
-    """The authority's own certificate is delivered as it is today."""
+    """The current certificate of the authority is delivered."""
     if case.is_trusted and not case.has_authority:
         yield Finding("AuthorityRenewed", "", "Delivery")
 
 
 def request_is_as_declared(case: Case) -> Iterator[Finding]:
-    """What was asked for is what is wanted now."""
+    """The request matches the declaration."""
     if case.wanted is None or case.certificate is None:
         return
     now: Fields = {
@@ -98,7 +98,7 @@ def request_is_as_declared(case: Case) -> Iterator[Finding]:
 
 
 def near_expiry(case: Case) -> Iterator[Finding]:
-    """It is not to be renewed yet; when that is, says the kind's ``due``, by the bus's clock."""
+    """It need not be renewed yet. The kind's ``renewal_time`` decides when, by the bus's clock."""
     if case.is_due:
         yield Finding("NearExpiry", "", "Order")
 
@@ -129,14 +129,14 @@ REQUEST: Final = (
     "keyAlgorithm",
     "duration",
 )
-"""The fields that an order is made of; another value is another certificate."""
+"""The fields of an order. A changed value requires another certificate."""
 
 
 def findings(case: Case) -> list[Finding]:
-    """Return all that is wrong, in the order of the checks."""
+    """Return all findings, in the order of the checks."""
     return [found for check in CHECKS for found in check(case)]
 
 
 def why_order(found: list[Finding]) -> Finding | None:
-    """Return the first finding that only another certificate mends."""
+    """Return the first finding that requires another certificate."""
     return next((each for each in found if each.remedy == "Order"), None)

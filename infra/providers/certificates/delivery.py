@@ -1,7 +1,7 @@
-"""Files for servers to read: key, certificate and authority, in a folder beneath the root.
+"""Files that servers read: key, certificate and authority, in a folder below the root.
 
-A folder belongs to the certificate that its marker names; files of others are never replaced.
-Everything here blocks, and raises ``OSError`` as it comes.
+A folder belongs to the certificate that its marker names. Files of other clients are never
+replaced. Everything here blocks, and raises ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from reconciler.errors import RefusedError
 _FILES: Final = (KEY_FILE, COMBINED_FILE, CERTIFICATE_FILE, CA_FILE)
 
 Naming = Callable[[str], str]
-"""Names another certificate as far as the reader of a message may know it."""
+"""Returns the name of another certificate that the reader of a message may see."""
 
 
 class Bundle(NamedTuple):
-    """What is delivered: a key, its chain, and the authority."""
+    """The delivered content: a key, its chain, and the authority."""
 
     key: bytes
     chain: bytes
@@ -53,7 +53,7 @@ class Bundle(NamedTuple):
 
 
 def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState]:
-    """Compare the files in a folder with the bundle; behind a link, every file is missing."""
+    """Compare the files in a folder with the bundle. Behind a link, every file is missing."""
     try:
         with root.folder_of(f"{place}/x") as folder:
             if folder is None:
@@ -62,15 +62,15 @@ def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState
                 name: _state(folder, name, data, mode)
                 for name, (data, mode) in bundle.files.items()
             }
-    except RefusedError:  # the delivery says why; other certificates are listed
+    except RefusedError:  # the delivery reports why; other certificates are listed
         return dict.fromkeys(bundle.files, "Missing")
 
 
 def check_place(root: FileRoot, place: str, name: str, naming: Naming) -> None:
-    """Raise ``RefusedError`` if a folder is of others, before anything is ordered for it."""
+    """Raise ``RefusedError`` if a folder belongs to others, before anything is ordered for it."""
     with root.folder_of(f"{place}/x") as folder:
         if folder is not None and _is_ours(folder, place, name, naming):
-            return  # also within a folder that another certificate has taken since
+            return  # also within a folder that another certificate has taken in the meantime
     taken = folder_around(root, place, besides=name)
     if taken is not None:
         raise _taken(*taken, naming)
@@ -79,7 +79,7 @@ def check_place(root: FileRoot, place: str, name: str, naming: Naming) -> None:
 def folder_around(
     root: FileRoot, place: str, *, besides: str | None = None
 ) -> tuple[str, str] | None:
-    """Return the folder of a certificate that a path leads into, and the certificate's name."""
+    """Return the folder of a certificate that contains a path, and the certificate's name."""
     segments = place.split("/")
     for length in range(1, len(segments)):
         above = "/".join(segments[:length])
@@ -91,7 +91,7 @@ def folder_around(
 
 
 def deliver(root: FileRoot, place: str, name: str, bundle: Bundle, naming: Naming) -> None:
-    """Write the files that are not as they should be; raises ``RefusedError`` in others' way."""
+    """Write the files that differ. Raises ``RefusedError`` for files of other clients."""
     check_place(root, place, name, naming)
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
@@ -114,14 +114,14 @@ def withdraw(root: FileRoot, place: str, name: str) -> None:
             found = stat_of(folder, file_name)
             if found is not None and stat.S_ISREG(found.st_mode):
                 os.unlink(file_name, dir_fd=folder)
-            discard(folder, temporary_name(file_name))  # what a crash has left
+            discard(folder, temporary_name(file_name))  # a leftover of a crash
         is_empty = not os.listdir(folder)  # noqa: PTH208 - an open folder
     if is_empty:
         with root.folder_of(place) as outer:
             if outer is not None:
                 try:
                     os.rmdir(place.rpartition("/")[2], dir_fd=outer)
-                except OSError:  # somebody has put something there
+                except OSError:  # another client has put something there
                     return
 
 
@@ -137,9 +137,9 @@ def _taken(place: str, whose: str, naming: Naming) -> RefusedError:
 
 
 def _is_ours(folder: int, place: str, name: str, naming: Naming) -> bool:
-    """Return whether a folder is a certificate's; False if it is nobody's yet.
+    """Return whether a folder belongs to this certificate; False if it belongs to none.
 
-    Raises ``RefusedError`` if it is another one's, or has files of others.
+    Raises ``RefusedError`` if it belongs to another one, or contains foreign files.
     """
     marked = read_file(folder, MARKER)
     if marked is not None:
@@ -164,5 +164,5 @@ def _state(folder: int, name: str, data: bytes, mode: int) -> FileState:
         return "Differs"
     if read_file(folder, name) != data:
         return "Differs"
-    # Who may read less than we said is somebody's choice; who may read a key is ours.
+    # An operator may restrict a mode further. A key that more users can read is repaired.
     return "Exposed" if stat.S_IMODE(found.st_mode) & ~mode else "Delivered"

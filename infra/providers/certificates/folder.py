@@ -1,4 +1,4 @@
-"""How both providers work: blocking steps in threads of their own, and what an error means."""
+"""The common parts of both providers: blocking steps in threads, and the classes of errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class CertificateFolder:
-    """The root of a ``ProviderConfig``, and the steps that are made in it."""
+    """The root of a ``ProviderConfig``, and the steps that are executed in it."""
 
     def __init__(self, config: ProviderConfigSpec, permit: CallPermit) -> None:
         self._permit = permit
@@ -45,8 +45,8 @@ class CertificateFolder:
         self.issuers = Store(self.root, "issuers", IssuerRecord)
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._allow = config.allow
-        # A thread for each action that may run: authorities that hang keep neither other actions
-        # nor reads waiting.
+        # A thread for each concurrent action: authorities that hang must not delay other actions or
+        # reads.
         self._actions = ThreadPoolExecutor(
             config.limits.concurrency, thread_name_prefix="certificates"
         )
@@ -55,9 +55,9 @@ class CertificateFolder:
         self._asking = Counter[str]()  # by namespace
 
     async def step(self, function: Callable[[], _T], /) -> _T:
-        """Make one blocking step of an action, which its own timeouts end; an authority may hang.
+        """Execute one blocking step of an action, which has its own timeouts.
 
-        Reads must not wait for it: they use ``look``.
+        An authority may hang. Reads must not wait for it: they use ``look``.
         """
         return await self._run(self._actions, function, writes=True)
 
@@ -74,7 +74,7 @@ class CertificateFolder:
             raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
 
     async def look(self, function: Callable[[], _T], /) -> _T:
-        """Make one step that only reads files; raises ``NotDoneError`` if a disk hangs."""
+        """Execute one step that only reads files. Raises ``NotDoneError`` if a disk hangs."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 return await self._run(self._reads, function)
@@ -88,7 +88,7 @@ class CertificateFolder:
         """Count an action that calls an authority, which a tenant chooses and which may hang.
 
         Raises ``NotCalledError`` above the share of its namespace: half of the calls that the
-        limits allow, divided among the namespaces that have some.
+        limits allow, divided among the namespaces that use some.
         """
         namespace, mine = action.namespace, self._asking[action.namespace]
         namespaces = len(self._asking.keys() | {namespace})
@@ -108,14 +108,14 @@ class CertificateFolder:
                 del self._asking[namespace]
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._actions.shutdown(wait=False)
         self._reads.shutdown(wait=False)
 
     # --- in a thread
 
     def account(self, name: str, record: IssuerRecord) -> AcmeClient:
-        """Open an issuer's account; raises ``NotDoneError`` if its key is lost."""
+        """Open an issuer's account. Raises ``NotDoneError`` if its key is lost."""
         acme = record.fields["acme"]
         key = read_key(self.issuers.file(name, record.key_file))
         if not isinstance(key, ec.EllipticCurvePrivateKey):

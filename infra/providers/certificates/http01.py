@@ -1,4 +1,4 @@
-"""Answers to http-01: each for one token, while the authority looks."""
+"""Servers of the http-01 challenge: a response for each token, during the validation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from reconciler.errors import NotDoneError, RefusedError
 PATH: Final = "/.well-known/acme-challenge/"
 
 MAX_CONNECTIONS: Final = 64
-"""Anybody may connect, and a connection takes a file and a thread of the worker: the oldest one
-ends if there are more."""
+"""Any client may connect, and a connection takes a file and a thread of the worker. Beyond this
+limit, the oldest one is closed."""
 
 CONNECTION_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
@@ -31,7 +31,7 @@ _Address = tuple[str, int]
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers for the tokens of now."""
+    """A server of the responses for current tokens."""
 
     daemon_threads = True
 
@@ -56,14 +56,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End the connections whose time is over, whatever they have sent."""
+        """Close the connections whose time is over, whatever they have sent."""
         now = time.monotonic()
         for request, until in list(self._open.items()):
             if until <= now:
                 _end(request)
 
     def server_close(self) -> None:
-        """End all connections: the challenge is over."""
+        """Close all connections: the challenge is over."""
         super().server_close()
         for request in list(self._open):
             _end(request)
@@ -73,7 +73,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers what is asked for now, and nothing else."""
+    """Responds to requests for current tokens only."""
 
     timeout = CONNECTION_SECONDS
 
@@ -91,22 +91,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's
-        """Say nothing: who asks may be anybody."""
+        """Log nothing, because any client may connect."""
 
 
 def _end(request: socket.socket) -> None:
     """Close a connection, so that its thread ends."""
-    with contextlib.suppress(OSError):  # it is closed
+    with contextlib.suppress(OSError):  # it is already closed
         request.shutdown(socket.SHUT_RDWR)
 
 
 _lock = threading.Lock()
 _servers: dict[_Address, _Server] = {}
-"""The orders of a process share the servers, whatever provider they are of."""
+"""The orders of a process share the servers, for all providers."""
 
 
 def add_answer(listen: str, token: str, answer: str) -> None:
-    """Answer for a token, with a server that begins with its first one; raises ``OSError``."""
+    """Serve the response for a token; the first one starts the server. Raises ``OSError``."""
     address = _address(listen)
     with _lock:
         server = _servers.get(address)
@@ -121,7 +121,7 @@ def add_answer(listen: str, token: str, answer: str) -> None:
 
 
 def remove_answer(listen: str, token: str) -> None:
-    """Answer for a token no more; the server ends with its last one."""
+    """Stop serving a token. The server ends with its last one."""
     address = _address(listen)
     with _lock:
         server = _servers.get(address)
@@ -136,10 +136,10 @@ def remove_answer(listen: str, token: str) -> None:
 
 
 def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
-    """Leave an answer where a web server of others finds it.
+    """Write a response for an external web server.
 
-    Raises ``RefusedError`` if the directory has another file of the token's name, or is one of a
-    certificate, or within one.
+    Raises ``RefusedError`` if the directory has another file of the token's name, or belongs to a
+    certificate.
     """
     if folder_around(root, f"{place}/x") is not None:
         raise RefusedError(
@@ -159,7 +159,7 @@ def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
 
 
 def unlink_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
-    """Remove an answer; another file of the token's name stays."""
+    """Remove a response. Another file of the token's name stays."""
     with root.folder_of(f"{place}/x") as folder:
         if folder is not None and read_file(folder, token) == answer.encode():
             with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,6 @@
-"""The kind ``Issuer``: who signs certificates, an authority of our own or an account with another.
+"""The kind ``Issuer``: our own authority, or an account with an external one.
 
-Both are one kind, so that a certificate names its issuer in one way, whoever that is.
+Both are one kind, so that certificates refer to both in the same way.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_PORT: Final = 65_535
 
 
 class OwnCa(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """An authority of our own: its key never leaves the root."""
+    """Our own authority. Its key never leaves the root."""
 
     common_name: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
@@ -59,7 +59,7 @@ class OwnCa(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the authority is shown that a name is ours: over HTTP, by us or by a server of yours."""
+    """Proof over HTTP that we control a name, by our own server or by yours."""
 
     listen: Annotated[
         str | None,
@@ -169,7 +169,7 @@ class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
 
 
 def address_of(listen: str) -> tuple[str, int] | None:
-    """Take ``ADDRESS:PORT`` apart; None if it is none."""
+    """Parse ``ADDRESS:PORT``; None if it is invalid."""
     host, _, port = listen.rpartition(":")
     try:
         address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
@@ -181,7 +181,7 @@ def address_of(listen: str) -> tuple[str, int] | None:
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return an issuer's fields their canonical form: its type, spans in their largest unit."""
+    """Return the canonical form of an issuer's fields: its type, durations in largest units."""
     given = {name: value for name, value in fields.items() if value is not None}
     for name in ("ownCa", "acme"):
         if isinstance(given.get(name), dict):
@@ -200,7 +200,7 @@ def normalize(fields: Fields) -> Fields:
 def uses(fields: Fields) -> Sequence[HostUse]:
     """Return where an issuer listens on the host, and the authority's address there (ADR 0060).
 
-    A name is judged when it is resolved, at each connection.
+    A name is checked when it is resolved, at each connection.
     """
     acme: Fields = fields.get("acme") or {}
     http01: Fields = acme.get("http01") or {}
@@ -220,9 +220,9 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 def compute_renewal_time(
     not_before: datetime, not_after: datetime, renew_before: str | None
 ) -> datetime:
-    """Return when a certificate is to be renewed: a third of its life before its end, or as said.
+    """Return the renewal time: after two thirds of the lifetime, or as declared.
 
-    Never in its first third: an authority may give less time than was asked for.
+    Never in the first third: an authority may grant less time than requested.
     """
     life = not_after - not_before
     before = life / 3 if renew_before is None else timedelta(seconds=seconds_of(renew_before))
@@ -230,7 +230,7 @@ def compute_renewal_time(
 
 
 def renewal_at(renew_before: str | None, shown: ExternalObject) -> datetime | None:
-    """Return when what is shown is to be renewed; None for what never ends."""
+    """Return the renewal time of an object; None if it never expires."""
     begins, ends = shown.outputs.get("notBefore"), shown.outputs.get("notAfter")
     if not begins or not ends:
         return None
@@ -240,13 +240,13 @@ def renewal_at(renew_before: str | None, shown: ExternalObject) -> datetime | No
 
 
 def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
-    """Return when an authority of our own has to be renewed; its key stays."""
+    """Return when our own authority must be renewed. Its key stays."""
     own: Fields | None = fields.get("ownCa")
     return None if own is None else renewal_at(own.get("renewBefore"), shown)
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Report that an authority's key would be lost; an account can be made again."""
+    """Report that an authority's key would be lost. An account can be recreated."""
     if fields is not None or thing.fields.get("type") != "OwnCa":
         return ""
     return (

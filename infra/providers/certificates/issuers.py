@@ -1,4 +1,4 @@
-"""The provider of ``Issuer``: authorities of our own, and accounts with others."""
+"""The provider of ``Issuer``: our own authorities, and accounts with external ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SHOWN_ONLY = ("problems",)
 
 
 class _Issuer(NamedTuple):
-    """A record, and the files that it names; a missing or unreadable file is None or empty."""
+    """A record, and the files that it names. A missing or unreadable file is None or empty."""
 
     name: str
     record: IssuerRecord
@@ -93,7 +93,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
     noun = "issuer"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        del secrets  # keys are made here, and never leave
+        del secrets  # keys are made here, and never leave this machine
         folder = CertificateFolder(config, permit)
         super().__init__(folder, folder.issuers)
 
@@ -107,7 +107,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
             return await step(lambda: self._finish(action))
 
     async def update_object(self, action: Action, found: Found[_Issuer]) -> _Issuer:
-        """Write the fields that can change; a renewed authority keeps its key."""
+        """Write the fields that can change. A renewed authority keeps its key."""
         with self._asking(action, action.fields):
             return await self._folder.step(lambda: self._change(action, found.object))
 
@@ -119,7 +119,10 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         await self._folder.step(lambda: self._remove(name))
 
     def _asking(self, action: Action, fields: Fields) -> AbstractContextManager[None]:
-        """Count an action on an account of an external authority; no action on our own waits."""
+        """Count an action on an account of an external authority.
+
+        An action on our own does not wait.
+        """
         return self._folder.asking(action) if "acme" in fields else nullcontext()
 
     # --- in a thread
@@ -137,7 +140,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         )
 
     def _begin(self, action: Action) -> None:
-        """Make the key; the record names the action, and is no issuer yet."""
+        """Create the key. The record names the action, and is no issuer yet."""
         name = action.external_name
         record = self._store.read(name)
         if record is not None and record.key == action.idempotency_key and record.key_file:
@@ -202,7 +205,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         before: IssuerRecord,
         key: PrivateKey,
     ) -> IssuerRecord:
-        """Sign the authority's certificate anew if another one is wanted."""
+        """Sign the authority's certificate again if the declaration requires another one."""
         name = action.external_name
         chain = certificates_in(self._store.file(name, before.certificate_file))
         applied: Fields = before.fields.get("ownCa") or {}
@@ -217,7 +220,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         return msgspec.structs.replace(written, certificate_file=file_name)
 
     def _registered(self, name: str, record: IssuerRecord, before: IssuerRecord) -> str:
-        """Make the account, or find it by its key; return its URL."""
+        """Create the account, or find it by its key. Return its URL."""
         client = self._folder.account(name, record)
         email, applied = record.fields["acme"].get("email"), before.fields.get("acme")
         try:

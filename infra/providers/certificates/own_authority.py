@@ -1,4 +1,4 @@
-"""An authority of our own: its certificate, those that it signs, and those that it takes back.
+"""Our own authority: its certificate, those that it signs, and those that it revokes.
 
 It blocks, and makes no request: the key is in a file of the store.
 """
@@ -30,13 +30,13 @@ CRL_FILE = "revoked.crl"
 
 
 class OwnAuthority(NamedTuple):
-    """A key and a certificate that sign."""
+    """A key and a certificate that can sign."""
 
     key: PrivateKey
     certificate: x509.Certificate
 
     def sign(self, fields: Fields, key: PrivateKey) -> x509.Certificate:
-        """Sign a certificate for a key; it never outlives the authority's."""
+        """Sign a certificate for a key. It never outlives that of the authority."""
         now = datetime.now(UTC).replace(microsecond=0)
         ends = now + timedelta(seconds=seconds_of(fields["duration"]))
         names = names_of(fields["dnsNames"], fields["ipAddresses"])
@@ -59,12 +59,12 @@ class OwnAuthority(NamedTuple):
             .add_extension(_authority_id(self.certificate), critical=False)
         )
         if names is not None:
-            # RFC 5280: critical where there is no subject.
+            # RFC 5280: critical if there is no subject.
             builder = builder.add_extension(names, critical="commonName" not in fields)
         return builder.sign(self.key, hashes.SHA256())
 
     def revocations(self, revoked: Sequence[Revoked]) -> bytes:
-        """List what is taken back, as PEM; good as long as the authority."""
+        """Return the revocation list as PEM, valid as long as the authority."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -99,7 +99,7 @@ def certify(fields: Fields, key: PrivateKey) -> x509.Certificate:
 
 
 def open_authority(issuers: Store[IssuerRecord], name: str, record: IssuerRecord) -> OwnAuthority:
-    """Open an authority that signs; raises ``NotDoneError`` if its files are lost."""
+    """Open an authority for signing. Raises ``NotDoneError`` if its files are lost."""
     key = read_key(issuers.file(name, record.key_file))
     chain = certificates_in(issuers.file(name, record.certificate_file))
     if key is None or not chain:
@@ -111,7 +111,7 @@ def open_authority(issuers: Store[IssuerRecord], name: str, record: IssuerRecord
 
 
 def revoke(issuers: Store[IssuerRecord], name: str, serial: str) -> None:
-    """Take a certificate back; once more changes nothing."""
+    """Revoke a certificate. A repeat changes nothing."""
     record = issuers.read(name)
     if record is None or not record.uid:
         raise NotDoneError(

@@ -1,4 +1,4 @@
-"""Keys and certificates as text: made, read, and told apart. Pure but for chance."""
+"""Keys and certificates as text: created, parsed and compared. Pure except for randomness."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 _PUBLIC_EXPONENT = 65_537
 _MAKING = threading.Lock()
-"""Of RSA: each key occupies a CPU core for seconds, and a tenant may declare hundreds."""
+"""For RSA: each key occupies a CPU core for seconds, and a tenant may declare hundreds."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a certificate says; ``public_key`` is a digest, ``fingerprint`` that of all of it."""
+    """The values in a certificate.
+
+    ``public_key`` and ``fingerprint`` are digests of key and whole.
+    """
 
     serial: str
     not_before: datetime
@@ -39,7 +42,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def new_key(algorithm: KeyAlgorithm) -> PrivateKey:
-    """Make a key; one of RSA takes up to seconds."""
+    """Create a key. One of RSA takes up to seconds."""
     family, _, size = algorithm.partition("-")
     if family == "RSA":
         with _MAKING:
@@ -48,7 +51,7 @@ def new_key(algorithm: KeyAlgorithm) -> PrivateKey:
 
 
 def key_pem(key: PrivateKey) -> bytes:
-    """Write a private key as PEM."""
+    """Encode a private key as PEM."""
     return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -57,12 +60,12 @@ def key_pem(key: PrivateKey) -> bytes:
 
 
 def read_key(pem: bytes | None) -> PrivateKey | None:
-    """Read a private key; None if it is none that we make."""
+    """Parse a private key; None if it is of a type that we do not create."""
     if pem is None:
         return None
     try:
-        # A listing reads all keys, and to validate one of RSA takes a third of a second. Of what
-        # another client has changed, the public half differs from that of the certificate.
+        # A listing reads all keys, and the validation of one of RSA takes a third of a second. If
+        # another client has changed a key, its public half differs from that of the certificate.
         key = serialization.load_pem_private_key(
             pem, password=None, unsafe_skip_rsa_key_validation=True
         )
@@ -72,12 +75,12 @@ def read_key(pem: bytes | None) -> PrivateKey | None:
 
 
 def public_digest(key: PrivateKey) -> str:
-    """Digest a key's public half, as ``Facts.public_key`` has it."""
+    """Return the digest of a key's public half, as in ``Facts.public_key``."""
     return _digest_of(key.public_key())
 
 
 def algorithm_of(key: object) -> str:
-    """Return the kind and size of a public key, in the words of a spec where it has some."""
+    """Return the type and size of a public key, with the names of a spec if it has some."""
     match key:
         case rsa.RSAPublicKey():
             return f"RSA-{key.key_size}"
@@ -88,7 +91,7 @@ def algorithm_of(key: object) -> str:
 
 
 def certificates_in(pem: bytes | None) -> list[x509.Certificate]:
-    """Read a chain, its own certificate first; none if it is no PEM text."""
+    """Parse a chain, its own certificate first; none if the text is not PEM."""
     if pem is None:
         return []
     try:
@@ -98,12 +101,12 @@ def certificates_in(pem: bytes | None) -> list[x509.Certificate]:
 
 
 def text_of(certificates: Sequence[x509.Certificate]) -> bytes:
-    """Write certificates as PEM."""
+    """Encode certificates as PEM."""
     return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
 
 
 def facts_of(certificate: x509.Certificate) -> Facts:
-    """Read what a certificate says."""
+    """Return the values in a certificate."""
     names = x509.SubjectAlternativeName([])
     with contextlib.suppress(x509.ExtensionNotFound):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -130,7 +133,7 @@ def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> 
 
 
 def subject_of(common_name: str | None) -> x509.Name:
-    """Write a subject."""
+    """Build a subject."""
     if common_name is None:
         return x509.Name([])
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
@@ -139,7 +142,7 @@ def subject_of(common_name: str | None) -> x509.Name:
 def names_of(
     dns_names: Sequence[str], ip_addresses: Sequence[str]
 ) -> x509.SubjectAlternativeName | None:
-    """Write what a certificate is good for; None without names."""
+    """Build the names of a certificate; None without names."""
     names: list[x509.GeneralName] = [x509.DNSName(name) for name in dns_names]
     names += [x509.IPAddress(ipaddress.ip_address(each)) for each in ip_addresses]
     return x509.SubjectAlternativeName(names) if names else None

@@ -1,4 +1,4 @@
-"""What both kinds of certificates declare alike: spans of time, keys, names, places. Pure."""
+"""The common fields of both kinds of certificates: durations, keys, names, paths. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 STORE: Final = ".reconciler-certificates"
-"""Where what is kept is, beneath the root: keys, certificates, accounts."""
+"""The folder of the stored keys, certificates and accounts, below the root."""
 
 MARKER: Final = ".reconciler-certificate"
-"""What says whose a folder with delivered files is."""
+"""The file that names the owner of a folder of delivered files."""
 
 Span = Annotated[
     str,
@@ -19,8 +19,8 @@ Span = Annotated[
         pattern=r"^([1-9][0-9]{0,8}s|[1-9][0-9]{0,6}m|[1-9][0-9]{0,5}h|[1-9][0-9]{0,4}d)(?!\n)$"
     ),
 ]
-"""A span of time, such as 90s, 30m, 2160h or 90d. No unit allows more than 99999d: an end after the
-year 9999 could not be written into a certificate."""
+"""A duration, such as 90s, 30m, 2160h or 90d. No unit allows more than 99999d, because a
+certificate cannot contain an end after the year 9999."""
 
 KeyAlgorithm = Literal["ECDSA-P256", "ECDSA-P384", "RSA-2048", "RSA-3072", "RSA-4096"]
 DEFAULT_ALGORITHM: Final[KeyAlgorithm] = "ECDSA-P256"
@@ -31,11 +31,11 @@ CA_FILE: Final = "ca.crt"
 COMBINED_FILE: Final = "tls.pem"
 
 FILE_NAMES: Final = frozenset({KEY_FILE, CERTIFICATE_FILE, CA_FILE, COMBINED_FILE})
-"""A directory of such a name would keep the files of a certificate from being delivered."""
+"""A directory with such a name would prevent the delivery of a certificate's files."""
 
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Place = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
-"""A path beneath the root."""
+"""A path below the root."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -43,26 +43,26 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def seconds_of(span: str) -> int:
-    """Return how long a span is."""
+    """Return the seconds of a duration."""
     return int(span[:-1]) * _SECONDS[span[-1]]
 
 
 def canonical_span(span: str) -> str:
-    """Return a span in its largest whole unit: 48h is 2d."""
+    """Return a duration in its largest whole unit: 48h is 2d."""
     seconds = seconds_of(span)
     unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
     return f"{seconds // _SECONDS[unit]}{unit}"
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with the name of an issuer or a certificate, or nothing."""
+    """Describe what is wrong with the name of an issuer or a certificate; None if it is valid."""
     if _NAME.fullmatch(name) is None:
         return "use at most 200 letters, digits, . _ and -, and start with a letter or digit"
     return None
 
 
 def place_problem(place: str) -> str | None:
-    """Describe what is wrong with a path beneath the root, or nothing."""
+    """Describe what is wrong with a path below the root; None if it is valid."""
     segments = place.split("/")
     if all(_SEGMENT.fullmatch(segment) for segment in segments):
         taken = FILE_NAMES.intersection(segments)

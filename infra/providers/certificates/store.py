@@ -1,8 +1,8 @@
-"""What is kept of issuers and certificates: a folder each, beneath the root, for nobody else.
+"""The storage of issuers and certificates: a private folder for each, below the root.
 
-A folder has one record, which is replaced in one step, and files that are written once, under a
-name of their content, before a record names them. So a crash leaves the old state or the new one.
-Everything here blocks, and raises ``OSError`` as it comes.
+A folder has one record, which is replaced in one step, and files that are written once, named after
+their content, before a record names them. So a crash leaves the old state or the new one.
+Everything here blocks, and raises ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PUBLIC_MODE: Final = 0o644
 
 _FOLDER_MODE: Final = 0o700
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Of a record, a list of revocations or a chain. Others may write to the delivered files."""
+"""Of a record, a list of revocations or a chain. Other clients may write to the delivered files."""
 
 _NAME_CHARACTERS: Final = 32
 
 
 class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A certificate that is being asked for: with which key, of whom, and under which order."""
+    """A requested certificate: its key, its authority and its order."""
 
     action_key: str
     key_file: str
@@ -55,10 +55,10 @@ class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is known of an issuer or a certificate: the head of both.
+    """The common fields of the records of issuers and certificates.
 
-    ``key`` is that of the action that wrote it last; ``fields`` are as declared then. Without a
-    ``uid`` nothing is made yet.
+    ``key`` is that of the last action that wrote it; ``fields`` are those of that action. Without a
+    ``uid``, the creation is unfinished.
     """
 
     uid: str = ""
@@ -68,7 +68,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """A certificate that an authority of our own takes back."""
+    """A certificate that our own authority has revoked."""
 
     serial: str
     at: datetime
@@ -86,8 +86,8 @@ class IssuerRecord(Record, frozen=True, omit_defaults=True):
 class CertificateRecord(Record, frozen=True, omit_defaults=True):
     """A certificate: files with its key, its chain and its authority.
 
-    ``folders``: where files of it may be. ``limited_until``: the
-    issuer ``limited_by`` wants no order before.
+    ``folders``: where its files may be. ``limited_until``: the issuer ``limited_by`` accepts no
+    order before.
     """
 
     key_file: str = ""
@@ -113,7 +113,7 @@ class Store(Generic[_R]):
         self._decoder = msgspec.json.Decoder(of)
 
     def names(self) -> list[str]:
-        """List what has a folder."""
+        """List the names of all folders."""
         with self._root.folder_of(f"{self._folder}/x") as folder:
             if folder is None:
                 return []
@@ -142,7 +142,7 @@ class Store(Generic[_R]):
             write_file(folder, RECORD, _encoder.encode(record), PRIVATE_MODE)
 
     def put(self, name: str, data: bytes, suffix: str) -> str:
-        """Write a file under a name of its content, and return that."""
+        """Write a file under a name of its content, and return the name."""
         file_name = f"{hashlib.sha256(data).hexdigest()[:_NAME_CHARACTERS]}.{suffix}"
         with self._made(name) as folder:
             if read_file(folder, file_name) != data:
@@ -150,12 +150,12 @@ class Store(Generic[_R]):
         return file_name
 
     def put_as(self, name: str, file_name: str, data: bytes) -> None:
-        """Replace a file that others read by its name."""
+        """Replace a file that other programs read by its name."""
         with self._made(name) as folder:
             write_file(folder, file_name, data, PRIVATE_MODE)
 
     def keep_only(self, name: str, file_names: set[str]) -> None:
-        """Remove files that no record names any more."""
+        """Remove files that no record names."""
         with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
             if folder is None:
                 return
@@ -164,7 +164,7 @@ class Store(Generic[_R]):
                     os.unlink(each, dir_fd=folder)
 
     def remove(self, name: str) -> None:
-        """Remove a folder; its record goes first."""
+        """Remove a folder, beginning with its record."""
         with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
             if folder is None:
                 return
@@ -177,9 +177,9 @@ class Store(Generic[_R]):
                 os.fsync(outer)
 
     def lock(self, name: str) -> int:
-        """Lock a folder until the file that this returns is closed, by us or by a crash.
+        """Lock a folder until the returned file is closed, or the process ends.
 
-        Raises ``NotDoneError`` if another call has it.
+        Raises ``NotDoneError`` if another call has the lock.
         """
         with self._made(name) as folder:
             return self._locked(name, folder)
@@ -227,13 +227,13 @@ def root_of(endpoint: str) -> FileRoot:
 
 
 def version_of(record: Record, *files: str) -> str:
-    """Digest what a record says of what is there: not of what is under way."""
+    """Return a digest of the finished part of a record, without work in progress."""
     content = (record.uid, record.key, record.labels, record.fields, files)
     return hashlib.sha256(_encoder.encode(content)).hexdigest()[:_NAME_CHARACTERS]
 
 
 def uid_of(kind: str, action: Action, found: ExternalObject | None) -> str:
-    """Return the uid of what an action writes: that of its object, or one of its own key."""
+    """Return the uid of the object that an action writes: its own, or one made of the key."""
     if found is not None and found.uid is not None:
         return found.uid
     made = hashlib.sha256(action.idempotency_key.encode()).hexdigest()
@@ -241,7 +241,7 @@ def uid_of(kind: str, action: Action, found: ExternalObject | None) -> str:
 
 
 def read_file(folder: int, segment: str) -> bytes | None:
-    """Read a regular file; None if there is none of that name, or one longer than all of ours."""
+    """Read a regular file; None if it does not exist, or is longer than any of ours."""
     opened = opened_file(folder, segment)
     if opened is None:
         return None
@@ -251,7 +251,7 @@ def read_file(folder: int, segment: str) -> bytes | None:
 
 
 def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
-    """Replace a file in one step, and have the disk keep it."""
+    """Replace a file in one step, and write it to the disk."""
     beside = temporary_name(checked_segment(segment))
     with temporary(folder, beside) as file:
         view = memoryview(data)

@@ -1,6 +1,7 @@
-"""The children of a set: declared and withdrawn by batches, each message once.
+"""The children of a set: declared and withdrawn in batches, each with one message.
 
-Its id is made of the action's key and the child, so a repeat goes on where it stopped.
+The id of a message comes from the action's key and the child, so a repeat continues where it
+stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Reply]]]
 
 
 class Children:
-    """What is told of the children of one parent, for one action; ``by``: whose wish it is."""
+    """The messages about the children of one parent, for one action. ``by``: the actor."""
 
     def __init__(
         self,
@@ -51,9 +52,9 @@ class Children:
         self._patience_seconds = patience_seconds
 
     async def free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
-        """Return the generations of those that are new, and refuse what somebody else declares.
+        """Return the generations of free names, and refuse resources that another client declares.
 
-        From the log, since rows come later, and before anything is declared.
+        Read from the log before anything is declared, because rows come later.
         """
         declared = await self._standing.declarations([str(each.key) for each in manifests])
         generations: dict[str, int] = {}
@@ -70,9 +71,9 @@ class Children:
     async def declare(
         self, parts: Sequence[Part], new: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, str]]:
-        """Declare children, many at once; return their generations, and why some were refused.
+        """Declare children, many at once. Return their generations, and why some were refused.
 
-        New ones only as they were found; what others need first, first.
+        New ones only if their names are still free; dependencies first.
         """
         generations: dict[str, int] = {}
         refused: dict[str, str] = {}
@@ -92,7 +93,7 @@ class Children:
         return message_of(self._action, part.manifest.key, said, "declared")
 
     async def withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw children; configurations and definitions when what needs them is gone."""
+        """Withdraw children. Configurations and definitions follow the resources that need them."""
         ranks = {name: system_rank(ResourceKey.parse(name).kind) for name in names}
         for rank in sorted(set(ranks.values()), reverse=True):
             wave = [name for name in names if ranks[name] == rank]
@@ -101,7 +102,7 @@ class Children:
                 await self.until_gone(wave)
 
     async def _withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw children that are still ours: what another has declared since is his."""
+        """Withdraw children that are still ours, except those that another client has declared."""
         part_of = self._parent.replace("/", ".")
         declared = await self._standing.declarations(names)
         ours = [
@@ -120,12 +121,15 @@ class Children:
             )
 
     async def until_gone(self, names: Sequence[str]) -> None:
-        """Wait a moment for the last child to go; ``NotDoneError`` names those that stay."""
+        """Wait a short time for the last child's deletion.
+
+        ``NotDoneError`` names those that remain.
+        """
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._patience_seconds
         while True:
             declared = await self._standing.declarations(names)
-            # What somebody else declares by now is theirs, and stays.
+            # Resources that another client declares now are kept.
             names = [
                 name for name, each in declared.items() if not (each.is_gone or each.is_declared)
             ]
@@ -142,18 +146,18 @@ class Children:
 
 
 def message_of(action: Action, key: ResourceKey, said: IntakeData, step: str) -> IntakeMessageOut:
-    """Make a message whose id says which step of which action it is."""
+    """Build a message whose id identifies the step of the action."""
     identity = f"{action.idempotency_key}.{digest_of_text(str(key))}.{step}"
     return IntakeMessageOut("desired", key, said, identity)
 
 
 def digest_of_text(text: str) -> str:
-    """Digest what would be too long in an id."""
+    """Return a digest of a text that would be too long in an id."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
-    """Divide parts into what is declared at once: definitions and configurations before others."""
+    """Divide parts into batches: definitions and configurations before others."""
     for rank in sorted({system_rank(each.manifest.kind) for each in parts}):
         group = [each for each in parts if system_rank(each.manifest.kind) == rank]
         for start in range(0, len(group), MAX_CHILDREN_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Contents in the log: what large sets are made of, read by digest, and stored once."""
+"""Contents in the log: the parts of large sets, read by digest, and stored once."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from reconciler.ports import IntakeMessageOut
 
 
 class ContentRefusedError(NotDoneError):
-    """A decider refused to store a content, such as beyond a quota."""
+    """A decider refused to store a content, for example above a quota."""
 
 
 class Contents:
-    """Reads and writes the contents of sets; raises ``ProviderError`` classes."""
+    """Reads and writes the contents of sets. Raises ``ProviderError`` classes."""
 
     def __init__(self, standing: Standing, ask: Ask) -> None:
         self._standing = standing
@@ -38,9 +38,9 @@ class Contents:
     async def load(
         self, namespace: str, digest: str, *, is_withdrawn: bool = False
     ) -> list[Part] | None:
-        """Return the parts of a content; None if it is not stored any more.
+        """Return the parts of a content; None if it is no longer stored.
 
-        ``is_withdrawn``: read what the log keeps of one that was withdrawn, too.
+        ``is_withdrawn``: also read a withdrawn one that is still in the log.
         """
         known = self._read.get((namespace, digest))
         if known is not None:
@@ -59,7 +59,7 @@ class Contents:
         return parts
 
     async def store(self, namespace: str, content: StoredContent) -> None:
-        """Store what is not there yet; a repeat stores nothing."""
+        """Store what is missing. A repeat stores nothing."""
         names = [f"{namespace}/{COMPOSED_CONTENT_KIND}/{name}" for name in content.documents]
         found = await self._standing.declarations(names)
         messages: list[IntakeMessageOut] = []
@@ -79,7 +79,7 @@ class Contents:
                 )
 
     async def forget(self, parent: str, namespace: str, kept: Collection[str]) -> None:
-        """Withdraw the contents of a set that are not these."""
+        """Withdraw all other contents of a set."""
         stored = await self._standing.contents(namespace)
         chunks = {
             each

@@ -1,7 +1,7 @@
-"""The engine of kinds that are defined as made of other resources (``composition``, ADR 0052).
+"""The engine of kinds that are composed of other resources (``composition``, ADR 0052).
 
-Each part of the definition is a component, whose parts are made by CEL where decisions are made.
-The content is in the log, so that neither a replay nor a withdrawal needs an expression.
+Each part of the definition is a component. The decider computes its parts with CEL. The content is
+in the log, so neither a replay nor a withdrawal needs an expression.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _WHERE: Final = "spec.composition"
 
 
 class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a definition are its own."""
+    """No fields: those of a definition are its own."""
 
 
 def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
-    """Return the kind of a definition's parts; raises ``InvalidManifestError``."""
+    """Return the kind of a definition's parts. Raises ``InvalidManifestError``."""
     assert spec.composition is not None
     _check(spec)
     parts = _parts(name, spec.composition)
@@ -127,7 +127,7 @@ def _composed(
     spec: Fields,
     observed: ExternalObject | None,
 ) -> Fields:
-    """Return the content: the parts, and what the provider needs to tell how they stand."""
+    """Return the content: the parts, and what the provider needs to report their status."""
     about = {"spec": spec, "name": key.name, "namespace": key.namespace}
     shown: Fields = {} if observed is None else observed.fields
     forms = {each.name: each.is_many for each in parts}
@@ -139,7 +139,7 @@ def _composed(
 
 
 class _Told:
-    """What a definition gives to others: found by the provider, and recorded with the object."""
+    """Outputs of a definition, computed by the provider and recorded with the object."""
 
     def __init__(self, name: str, spec: CompositionSpec, are_many: Mapping[str, bool]) -> None:
         self._are_many = are_many
@@ -163,7 +163,7 @@ class _Told:
         self.outputs = _struct(name, spec.outputs)
 
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
-        """Return how the components stand, and what the definition's expressions find."""
+        """Return the status of the components, and the values of the definition's expressions."""
         result = components.summary(fields, children)
         standing = standings(self._are_many, fields, children)
         given: object = fields.get(_GIVEN)
@@ -186,7 +186,7 @@ class _Told:
 
 
 def _ready(fields: Fields, seen: ExternalObject) -> Readiness:
-    """Return what was found where the object was read: it is in the log, an expression is not."""
+    """Return the recorded readiness, found at the read: the log contains no expressions."""
     by_parts, found = components.ready(fields, seen), seen.outputs.get(READY)
     if found is None:
         return by_parts

@@ -1,4 +1,4 @@
-"""What all composed kinds have in common."""
+"""The common parts of all composed kinds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reconciler.provider.kind import (
 from reconciler.provider.lazy import lazy
 
 CAPABILITIES = Capabilities(
-    idempotency_keys=False,  # the newest key is known, and no older one
+    idempotency_keys=False,  # only the newest key is known
     deterministic_names=True,
     labels=True,
     conditional_writes=True,
@@ -56,7 +56,7 @@ def composed_kind(
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
     uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
 ) -> ComposedKind:
-    """Make a kind whose objects are sets of other resources; ``provider``: as for ``lazy``."""
+    """Build a kind whose objects are sets of other resources; ``provider``: as for ``lazy``."""
     return ComposedKind(
         name=name,
         api_version=api_version,

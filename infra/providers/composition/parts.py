@@ -1,7 +1,7 @@
-"""A part of a defined composition: when it is there, and what its manifests are, by CEL (ADR 0052).
+"""A part of a defined composition: its condition and its manifests, computed with CEL (ADR 0052).
 
-What an expression asks of another part that is not ready, and does not find, is waited for: until
-then the part stays as it is. Whatever else goes wrong is an error of the definition or of the spec.
+If an expression reads a missing value of another part that is not ready, the part waits, and stays
+unchanged until then. Any other failure is an error of the definition or of the spec.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reconciler.composites.components import Component, Part, Recorded, is_usabl
 
 MAX_RESOURCES: Final = 500
 MAX_WORK: Final = 200_000
-"""Microseconds, about, that all expressions of one object may take at most."""
+"""Maximum of all expressions of one object, in microseconds, approximately."""
 
 CHILDREN: Final = "children"
 ITEM: Final = "item"
@@ -31,21 +31,21 @@ ABOUT: Final = ("name", "namespace", "spec")
 
 _MENTIONED: Final = re.compile(
     r"(?<![\w.])children\s*\[\s*(?:'([^'\\]*)'|\"([^\"\\]*)\")\s*\]"
-    r"|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"  # a text is no mention
+    r"|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"  # a string literal is not a reference
     r"|(?<![\w.])(children)\b(?:\s*\.\s*([A-Za-z_]\w*))?",
     re.DOTALL,
 )
 
 
 class Budget:
-    """What one object may still have, so that no definition takes the time of others."""
+    """The remaining limits of one object, so that no definition takes the time of others."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._sizes = {name: count_values(each) for name, each in variables.items()}
         self._resources, self._work = MAX_RESOURCES, MAX_WORK
 
     def take(self, where: str, resources: int) -> None:
-        """Take so many resources; raises ``InvalidManifestError`` if there are too many."""
+        """Take a number of resources. Raises ``InvalidManifestError`` if there are too many."""
         self._resources -= resources
         if self._resources < 0:
             raise InvalidManifestError(
@@ -53,7 +53,7 @@ class Budget:
             )
 
     def spend(self, where: str, expressions: Iterable[Expression], items: Sequence[Any]) -> None:
-        """Take what expressions need, each for so many items; raises as above."""
+        """Take the cost of expressions, each for a number of items. Raises as above."""
         sizes = {**self._sizes, ITEM: sum(map(count_values, items)) // max(1, len(items))}
         work = sum(each.work(sum(sizes[name] for name in each.variables)) for each in expressions)
         self._work -= work * len(items)
@@ -65,10 +65,10 @@ class Budget:
 
 
 class PartTemplate:
-    """Makes the resources of one part of what is declared, and of how the others stand."""
+    """Builds the resources of one part from the spec and the status of the other parts."""
 
     def __init__(self, part: PartDefinition, where: str, names: Collection[str]) -> None:
-        """Compile it; raises ``InvalidManifestError``."""
+        """Compile it. Raises ``InvalidManifestError``."""
         self.name = part.name
         self._state: PartState = part.state
         self._where = f"{where} ({part.name})"
@@ -93,7 +93,7 @@ class PartTemplate:
 
     @property
     def follows(self) -> frozenset[str]:
-        """The other parts that its expressions mention."""
+        """The other parts that its expressions refer to."""
         return frozenset[str]().union(*self._follows.values())
 
     def _mentioned(self, expression: Expression, names: Collection[str]) -> Iterator[str]:
@@ -111,7 +111,7 @@ class PartTemplate:
             yield part
 
     def component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
-        """Return it as a component.
+        """Return the part as a component.
 
         Raises ``InvalidManifestError``, which names the part and the expression.
         """
@@ -167,14 +167,14 @@ class PartTemplate:
 
 
 def expression(text: str, where: str, variables: Collection[str]) -> Expression:
-    """Compile an expression, with or without = before it."""
+    """Compile an expression, with or without a leading =."""
     return Expression(text.strip().removeprefix("="), where, variables)
 
 
 def standings(
     are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
 ) -> dict[str, Any]:
-    """Return how the resources of each part stand, for expressions; by name if it has many."""
+    """Return the status of each part's resources, for expressions; by name if it has many."""
     components = Recorded.of(fields).components
     result: dict[str, Any] = {}
     for part, is_many in are_many.items():
@@ -197,7 +197,7 @@ def _standing(child: Child | None) -> Fields:
 
 
 def _is_ready(standing: Mapping[str, Any]) -> bool:
-    """Return whether a part is ready; of many, each of them, and at least one."""
+    """Return whether a part is ready: each of its resources, and at least one."""
     if "ready" in standing and isinstance(standing["ready"], bool):
         return standing["ready"]
     return bool(standing) and all(each["ready"] for each in standing.values())

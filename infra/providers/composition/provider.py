@@ -1,4 +1,4 @@
-"""The provider of composed kinds: declares and withdraws the children of one kind's objects."""
+"""The provider of composed kinds: declares and withdraws the children of an object."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from reconciler.provider.secrets import Secrets
 MAX_CHILDREN_AT_ONCE: Final = 500
 
 EDITED: Final = "edited"
-"""The field of a stored set that says which of its children are not as it declared them."""
+"""The field of a stored set that names the children that differ from its declaration."""
 
 AS_STORED: Final = "as stored"
 
 Look = Literal["Effect", "Read", "Listing"]
-"""Why an object is shown: after a write, to who asked for it, or with all others."""
+"""Why an object is shown: after a write, on request, or in a listing."""
 
 _LEAVING_LOOK_SECONDS: Final = 0.1
 _MAX_EDITED: Final = 20
@@ -102,7 +102,7 @@ class CompositionProvider:
         return await self._write(action, found, uid)
 
     async def update(self, action: Action) -> Effect:
-        """Declare another set, and withdraw what is not in it any more."""
+        """Declare another set, and withdraw the children that are no longer in it."""
         found = await self._find(action.external_name)
         if found.spec is None:
             raise NotFoundError(f"{action.external_name} does not exist")
@@ -116,14 +116,15 @@ class CompositionProvider:
         return await self._write(action, found, found.spec.uid)
 
     async def delete(self, action: Action) -> Effect:
-        """Withdraw all children, and the set when they are gone.
+        """Withdraw all children, and then the set.
 
-        What one of them waits for is said at each attempt: it is theirs to end.
+        Each attempt reports what a child waits for, which its own users must end.
         """
         found = await self._find(action.external_name)
         if found.spec is None:
             lost = found.withdrawn
-            if lost is not None and action.uid in (None, lost.uid):  # by hand: its parts go, too
+            # by hand: its parts are withdrawn, too
+            if lost is not None and action.uid in (None, lost.uid):
                 children = self._children(action)
                 await children.withdraw(_parts_of(lost))
                 await children.until_gone(_parts_of(lost))
@@ -147,7 +148,7 @@ class CompositionProvider:
         children = self._children(action)
         await children.withdraw(leaving)
         await children.until_gone(leaving)
-        # Also one that was stored to be the next.
+        # Also a content that was stored for the next set.
         await self._contents.forget(of_set.parent, found.key.namespace, ())
         await self._ask_for_set(action, found, Withdrawn(found.generation), "gone")
         return Effect(None)
@@ -168,10 +169,10 @@ class CompositionProvider:
         manifests = [each.manifest for each in changed]
         children = self._children(action)
         new = await children.free([each for each in manifests if not had.get(str(each.key))])
-        # One that somebody declared otherwise, and that is let be so, has no manifest of ours.
+        # A child that an operator declared differently, with permission, has no manifest of ours.
         known = {str(each.manifest.key) for each in parts}
         kept |= {name: had.get(name, 0) for name in wanted if name not in known}
-        # What somebody has withdrawn by hand is still what there is.
+        # A set that an operator has withdrawn still determines its children.
         lost = found.withdrawn if found.withdrawn and found.withdrawn.generations else None
         last = before or lost
         gone = () if last is None else _parts_of(last)
@@ -186,7 +187,7 @@ class CompositionProvider:
         )
         if before is None or before.key != action.idempotency_key:
             found = await self._declare_set(action, found, begun, "begun")
-        else:  # our own earlier attempt: what it knows already counts
+        else:  # our own earlier attempt: the generations that it knows count
             begun = before
         generations, refused = await children.declare(changed, new)
         is_same = before is not None and before.fields == action.fields
@@ -213,21 +214,24 @@ class CompositionProvider:
         return Effect(await self._as_object(found, done))
 
     def _next_try(self, refusals: int) -> datetime:
-        """Return when what was refused is declared again: what a decider refuses may change."""
+        """Return when a refused part is declared again.
+
+        The reason of the refusal may have ended.
+        """
         longest = self._retry.max_seconds
         seconds = min(self._retry.initial_seconds * 2.0 ** min(refusals, _MAX_DOUBLINGS), longest)
         return datetime.now(UTC) + timedelta(seconds=seconds)
 
     async def _forget(self, action: Action, parent: str) -> None:
-        """Withdraw the contents that a set had; one that is to be the next stays."""
+        """Withdraw the contents that a set had, except that of the next set."""
         declared = (await self._standing.declarations([parent]))[parent].fields or {}
         kept = {each for each in (action.fields.get(CONTENT), declared.get(CONTENT)) if each}
         await self._contents.forget(parent, ResourceKey.parse(parent).namespace, kept)
 
     async def _parts(self, external_name: str, fields: Fields) -> list[Part]:
-        """Return what a set with these fields is made of.
+        """Return the parts of a set with these fields.
 
-        Raises ``ConflictError`` if its content is stored no more: a newer one is.
+        Raises ``ConflictError`` if its content is no longer stored, because a newer one is.
         """
         digest = fields.get(CONTENT)
         if digest is None:
@@ -243,7 +247,7 @@ class CompositionProvider:
     async def _unchanged(
         self, wanted: Mapping[str, str], before: ComposedSetSpec | None
     ) -> dict[str, int]:
-        """Return the generations of children that are declared as they should be already."""
+        """Return the generations of children that are already declared as required."""
         if before is None:
             return {}
         digests = before.fields.get(CHILDREN, {})
@@ -277,7 +281,7 @@ class CompositionProvider:
         )
 
     def told_of(self, fields: Fields) -> str:
-        """Describe where the content of a set comes from; empty where its parent says it all."""
+        """Describe the source of a set's content; empty if its parent contains all of it."""
         del fields
         return ""
 
@@ -327,12 +331,12 @@ class CompositionProvider:
     # --- reads
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:  # noqa: ARG002 - names are unique
-        """Read a set, and how its children stand."""
+        """Read a set, and the status of its children."""
         await self._api.permit.before_request()
         found = await self._find(external_name)
         if found.spec is None:
             return None
-        if found.spec.refused:  # somebody wants to know how it stands now: that is not to wait
+        if found.spec.refused:  # a client requested the current status, so it must not wait
             now = msgspec.structs.replace(found.spec, retry_at=datetime.now(UTC))
             found = found._replace(spec=now)
         [one] = await self._as_objects([found], "Read")
@@ -348,9 +352,9 @@ class CompositionProvider:
             yield await self._as_objects(sets[start : start + page_size], "Listing")
 
     async def changes(self, after: str | None) -> str:
-        """Return how far the outcomes have come: one of a child's may be among them.
+        """Return the position of the newest outcome, which may be that of a child.
 
-        A row comes a little later than its outcome, so there is a second mark for the newest one.
+        A row comes slightly later than its outcome, so there is a second mark for the newest row.
         """
         await self._api.permit.before_request()
         try:
@@ -377,7 +381,7 @@ class CompositionProvider:
         return one
 
     async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
-        """Return outputs that a kind's sets have besides, for a look at them."""
+        """Return additional outputs of a kind's sets."""
         del look
         return [dict[str, Any]() for _ in specs]
 
@@ -475,7 +479,7 @@ def parent_of(kind: str, external_name: str) -> str:
 
 
 def _parts_of(spec: ComposedSetSpec) -> tuple[str, ...]:
-    """Name all that a set has declared, and that may be there."""
+    """Return everything that a set has declared and that may exist."""
     return tuple(dict.fromkeys([*spec.generations, *spec.leaving]))
 
 
@@ -485,7 +489,7 @@ def _external_name(spec: ComposedSetSpec) -> str:
 
 
 def _digests(fields: Fields, parts: Sequence[Part]) -> dict[str, str]:
-    """Return the digest of each child that an object with these fields has."""
+    """Return the digest of each child of an object with these fields."""
     if CONTENT not in fields:
         return fields.get(CHILDREN, {})
     return {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
@@ -498,7 +502,7 @@ def _first(edited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_leaving(row: Row | None, part_of: str) -> bool:
-    """Return whether it goes; one that somebody else declares stays."""
+    """Return whether a child is being withdrawn. One that another client declares stays."""
     if row is None or row.is_gone:
         return False
-    return not row.declared or row.labels.get(PART_OF_LABEL) == part_of  # rows come a little later
+    return not row.declared or row.labels.get(PART_OF_LABEL) == part_of  # rows come slightly later

@@ -1,4 +1,4 @@
-"""What composed kinds and their provider share: names, and the type of a summary."""
+"""Names and types that composed kinds share with their provider."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from events.manifest import Fields
 from events.names import InvalidNameError, ResourceKey
 
 Summary = Callable[[Fields, Mapping[str, Child]], Fields]
-"""Makes a kind's own outputs of an object's fields and of how its children stand."""
+"""Computes a kind's own outputs from an object's fields and the status of its children."""
 
 MAX_NAME_CHARACTERS: Final = 46
-"""A set's name has the kind before it, and a child's what its kind puts behind it; 63 in all."""
+"""The name of a set has its kind before it, and that of a child a suffix; 63 characters in all."""
 
 
 def name_problem(name: str, *, max_characters: int) -> str | None:
-    """Describe what is wrong with the name of a composed object: it has its namespace before it."""
+    """Describe what is wrong with the name of a composed object; None if it is valid."""
     namespace, dot, rest = name.partition(".")
     try:
         ResourceKey.checked(namespace, COMPOSED_SET_KIND, rest)

@@ -1,6 +1,6 @@
-"""How resources of this reconciler stand: what is declared by its log, what came of it by its rows.
+"""The status of resources of this reconciler: declarations from its log, the rest from its rows.
 
-Rows come a little later than the log; where one is older than it must be, the log is asked.
+Rows come slightly later than the log. If one is older than required, the log is read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from infra.jetstream.reads import last_for_subjects
 from infra.providers.jetstream.api import classified
 
 _LET_GO: Final = ("Deleted", "Released", "Unowned")
-"""How a withdrawn resource ends: an object that its policy leaves where it is, too."""
+"""Outcomes of a withdrawn resource, also of one whose policy keeps the object."""
 
 
 class Declaration(NamedTuple):
-    """What a resource was declared as last, and what was told of it.
+    """The last declaration of a resource, and the outcome.
 
-    ``withdrawn``: the fields that it had, if it is declared no more.
+    ``withdrawn``: its last fields, if it is no longer declared.
     """
 
     generation: int = 0
@@ -47,13 +47,13 @@ class Declaration(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is not declared, and nobody here has anything to do with its object."""
+        """Whether it is not declared, and Reconciler has nothing more to do with its object."""
         if self.is_declared or not self.generation:
             return not self.is_declared
         return self.outcome is not None and self.outcome.outcome in _LET_GO
 
     def as_row(self, key: ResourceKey) -> Row:
-        """Return what its row will show, as far as the log tells."""
+        """Return its future row, as far as the log shows it."""
         row = Row(
             key.namespace,
             key.kind,
@@ -75,9 +75,9 @@ class Declaration(NamedTuple):
 
 
 class ComposedSet(NamedTuple):
-    """A set as the log has it. ``generation`` goes on when it is withdrawn, and comes back.
+    """A set in the log. Its ``generation`` increases with each declaration and withdrawal.
 
-    ``withdrawn`` is what it was, where it is declared no more.
+    ``withdrawn``: its last content, if it is no longer declared.
     """
 
     key: ResourceKey
@@ -87,7 +87,7 @@ class ComposedSet(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """What is used of a child's status row."""
+    """The used fields of a child's status row."""
 
     namespace: str
     kind: str
@@ -104,11 +104,11 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is not declared, and nobody here has anything to do with its object."""
+        """Whether it is not declared, and Reconciler has nothing more to do with its object."""
         return not self.declared and self.outcome in _LET_GO
 
     def as_child(self) -> Child:
-        """Return how it stands; what was said of an older generation says nothing of this one."""
+        """Return the status as a child. The outcome of an older generation does not count."""
         if self.observed_generation != self.generation:
             return Child()
         ready = next((each for each in self.conditions if each.type == "Ready"), None)
@@ -124,21 +124,21 @@ _row_decoder = msgspec.json.Decoder(Row)
 
 
 class Connected(Protocol):
-    """Who has a connection to the bus."""
+    """Owner of a connection to the bus."""
 
     async def connected(self) -> Client:
-        """Return the connection; raises ``ProviderError`` classes while there is none."""
+        """Return the connection. Raises ``ProviderError`` classes while there is none."""
         ...
 
 
 class Standing:
-    """Reads the bus of one API; raises ``ProviderError`` classes."""
+    """Reads the bus of one API. Raises ``ProviderError`` classes."""
 
     def __init__(self, api: Connected) -> None:
         self._api = api
 
     async def declarations(self, names: Collection[str]) -> dict[str, Declaration]:
-        """Return what resources are declared as, from the leader's log."""
+        """Return the declarations of resources from the leader's log."""
         if not names:
             return {}
         nc = await self._api.connected()
@@ -151,7 +151,7 @@ class Standing:
         return {str(key): _declaration(each.events) for key, each in loaded.items()}
 
     async def rows(self, names: Collection[str]) -> dict[str, Row]:
-        """Return the rows of resources; one of which nothing is left has none."""
+        """Return the rows of resources. A resource without a status has none."""
         if not names:
             return {}
         nc = await self._api.connected()
@@ -164,7 +164,7 @@ class Standing:
         return {f"{row.namespace}/{row.kind}/{row.name}": row for row in rows}
 
     async def children(self, least: Mapping[str, int]) -> dict[str, Row]:
-        """Return rows that are not older than these generations: those that are, by the log."""
+        """Return rows that are not older than these generations, some of them from the log."""
         rows = await self.rows(least)
         late = [
             name
@@ -178,12 +178,12 @@ class Standing:
         return rows
 
     async def find_set(self, key: ResourceKey) -> ComposedSet:
-        """Return one set, as the leader's log has it."""
+        """Return one set from the leader's log."""
         found = await self.declarations([str(key)])
         return set_of(key, found[str(key)])
 
     async def sets(self) -> list[ComposedSet]:
-        """Return every set that is declared."""
+        """Return every declared set."""
         found = await self._all_declared(f"log.*.{COMPOSED_SET_KIND}.*.fact")
         return [set_of(key, each) for key, each in found.items()]
 
@@ -197,12 +197,12 @@ class Standing:
         }
 
     async def definitions(self) -> dict[str, tuple[int, Fields]]:
-        """Return every kind that is defined, by name, with its generation."""
+        """Return every defined kind by name, with its generation."""
         found = await self._all_declared(f"log.{SYSTEM_NAMESPACE}.{KIND_DEFINITION_KIND}.*.fact")
         return {key.name: (each.generation, each.fields or {}) for key, each in found.items()}
 
     async def _all_declared(self, subjects: str) -> dict[ResourceKey, Declaration]:
-        """Return what is declared: of nearly all, the newest fact is what they are."""
+        """Return all declarations. For nearly all resources, the newest event shows it."""
         nc = await self._api.connected()
         try:
             newest = await last_for_subjects(nc, LOG, [subjects])
@@ -236,12 +236,12 @@ def _declaration(events: Sequence[LogEvent]) -> Declaration:
             case SpecWithdrawn(generation):
                 withdrawn = withdrawn or generation
             case _:
-                pass  # it says nothing of what is declared
+                pass  # an event that does not concern the declaration
     return Declaration(withdrawn, outcome=outcome)
 
 
 def converted(fields: Fields | None, spec: type[_S]) -> _S | None:
-    """Return the spec with these fields; None for one that is invalid: it must end no listing."""
+    """Return the spec with these fields; None for an invalid one, which must not end a listing."""
     try:
         return None if fields is None else msgspec.convert(fields, spec)
     except msgspec.ValidationError:
@@ -249,9 +249,9 @@ def converted(fields: Fields | None, spec: type[_S]) -> _S | None:
 
 
 def set_of(key: ResourceKey, found: Declaration) -> ComposedSet:
-    """Return the set that a declaration is; without a spec if it is nobody's."""
+    """Return the set of a declaration; without a spec if Reconciler did not write it."""
     spec = converted(found.fields if found.is_declared else found.withdrawn, ComposedSetSpec)
-    if spec is not None and spec.set_key != key:  # written by hand, and nobody's
+    if spec is not None and spec.set_key != key:  # written by hand, so not ours
         spec = None
     if found.is_declared:
         return ComposedSet(key, found.generation, spec)

@@ -1,8 +1,8 @@
 """Disks in image files, and where they are mounted: the kinds ``Disk`` and ``Attachment``.
 
 ``disk`` and ``attachment`` are the kinds with their providers. They share the folder and its locks
-(``folder``), the image files with what is marked on them (``images``), what is attached and mounted
-(``attachments``), what a filesystem says of itself (``superblock``), and what the kernel says: loop
-devices (``loops``), mounts and who uses them (``mounts``). ``programs`` runs what makes, checks,
-grows and mounts. The pages are docs/kinds/disk.md and docs/kinds/attachment.md.
+(``folder``), the image files and their marks (``images``), the attached and mounted disks
+(``attachments``), the data of a filesystem (``superblock``), and those of the kernel: loop devices
+(``loops``), mounts and their users (``mounts``). ``programs`` runs the programs that make, check,
+grow and mount. The pages are docs/kinds/disk.md and docs/kinds/attachment.md.
 """

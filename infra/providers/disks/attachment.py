@@ -1,6 +1,6 @@
-"""The kind ``Attachment``: a disk that is attached and mounted, as a resource of its own.
+"""The kind ``Attachment``: a disk that is attached and mounted, as a separate resource.
 
-What it writes down is in ``attachments``, and why there.
+``attachments`` describes what it records, and why there.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 _T = TypeVar("_T")
 _WAITS: Final = HTTPStatus.CONFLICT
 _OPTIONS: Final = "nodev,nosuid,errors=remount-ro"
-"""Who writes into a disk must not get devices or another user's rights out of it."""
+"""A user who can write to a disk must not get devices or another user's rights from it."""
 
 
 class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -83,7 +83,7 @@ class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class AttachmentOutputs(msgspec.Struct, frozen=True):
-    """Where a disk is mounted, by which device, and whether its image is lost."""
+    """Where a disk is mounted, by which device, and whether its image was deleted."""
 
     path: Annotated[str, msgspec.Meta(description="Mount point: ROOT/mounts/NAME.")]
     device: Annotated[
@@ -98,12 +98,12 @@ class AttachmentOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return an attachment's fields their canonical form: all of them."""
+    """Return the canonical form of an attachment's fields: all of them."""
     return {"readOnly": False, "mounted": True, **fields}
 
 
 def ready(fields: Fields, thing: ExternalObject) -> Readiness:
-    """Return whether the disk can be used; one without an image is lost with the next restart."""
+    """Return whether the disk can be used. Without its image, it is lost at the next restart."""
     if thing.outputs.get("alarm") == IMAGE_DELETED:
         hint = HINT_OF_LOST.format(device=thing.outputs.get("device", "its device"))
         return Readiness(
@@ -185,7 +185,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         return await self._folder.step(lambda: self._there.space(external_name))
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._folder.close()
 
     async def _step(self, function: Callable[[], _T]) -> _T:
@@ -194,9 +194,9 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     # --- in a thread: creation
 
     def _begin(self, action: Action) -> bool:
-        """Write down what shall be mounted; return whether that was done before.
+        """Record what is to be mounted. Return whether an earlier attempt did that.
 
-        What can be refused is refused here, before anything is done.
+        Everything that can be refused is refused here, before any effect.
         """
         name, disk = action.external_name, action.fields["disk"]
         with self._there.disk(disk) as file:
@@ -216,7 +216,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         return False
 
     def _check_free(self, name: str, disk: str, file: int | None) -> None:
-        """Raise ``NotDoneError`` if another has the disk, or there are files at the place."""
+        """Raise ``NotDoneError`` if another attachment has the disk, or files are at the place."""
         for other in self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, ""):
             mark = self._there.read_mark(other)
             if other != name and mark is not None and mark.disk == disk:
@@ -237,7 +237,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                 raise waiting(f"{place} contains files, which a mount would hide; move them away")
 
     def _attach(self, action: Action) -> None:
-        """Give the disk a loop device; one that it has is taken, so it never has two."""
+        """Attach the disk to a loop device. An existing one is used, so that it never has two."""
         disk = action.fields["disk"]
         with self._there.disk(disk) as file:
             image = _check_usable(action, file)
@@ -275,7 +275,8 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                     files=(file, point),
                 )
                 if ended.code != 0:
-                    # Who had it mounted may just have let it go, and the kernel the device.
+                    # Another attachment may just have unmounted it, and the kernel released the
+                    # device.
                     if not loops.is_of(image.attached[0], image.found):
                         raise waiting(f"disk {disk!r} was detached during the call")
                     raise _not_mounted(
@@ -283,7 +284,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                     )
 
     def _done(self, action: Action) -> Attachment | None:
-        """Return the attachment if it is as declared."""
+        """Return the attachment if it matches the declaration."""
         found = self._there.found(action.external_name)
         if found is None:
             return None
@@ -293,7 +294,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     # --- in a thread: change and deletion
 
     def _intend(self, action: Action) -> None:
-        """Write down first whether it shall be mounted: so a crash leaves a difference to see."""
+        """Record first whether it is to be mounted. A crash then leaves a difference to detect."""
         name = action.external_name
         found = self._there.found(name)
         if found is None or found.mark is None:
@@ -373,7 +374,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                 loops.detach(loop, image.found)
 
     def _forget(self, action: Action) -> None:
-        """Remove the mount point, if it is an empty folder, and then what is known of it."""
+        """Remove the mount point, if it is an empty folder, and then the record."""
         name = action.external_name
         found = self._there.found(name)
         if found is None or found.mark is None:
@@ -381,7 +382,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         _check_still(found, action)
         with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
             if folder is not None:
-                with suppress(OSError):  # files, or a mount, of somebody else: they stay
+                with suppress(OSError):  # files or mounts of other clients stay
                     os.rmdir(name, dir_fd=folder)
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
             if folder is not None:
@@ -453,9 +454,9 @@ def _check_change(found: Attachment, action: Action) -> None:
 
 
 def _check_still(found: Attachment, action: Action) -> None:
-    """Raise ``ConflictError`` if another attachment has the name by now.
+    """Raise ``ConflictError`` if another attachment has the name in the meantime.
 
-    Between two steps lies as much time as leave to call takes.
+    The permit of a call may take long between two steps.
     """
     check_uid(found.as_object(), action)
     is_made_here = found.mark is not None and found.mark.key == action.idempotency_key
@@ -478,7 +479,7 @@ def _check_not_foreign(found: Attachment) -> None:
 
 
 def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
-    """Return why a disk is not mounted: without anything to wait for, what is there is a half."""
+    """Return why a disk is not mounted. Without a reason to wait, the attachment is half done."""
     if not isinstance(error, NotDoneError) or error.status != REFUSED:
         return error
     return RefusedError(

@@ -1,11 +1,11 @@
-"""What is attached and mounted where: the kernel's account of it, and what is known of each.
+"""Attached and mounted disks: the state of the kernel, and a record of each attachment.
 
-What is known of an attachment is in a small file beside the mount points. The mount itself can
-carry nothing: an attribute of its folder is hidden under it, one of the image would be the disk's,
-and neither the loop device nor the mount outlives the machine's end. The file does, so what was
-mounted before a restart is mended, and is no stranger's.
+The record is a small file beside the mount points. The mount itself cannot store it: an attribute
+of its folder is hidden under it, one of the image would belong to the disk, and neither the loop
+device nor the mount survives a restart of the machine. The file does, so a disk that was mounted
+before a restart is repaired, and still is ours.
 
-Everything here blocks, and raises ``OSError`` as it comes.
+Everything here blocks, and raises ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_MARK_BYTES: Final = 64 * 1024
 
 
 class AttachmentMark(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """What the file of an attachment says."""
+    """The content of the file of an attachment."""
 
     uid: str
     key: str
@@ -60,7 +60,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Machine(NamedTuple):
-    """What the kernel has: read once for a listing."""
+    """The state of the kernel, read once for a listing."""
 
     loops: list[Loop]
     mounts: list[Mount]
@@ -72,12 +72,12 @@ class Machine(NamedTuple):
         return next((each for each in self.loops if each.number == mount.device), None)
 
     def places_of(self, loop: Loop) -> list[str]:
-        """Return where a loop device is mounted, in this mount namespace."""
+        """Return the mount points of a loop device in this mount namespace."""
         return [each.place for each in self.mounts if each.device == loop.number]
 
 
 class Attachment(NamedTuple):
-    """An attachment as it was found: what is known of it, and what is seen at its place."""
+    """An attachment: its record, and what is at its place."""
 
     name: str
     place: str
@@ -107,7 +107,7 @@ class Attachment(NamedTuple):
             uid, is_mounted = mark.uid, self.is_mounted
             is_read_only = mount.is_read_only if self.is_mounted and mount else mark.read_only
             if not mark.mounted and self.loop is not None:
-                is_mounted = True  # it shall be detached, and is not yet
+                is_mounted = True  # it is to be detached, and still is attached
         fields: Fields = {"disk": self.disk, "readOnly": is_read_only, "mounted": is_mounted}
         outputs: Fields = {"path": self.place}
         if self.loop is not None and (self.is_mounted or self.is_lost):
@@ -127,7 +127,7 @@ class Attachment(NamedTuple):
 
 
 def machine() -> Machine:
-    """Read what the kernel has now."""
+    """Read the current state of the kernel."""
     return Machine(loops.loops(), mounts())
 
 
@@ -138,7 +138,7 @@ class Attachments:
         self._folder = folder
 
     def found(self, name: str, kernel: Machine | None = None) -> Attachment | None:
-        """Return an attachment, or what else is mounted at its place; None without either."""
+        """Return an attachment, or what else is mounted at its place; None if there is neither."""
         mark, now = self.read_mark(name), kernel or machine()
         place = self.place_at(name)
         mount = mount_at(place, now.mounts)
@@ -155,12 +155,12 @@ class Attachments:
         return Attachment(name, place, mark, mount, attached, False, mark.disk)
 
     def disk_of(self, loop: Loop) -> str | None:
-        """Return the disk of this folder that a loop device is of."""
+        """Return the disk of this folder to which a loop device belongs."""
         name = loop.file_name.removesuffix(IMAGE_SUFFIX)
         return name if name_problem(name) is None and self.is_of(loop, name) else None
 
     def is_of(self, loop: Loop, disk: str) -> bool:
-        """Return whether a loop device is of a disk, or of the image that it had until now."""
+        """Return whether a loop device belongs to a disk, or to its previous image."""
         with self._folder.image_folder() as folder:
             if folder is None:
                 return False
@@ -173,7 +173,7 @@ class Attachments:
             return found is not None and stat.S_ISREG(found.st_mode) and loops.is_of(loop, found)
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of attachments, and of what else is mounted at such places."""
+        """Return the names of attachments, and of other mounts at such places."""
         marked = self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, prefix)
         with self._folder.root.folder_of(f"{MOUNTS}/") as folder:
             if folder is None:
@@ -206,7 +206,7 @@ class Attachments:
         }
 
     def place_at(self, name: str) -> str:
-        """Return the path of a mount point as mounts name it."""
+        """Return the path of a mount point in the form that mounts have."""
         with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
             return (
                 str(self._folder.root.path / MOUNTS / name)
@@ -216,7 +216,7 @@ class Attachments:
 
     @contextmanager
     def mount_point(self, name: str, *, make: bool = False) -> Generator[int | None]:
-        """Open the folder to mount at; raises ``RefusedError`` if it is none."""
+        """Open the folder to mount at. Raises ``RefusedError`` if it is not a folder."""
         with self._folder.root.folder_of(f"{MOUNTS}/{name}/", make=make) as folder:
             if folder is None and (make or self._is_there(name)):
                 raise RefusedError(f"{self.place_at(name)} is not a directory; remove it")
@@ -228,7 +228,7 @@ class Attachments:
 
     @contextmanager
     def disk(self, disk: str) -> Generator[int | None]:
-        """Open and lock a disk's image, so that it is neither deleted nor resized meanwhile."""
+        """Open and lock a disk's image, so that it is neither deleted nor resized."""
         with self._folder.image_folder() as folder:
             if folder is None:
                 yield None
@@ -237,7 +237,7 @@ class Attachments:
                 yield file
 
     def read_mark(self, name: str) -> AttachmentMark | None:
-        """Read what is known of an attachment."""
+        """Read the record of an attachment."""
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
             segment = f"{name}{ATTACHMENT_SUFFIX}"
             file = None if folder is None else opened_file(folder, segment)
@@ -253,7 +253,7 @@ class Attachments:
                 os.close(file)
 
     def write(self, name: str, mark: AttachmentMark, *, is_new: bool) -> None:
-        """Write the file of an attachment whole, in the place of an older one only if that is."""
+        """Write the complete file of an attachment; replace an older one only if told so."""
         segment = f"{name}{ATTACHMENT_SUFFIX}"
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}", make=True) as folder:
             assert folder is not None

@@ -1,8 +1,8 @@
-"""The kind ``Disk``: an image file with an ext4 filesystem, which grows and is never made twice.
+"""The kind ``Disk``: an image file with an ext4 filesystem, which can grow.
 
-It is built under a name made of the action's key and gets its own in the last step, by a link that
-replaces nothing. So what has a disk's name is whole, and no program that makes filesystems is ever
-run on it.
+The image is built under a name made of the action's key, and gets its own name in the last step, by
+a link that replaces nothing. So an image with a disk's name is complete, and no program that makes
+filesystems ever runs on it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DiskFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
 
 
 class DiskOutputs(msgspec.Struct, frozen=True):
-    """Where a disk's image is, how large it is, and which filesystem is in it."""
+    """The path of a disk's image, its size, and its filesystem."""
 
     path: Annotated[str, msgspec.Meta(description="Path of the image file.")]
     size_bytes: Annotated[int, msgspec.Meta(description="Size of the image, in bytes.")] = (
@@ -99,12 +99,12 @@ class DiskOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a disk's fields their canonical form: all of them."""
+    """Return the canonical form of a disk's fields: all of them."""
     return {"filesystem": FILESYSTEM, "label": "", **fields}
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Report that a deletion loses all data; a change of what is there loses none."""
+    """Report that a deletion loses all data. A change loses none."""
     return f"all data of disk {thing.name}" if fields is None else ""
 
 
@@ -160,7 +160,7 @@ class DisksProvider(NamedObjects[_Disk]):
 
     async def delete_object(self, action: Action, found: Found[_Disk]) -> None:
         """Delete the disk unless it is attached."""
-        del found  # the step compares the uid once more, under a lock
+        del found  # the step compares the uid again, under a lock
         await self._step(lambda: self._delete(action))
 
     def list_objects(
@@ -176,23 +176,23 @@ class DisksProvider(NamedObjects[_Disk]):
         )
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._folder.close()
 
     async def _step(self, function: Callable[[], _T]) -> _T:
         return await self._folder.step(function, writes=True)
 
     async def _hidden_step(self, function: Callable[[], _T]) -> _T:
-        """Do a step on the unfinished image, which is no disk yet."""
+        """Execute a step on the unfinished image, which is no disk yet."""
         with self._permit.outside_of_action():
             return await self._step(function)
 
     # --- in a thread: creation
 
     def _begin(self, action: Action) -> None:
-        """Create an empty file under a name of the key, or find the one that a crash has left.
+        """Create an empty file under a name of the key, or find the leftover of a crash.
 
-        What can be refused is refused here, before anything is done.
+        Everything that can be refused is refused here, before any effect.
         """
         name, half = action.external_name, _half(action)
         with self._folder.image_folder(make=True) as folder:
@@ -207,7 +207,7 @@ class DisksProvider(NamedObjects[_Disk]):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(half, flags, 0o600, dir_fd=folder)
             try:
-                has = os.fstat(file).st_size  # nothing, or all
+                has = os.fstat(file).st_size  # nothing, or everything
                 missing = images.missing_space(file, action.fields["sizeBytes"] - has)
                 if missing:
                     os.unlink(half, dir_fd=folder)
@@ -226,11 +226,12 @@ class DisksProvider(NamedObjects[_Disk]):
             try:
                 images.keep_space(file, action.fields["sizeBytes"])
             except NotDoneError:
-                os.unlink(_half(action), dir_fd=folder)  # so it is true that nothing was done
+                # now the claim that nothing was done is true
+                os.unlink(_half(action), dir_fd=folder)
                 raise
 
     def _make_filesystem(self, action: Action) -> None:
-        """Make the filesystem, unless it is there: mkfs writes its superblock last."""
+        """Make the filesystem, unless it exists: mkfs writes its superblock last."""
         uuid = filesystem_uuid(action.idempotency_key)
         with self._half_of(action) as (folder, file):
             block = superblock_of(file)
@@ -241,7 +242,7 @@ class DisksProvider(NamedObjects[_Disk]):
                     f"disk {action.external_name!r} already exists; Reconciler never formats an "
                     "existing image"
                 )
-            # -F: it is a file, no device. nodiscard: that would hand back the space kept for it.
+            # -F: it is a file and no device. nodiscard: a discard would free the reserved space.
             options = ["-F", "-q", "-b", str(BLOCK_BYTES), "-m", "0", "-U", str(uuid)]
             options += ["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]
             options += ["-L", action.fields["label"], "--", proc_path(file)]
@@ -252,7 +253,7 @@ class DisksProvider(NamedObjects[_Disk]):
                 files=(file,),
             )
             if ended.code != 0:
-                os.unlink(_half(action), dir_fd=folder)  # nothing was done that anybody sees
+                os.unlink(_half(action), dir_fd=folder)  # no effect that a client sees
                 error = refused(ended, f"disk {action.external_name!r}")
                 raise NotDoneError(str(error), status=_WAITS)
             os.fsync(file)
@@ -299,7 +300,7 @@ class DisksProvider(NamedObjects[_Disk]):
 
     @contextmanager
     def _half_of(self, action: Action) -> Generator[tuple[int, int]]:
-        """Open and lock what is being made."""
+        """Open and lock the image that is being built."""
         what = f"disk {action.external_name!r}"
         with self._folder.image_folder() as folder:
             if folder is None:
@@ -350,7 +351,7 @@ class DisksProvider(NamedObjects[_Disk]):
                 loops.take_up_size(loop.path)
             where = found.attached[0].path if found.attached else proc_path(file)
             if not mounted:
-                # What was mounted before may be resized only when it was checked since.
+                # A filesystem that was mounted must be checked before it is resized.
                 ended = _run(file, "e2fsck", "-f", "-p", where)
                 if ended.code not in (0, _FSCK_MENDED):
                     raise refused(ended, f"growing disk {name!r} failed")
@@ -395,7 +396,7 @@ class DisksProvider(NamedObjects[_Disk]):
 
     @contextmanager
     def _ours(self, action: Action) -> Generator[tuple[int, int]]:
-        """Open and lock the disk of an action; raises if it is missing or another one."""
+        """Open and lock the disk of an action. Raises if it is missing or another one."""
         name = action.external_name
         with self._folder.image_folder() as folder:
             if folder is None:
@@ -430,7 +431,7 @@ def _taken(name: str) -> ConflictError:
 
 
 def _remove_half(folder: int, action: Action) -> None:
-    """Remove the name under which the image was built, if the image has its own by now."""
+    """Remove the name under which the image was built, if the image has its own."""
     if is_same_file(folder, _half(action), segment_of(action.external_name)):
         with perhaps_done():
             os.unlink(_half(action), dir_fd=folder)
@@ -438,7 +439,7 @@ def _remove_half(folder: int, action: Action) -> None:
 
 
 def _run(file: int, program: str, *arguments: str) -> Ended:
-    """Run what changes a filesystem with data; who waits may give up, and it goes on."""
+    """Run a program that changes a filesystem with data. It continues if the caller gives up."""
     return run(program, *arguments, timeout_seconds=None, files=(file,))
 
 
@@ -447,9 +448,9 @@ def _half(action: Action) -> str:
 
 
 def _check_not_lost(folder: int, name: str) -> None:
-    """Raise ``NotDoneError`` while the image that had the name lives on without one.
+    """Raise ``NotDoneError`` while the image that had the name is attached without a name.
 
-    Its data are still there. A new and empty disk of its name would look as if they were not.
+    Its data still exist. A new, empty disk of the name would hide that.
     """
     place = f"{place_of(folder)}/{segment_of(name)}"
     for loop in loops.loops():
@@ -462,7 +463,7 @@ def _check_not_lost(folder: int, name: str) -> None:
 
 
 def _check_can_grow(name: str, found: Image, among: list[Mount]) -> bool:
-    """Return whether it is mounted; raises ``NotDoneError`` if it cannot grow as it is."""
+    """Return whether it is mounted. Raises ``NotDoneError`` if it cannot grow in its state."""
     numbers = {loop.number for loop in found.attached}
     mounted = [each for each in among if each.device in numbers]
     if not mounted:
@@ -481,7 +482,7 @@ def _check_can_grow(name: str, found: Image, among: list[Mount]) -> bool:
 
 
 def _may_resize() -> bool:
-    """Return whether the kernel lets this process resize what is mounted."""
+    """Return whether the kernel lets this process resize a mounted filesystem."""
     status = Path("/proc/self/status").read_text()
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)

@@ -42,24 +42,27 @@ _T = TypeVar("_T")
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with the name of a disk or an attachment, or nothing."""
+    """Describe what is wrong with the name of a disk or an attachment; None if it is valid."""
     if _NAME.fullmatch(name) is None:
         return "use at most 128 letters, digits and _ . -, and start with a letter or digit"
     return None
 
 
 class DiskFolder:
-    """A root, and the threads in which everything there is done."""
+    """A root, and the threads that work in it."""
 
     def __init__(self, config: ProviderConfigSpec, permit: CallPermit) -> None:
         self.root = FileRoot(root_path(config.endpoint))
         self._permit = permit
         self.timeout_seconds = config.limits.request_timeout_seconds
-        # Threads of its own: a disk that hangs keeps nobody else waiting.
+        # Separate threads, so that a hanging disk does not block other work.
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="disks")
 
     async def step(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
-        """Do one step in a thread when there is leave to; each is whole, or can be repeated."""
+        """Execute one step in a thread when the permit allows.
+
+        Each is atomic, or can be repeated.
+        """
         await self._permit.before_request()
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -83,7 +86,7 @@ class DiskFolder:
         names: Callable[[str], list[str]],
         look: Callable[[list[str]], list[_T]],
     ) -> AsyncIterator[Sequence[_T]]:
-        """Read what has a name of the scope, page by page."""
+        """Read the objects whose names are in the scope, page by page."""
         found = await self.step(lambda: sorted(names(scope.prefix or "")))
         size = min(page_size, MAX_PAGE_SIZE)
         for start in range(0, len(found), size):
@@ -91,13 +94,13 @@ class DiskFolder:
             yield await self.step(lambda page=page: look(page))
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False)
 
     # --- in a thread
 
     def names(self, folder: str, suffix: str, prefix: str) -> list[str]:
-        """Return the names of the regular files of a folder; what a crash left long ago goes."""
+        """Return the names of a folder's regular files. Old leftovers of a crash are removed."""
         start = f"{folder}/"
         files = self.root.entries(folder, start + prefix).files
         found = [
@@ -122,7 +125,7 @@ def segment_of(disk: str) -> str:
 
 
 def place_of(folder: int) -> str:
-    """Return the path of an open folder as mounts name it."""
+    """Return the path of an open folder in the form that mounts have."""
     return os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115 - text, no path
 
 
@@ -130,8 +133,8 @@ def place_of(folder: int) -> str:
 def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
     """Open and lock an image for one step; None if there is none.
 
-    A program that inherits it keeps the lock until it ends, though we may have ended before: so
-    nothing is done to an image that a mkfs or a resize2fs of a dead worker still writes to.
+    A program that inherits it keeps the lock until it ends, even if this process ended before. So
+    nothing is done to an image to which a mkfs or a resize2fs of a dead worker still writes.
     """
     found = stat_of(folder, segment)
     if found is None:
@@ -157,7 +160,8 @@ def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
                 raise waiting(f"{what} was deleted or replaced during the call")
             yield file
         finally:
-            # Closing is not enough: a program that another thread is just starting has it open too.
+            # Closing is not enough, because a program that another thread is just starting inherits
+            # it too.
             fcntl.flock(file, fcntl.LOCK_UN)
     finally:
         os.close(file)

@@ -1,7 +1,7 @@
-"""Image files: what is marked on them, what is in them, and the space that is kept for them.
+"""Image files: their marks, their filesystems, and their reserved space.
 
-The mark is an extended attribute of the image itself, so it goes wherever the image goes.
-Everything here blocks, and raises ``OSError`` as it comes.
+The mark is an extended attribute of the image, so it moves with it. Everything here blocks, and
+raises ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEYS = uuid5(NAMESPACE_URL, "reconciler/disks")
 
 
 class DiskMark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the attribute says; ``size_bytes``: up to where the filesystem was made or grown."""
+    """The content of the attribute. ``size_bytes``: size at the last creation or growth."""
 
     uid: str
     key: str
@@ -47,7 +47,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Image(NamedTuple):
-    """An image as it was found."""
+    """An image with its state."""
 
     found: os.stat_result
     mark: DiskMark | None
@@ -57,9 +57,9 @@ class Image(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """How large the disk is: as far as its filesystem goes, once that is known to be whole.
+        """The size of the disk: that of its filesystem, once this is known to be complete.
 
-        An image that has grown without its filesystem, by a crash in between, has the old size.
+        If a crash prevented the growth of the filesystem in a grown image, the old size counts.
         """
         size, mark = self.found.st_size, self.mark
         if mark is None or size < mark.size_bytes:
@@ -68,7 +68,7 @@ class Image(NamedTuple):
         return size if is_grown else mark.size_bytes
 
     def shown(self, name: str, path: str) -> ExternalObject:
-        """Return it as the object that it is."""
+        """Return it as an object."""
         block = self.superblock
         fields: Fields = {
             "sizeBytes": self.size_bytes,
@@ -78,7 +78,7 @@ class Image(NamedTuple):
         outputs: Fields = {"path": path, "sizeBytes": self.size_bytes}
         if block is not None:
             outputs["uuid"] = str(block.uuid)
-        # No times: whoever writes into a mounted disk changes those of its image.
+        # No times, because writes to a mounted disk change those of its image.
         state = _encoder.encode((self.mark, fields, self.found.st_ino))
         return ExternalObject(
             name=name,
@@ -92,12 +92,12 @@ class Image(NamedTuple):
 
 
 def filesystem_uuid(key: str) -> UUID:
-    """Return the uuid of the filesystem that an action of this key makes."""
+    """Return the uuid of the filesystem that an action with this key makes."""
     return uuid5(_KEYS, key)
 
 
 def look(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
-    """Look at a disk's image; None if there is none."""
+    """Read the state of a disk's image; None if there is none."""
     file = opened_file(folder, segment_of(disk))
     if file is None:
         return None
@@ -108,7 +108,10 @@ def look(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | 
 
 
 def image_of(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
-    """Look at an open image; its superblock is the device's while it is attached."""
+    """Read the state of an open image.
+
+    While it is attached, the superblock is that of the device.
+    """
     found = os.fstat(file)
     mark = _mark_of(file)
     among = loops.loops() if attached is None else attached
@@ -123,7 +126,7 @@ def image_of(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
 
 
 def write_mark(file: int, mark: DiskMark) -> None:
-    """Mark an image; raises ``RefusedError`` where that is not possible."""
+    """Mark an image. Raises ``RefusedError`` where that is not possible."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
         raise RefusedError(
@@ -143,7 +146,7 @@ def write_mark(file: int, mark: DiskMark) -> None:
 
 
 def made_mark(action: Action) -> DiskMark:
-    """Return the mark of a disk that an action makes."""
+    """Return the mark of a disk that an action creates."""
     return DiskMark(
         uid=f"disk-{filesystem_uuid(action.idempotency_key)}",
         key=action.idempotency_key,
@@ -167,7 +170,7 @@ def _mark_of(file: int) -> DiskMark | None:
 
 
 def missing_space(file: int, more_bytes: int) -> str:
-    """Describe how much space a folder has, if that is less than these bytes; or nothing."""
+    """Describe the free space of a folder if it is less than these bytes; None otherwise."""
     space = os.fstatvfs(file)
     free = space.f_bavail * space.f_frsize
     return (
@@ -178,15 +181,15 @@ def missing_space(file: int, more_bytes: int) -> str:
 
 
 def keep_space(file: int, size_bytes: int) -> None:
-    """Let an image be so large, and keep all of its space: no other can take it later.
+    """Set the size of an image, and reserve all of its space.
 
-    Raises ``NotDoneError`` without space, with the image as it was.
+    Raises ``NotDoneError`` without space, and leaves the image unchanged.
     """
     before = os.fstat(file).st_size
     try:
         os.posix_fallocate(file, before, size_bytes - before)
     except OSError as error:
-        os.ftruncate(file, before)  # what is behind is nobody's: no filesystem goes that far
+        os.ftruncate(file, before)  # unused: no filesystem extends that far
         if is_full(error):
             raise waiting(f"no space left in the directory of disks: {error.strerror}") from None
         if error.errno == errno.EFBIG:

@@ -1,9 +1,8 @@
-"""Loop devices: which there are, of which file each is, its size, and its end.
+"""Loop devices: their files, their sizes, and how to detach them.
 
-Which there are, the kernel's sysfs says. Whether one is of a certain file, only the device itself
-does: a path may be of another mount namespace, or of a file that had it before. So devices whose
-file has the right name are asked, and no others: an open device is one that cannot be detached.
-Everything here blocks.
+The kernel's sysfs lists them. Only the device itself shows whether it belongs to a certain file: a
+path may be of another mount namespace, or of an earlier file. Only devices whose file has the right
+name are opened, because an open device cannot be detached. Everything here blocks.
 """
 
 from __future__ import annotations
@@ -35,11 +34,14 @@ _STATUS_BYTES: Final = 232
 
 _MAX_LOOKS: Final = 50
 _LOOK_SECONDS: Final = 0.02
-"""So long whoever just looks at a device may have it open: an observer, udev."""
+"""Time for which other programs, such as an observer or udev, may have a device open to read it."""
 
 
 class Loop(NamedTuple):
-    """A loop device that has a file; ``number`` as mounts name it, ``backing`` as the kernel."""
+    """A loop device that has a file.
+
+    ``number`` is that of mounts, ``backing`` that of the kernel.
+    """
 
     path: str
     number: str
@@ -47,12 +49,12 @@ class Loop(NamedTuple):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its file has no name any more: what is written to it is nowhere else."""
+        """Whether its file has no name any longer, so that nothing else has the data."""
         return self.backing.endswith(_DELETED)
 
     @property
     def file(self) -> str:
-        """The path of its file, or the last one that it had."""
+        """The path of its file, or its last one."""
         return self.backing.removesuffix(_DELETED)
 
     @property
@@ -67,25 +69,25 @@ def loops() -> list[Loop]:
     for backing in _SYSFS.glob("loop*/loop/backing_file"):
         folder = backing.parents[1]
         try:
-            # A newline within the name stays; only the one that the kernel adds goes.
+            # A newline within the name stays. Only the one that the kernel adds is removed.
             file = os.fsdecode(backing.read_bytes()).removesuffix("\n")
             number = (folder / "dev").read_text().strip()
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            continue  # detached meanwhile
+            continue  # detached in the meantime
         if file:
             found.append(Loop(f"/dev/{folder.name}", number, file))
     return sorted(found)
 
 
 def attached_of(found: os.stat_result, name: str, among: list[Loop]) -> tuple[Loop, ...]:
-    """Return the loop devices of a file, of which the name is known, too."""
+    """Return the loop devices of a file whose name is also known."""
     return tuple(each for each in among if each.file_name == name and is_of(each, found))
 
 
 def is_of(loop: Loop, found: os.stat_result) -> bool:
-    """Return whether a loop device is of a file."""
+    """Return whether a loop device belongs to a file."""
     try:
         with opened(loop.path) as device:
             return _has(device, found)
@@ -107,14 +109,14 @@ def _has(device: int, found: os.stat_result) -> bool:
 
 @contextmanager
 def opened_loop(loop: Loop, found: os.stat_result) -> Generator[int | None]:
-    """Open a loop device to read it; None if it is not of this file any more."""
+    """Open a loop device for reading; None if it no longer belongs to this file."""
     with opened(loop.path) as device:
         yield device if _has(device, found) else None
 
 
 @contextmanager
 def opened(path: str, flags: int = os.O_RDONLY) -> Generator[int]:
-    """Open a device; raises ``ConfigurationError`` where that is not permitted."""
+    """Open a device. Raises ``ConfigurationError`` if that is not permitted."""
     try:
         device = os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
@@ -133,14 +135,14 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Generator[int]:
 
 
 def take_up_size(path: str) -> None:
-    """Have a loop device see that its file has grown."""
+    """Let a loop device read the new size of its file."""
     with opened(path, os.O_RDWR) as device:
         fcntl.ioctl(device, _SET_CAPACITY, 0)
 
 
 @contextmanager
 def _claimed(loop: Loop) -> Generator[int]:
-    """Open a device that nobody else has claimed; others may just look what is on it."""
+    """Open a device exclusively. Other programs may still read it."""
     with ExitStack() as closing:
         for last in (*[False] * _MAX_LOOKS, True):
             try:
@@ -148,22 +150,22 @@ def _claimed(loop: Loop) -> Generator[int]:
             except OSError as error:
                 if error.errno != errno.EBUSY or last:
                     raise
-                time.sleep(_LOOK_SECONDS)  # a thread of its own
+                time.sleep(_LOOK_SECONDS)  # in a separate thread
             else:
                 yield device
                 return
 
 
 def detach(loop: Loop, found: os.stat_result) -> None:
-    """Detach a loop device of a file that nobody has mounted, in any mount namespace.
+    """Detach a loop device of a file that is mounted in no mount namespace.
 
-    Raises ``NotDoneError`` while one has. The kernel would accept it and detach later, when
-    nobody looks any more; so the device is claimed first, as a mount claims it.
+    Raises ``NotDoneError`` while it is. The kernel would accept the request and detach the device
+    later. So the device is claimed first, as a mount claims it.
     """
     try:
         with _claimed(loop) as device:
             if not _has(device, found):
-                return  # another's by now
+                return  # it belongs to another file now
             fcntl.ioctl(device, _CLEAR, 0)
     except OSError as error:
         if error.errno in _GONE:
@@ -177,7 +179,7 @@ def detach(loop: Loop, found: os.stat_result) -> None:
     for _ in range(_MAX_LOOKS):
         if loop not in loops():
             return
-        time.sleep(_LOOK_SECONDS)  # a thread of its own
+        time.sleep(_LOOK_SECONDS)  # in a separate thread
     raise waiting(
         f"another process has {loop.path} open; Reconciler detaches it after it is closed"
     )

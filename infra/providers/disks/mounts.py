@@ -1,4 +1,4 @@
-"""What is mounted where, as this process's mount namespace has it, and which processes use it."""
+"""Mounts in the mount namespace of this process, and the processes that use them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Mount(NamedTuple):
 
 
 def mounts() -> list[Mount]:
-    """Return all mounts, in their order: of two at one place the later one is seen."""
+    """Return all mounts, in their order. Of two at one place, the later one is visible."""
     return [_mount(line) for line in _MOUNTINFO.read_bytes().splitlines()]
 
 
 def mount_at(place: str, among: list[Mount]) -> Mount | None:
-    """Return what is seen at a place."""
+    """Return the visible mount at a place."""
     return next((each for each in reversed(among) if each.place == place), None)
 
 
 def beneath(place: str, among: list[Mount]) -> list[Mount]:
-    """Return what is mounted further down."""
+    """Return the mounts below a place."""
     return [each for each in among if each.place.startswith(f"{place}/")]
 
 
@@ -44,7 +44,7 @@ def _mount(line: bytes) -> Mount:
     fields = line.split(b" ")
     dash = fields.index(b"-", 6)
     filesystem, source, options = fields[dash + 1 : dash + 4]
-    # ext4 takes back the right to write on an error: then only the filesystem's own options say so.
+    # After an error, ext4 removes the permission to write, and only its own options show that.
     read_only = {b"ro", b"emergency_ro"} & {*fields[5].split(b","), *options.split(b",")}
     return Mount(
         int(fields[0]),
@@ -61,7 +61,7 @@ def _text(field: bytes) -> str:
 
 
 def users_of(place: str, among: list[Mount]) -> str:
-    """Return who uses what is mounted at a place: processes, and mounts further down."""
+    """Return the users of a mount: processes, and mounts below it."""
     users = [f"a mount at {each.place}" for each in beneath(place, among)]
     users += (f"{name} (pid {pid})" for pid, name in _processes_at(place))
     shown = ", ".join(users[:_MAX_USERS_NAMED])
@@ -71,13 +71,13 @@ def users_of(place: str, among: list[Mount]) -> str:
 
 def _processes_at(place: str) -> Generator[tuple[int, str]]:
     for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to look at
+        with contextlib.suppress(OSError):  # it has ended, or may not be read
             if _is_at(process, place):
                 yield int(process.name), (process / "comm").read_text().strip()
 
 
 def _is_at(process: Path, place: str) -> bool:
-    """Look at what a process has open and where it is; links are read and never followed."""
+    """Return whether a process has files or its directory there. Links are read, not followed."""
     links = [process / each for each in ("cwd", "root", "exe")]
     with contextlib.suppress(OSError):
         links += (process / "fd").iterdir()

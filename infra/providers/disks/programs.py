@@ -1,7 +1,7 @@
-"""Programs that make, check, grow, attach and mount: without a shell, and never for ever.
+"""Runs programs that make, check, grow, attach and mount: without a shell, with a time limit.
 
-A program has no terminal and no signals of ours, so Ctrl-C does not end a mkfs half-way. Files that
-it inherits stay locked until it has ended, also when the worker has ended before it.
+A program has no terminal and gets no signals, so Ctrl-C does not interrupt a mkfs. Files that it
+inherits stay locked until it has ended, even if the worker ends earlier.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PACKAGES: Mapping[str, str] = {
 _MAX_WORDS_CHARACTERS = 300
 _MAX_WORDS_BYTES = 4096
 REFUSED: Final = HTTPStatus.UNPROCESSABLE_ENTITY
-"""Of one disk: the others are in order, so no breaker opens."""
+"""Status of a failure of one disk, which opens no breaker because the folder is usable."""
 
 _NOT_PERMITTED: Final = (
     "permission denied",
@@ -49,7 +49,7 @@ _NO_LOOP: Final = ("cannot find an unused loop device", "no such file or directo
 
 
 class Ended(NamedTuple):
-    """How a program ended, and what it said."""
+    """The exit of a program, and its output."""
 
     program: str
     code: int
@@ -59,12 +59,11 @@ class Ended(NamedTuple):
 def run(
     program: str, *arguments: str, timeout_seconds: float | None, files: tuple[int, ...] = ()
 ) -> Ended:
-    """Run a program to its end; it inherits ``files``, as /proc/self/fd/NUMBER and for their locks.
+    """Run a program to its end. It inherits ``files``, as /proc/self/fd/NUMBER and for their locks.
 
-    Without ``timeout_seconds`` it is never killed: what moves data must come to its end.
+    Without ``timeout_seconds`` it is never killed, because a program that moves data must finish.
 
-    Raises ``ConfigurationError`` if it is not installed, ``UnknownResultError`` if it had to be
-    killed.
+    Raises ``ConfigurationError`` if it is not installed, ``UnknownResultError`` if it was killed.
     """
     path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{_FOLDERS}")
     if path is None:
@@ -72,7 +71,7 @@ def run(
             f"{program} is not installed where the worker runs; install the package "
             f"{_PACKAGES[program]} (Debian: apt-get install {_PACKAGES[program]})"
         )
-    # Files and no pipes: who writes into one whose reader has died is ended by that.
+    # Files instead of pipes: a program that writes to a pipe without a reader is killed.
     with TemporaryFile() as output, TemporaryFile() as errors:
         try:
             done = subprocess.run(  # noqa: S603 - no shell
@@ -101,12 +100,12 @@ def _said(file: IO[bytes]) -> str:
 
 
 def proc_path(file: int) -> str:
-    """Name an open file for a program that inherits it: no link and no renaming leads elsewhere."""
+    """Return a path of an open file for a program that inherits it. No link can redirect it."""
     return f"/proc/self/fd/{file}"
 
 
 def refused(ended: Ended, what: str) -> ReconcilerError:
-    """Return why a program has not done it, by its own words."""
+    """Return why a program has failed, from its output."""
     said = ended.words.lower()
     if any(each in said for each in _NOT_PERMITTED):
         return ConfigurationError(
@@ -127,17 +126,17 @@ def refused(ended: Ended, what: str) -> ReconcilerError:
 
 
 def waiting(message: str) -> NotDoneError:
-    """Return that something has to be waited for; the folder is in order, so no breaker opens."""
+    """Return an error that waits for something. The folder is usable, so no breaker opens."""
     return NotDoneError(message, status=HTTPStatus.CONFLICT)
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether there is no space."""
+    """Return whether space is missing."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def not_permitted(error: OSError, what: str) -> ReconcilerError | None:
-    """Return what to do about a refusal of the kernel, or None if it is about something else."""
+    """Return the remedy for a refusal of the kernel; None if it has another cause."""
     if error.errno not in {errno.EACCES, errno.EPERM}:
         return None
     return ConfigurationError(

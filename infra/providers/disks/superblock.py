@@ -1,4 +1,4 @@
-"""What a filesystem of the ext family says of itself: its superblock, read and never written."""
+"""The superblock of a filesystem of the ext family: read, and never written."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FILESYSTEM: Final = "ext4"
 _OFFSET = 1024
 _BYTES = 1024
 _MAGIC = 0xEF53
-_VALID = 0x1  # state: unmounted in order, or made to the end
-_EXTENTS = 0x40  # what ext2 and ext3 do not have
+_VALID = 0x1  # state: unmounted cleanly, or made completely
+_EXTENTS = 0x40  # features that ext2 and ext3 do not have
 _64_BIT = 0x80
-_MAX_BLOCK_BITS = 6  # above 1 KiB: 64 KiB is what ext4 has at most
+_MAX_BLOCK_BITS = 6  # above 1 KiB; the maximum of ext4 is 64 KiB
 
 
 class Superblock(NamedTuple):
-    """A filesystem's type, uuid, label and size; ``is_clean``: nobody was within a change of it."""
+    """A filesystem's type, uuid, label and size. ``is_clean``: no change was interrupted."""
 
     filesystem: str
     uuid: UUID
@@ -31,12 +31,12 @@ class Superblock(NamedTuple):
 def superblock_of(file: int) -> Superblock | None:
     """Read it from an open image or device; None if there is no such filesystem.
 
-    Of what is mounted only the device has what holds now: it has the kernel's own copy.
+    For a mounted filesystem, only the device has the current data of the kernel.
     """
     data = os.pread(file, _BYTES, _OFFSET)
     if len(data) < _BYTES or _number("<H", data, 0x38) != _MAGIC:
         return None
-    # Of a damaged one, the size would be a number of half a gigabyte.
+    # A damaged one would give a number with half a gigabyte of digits.
     block_bits = min(_number("<I", data, 0x18), _MAX_BLOCK_BITS)
     incompatible = _number("<I", data, 0x60)
     blocks = _number("<I", data, 0x4)

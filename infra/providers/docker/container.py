@@ -1,4 +1,4 @@
-"""The kind ``Container``: one container of a Docker Engine, kept running as it was declared."""
+"""The kind ``Container``: one container of a Docker Engine, kept running as declared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reconciler.provider.lazy import lazy
 
 
 def ready(fields: Fields, shown: ExternalObject) -> Readiness:
-    """Return whether a container can be used: it runs, and its health check agrees."""
+    """Return whether a container can be used: it runs, and its health check succeeds."""
     state, health = shown.outputs.get("state"), shown.outputs.get("health")
     if not fields.get("running", True):
         return Readiness(False, "Stopped", "the container is declared with running: false")

@@ -1,7 +1,7 @@
 """The provider of ``Container``: creates, changes and deletes containers of a Docker Engine.
 
-A creation makes several calls: create, connect to further networks, start. The first one leaves the
-action's key in a label, and each can be repeated, so that a repeat of the action continues.
+A creation makes several calls: create, connect to further networks, start. The first one stores the
+action's key in a label, and each can be repeated, so a repeat of the action continues.
 """
 
 from __future__ import annotations
@@ -69,20 +69,21 @@ from reconciler.provider.secrets import Secrets
 
 DEFAULT_STOP_SECONDS: Final = 10
 STOPPING_SHARE: Final = 0.5
-"""How much of a call's time a container may take to end before it is killed."""
+"""Share of a call's time in which a container may stop before it is killed."""
 
 EVENTS: Final = [
     *("create", "start", "die", "stop", "kill", "destroy", "rename", "update", "pause", "unpause"),
     *("health_status", "connect", "disconnect"),
 ]
-"""Not what a health check does (``exec_…``): that would be news with each check."""
+"""Without the events of a health check (``exec_…``), which would report a change at each check."""
 
 _ALONE: Final = frozenset({"host", "none"})
-"""Networks that a container cannot join or leave while it is there."""
+"""Networks that an existing container cannot join or leave."""
 
 LISTED_AT_ONCE: Final = 25
-"""A container shows its command and its labels in a listing, which are as large as a declaration.
-So this many fit into a response, and no tenant can keep the others from being listed."""
+"""A listing contains the command and the labels of a container, which are as large as a
+declaration. A response has room for this many, so that no tenant prevents the listing of other
+containers."""
 
 _SMALLER: Final = 5
 _LISTING_ATTEMPTS: Final = 3
@@ -118,7 +119,7 @@ _anything_decoder = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """A container as the Engine shows it, and converted: a large one was in a thread."""
+    """A container as the Engine shows it, and in converted form. A thread converts large ones."""
 
     inspection: Inspection
     object: ExternalObject
@@ -155,7 +156,7 @@ class ContainersProvider(NamedObjects[_Container]):
     async def create_object(self, action: Action) -> _Container:
         """Create and start a container."""
         content = await self._configuration(action)
-        if not self._may_be_root:  # else a program of the image could make itself root
+        if not self._may_be_root:  # otherwise a program of the image could become root
             content["HostConfig"]["SecurityOpt"] = ["no-new-privileges"]
         await self._check_what_it_needs(action.fields)
         query = [("name", checked_name(action.external_name))]
@@ -175,7 +176,10 @@ class ContainersProvider(NamedObjects[_Container]):
         return await self._finished(found.native.inspection, action)
 
     async def update_object(self, action: Action, found: Found[_Container]) -> _Container:
-        """Change limits, restart policy, networks and whether it runs; other fields are fixed."""
+        """Change limits, restart policy, networks and whether it runs.
+
+        Other fields are immutable.
+        """
         fixed = _fixed_differences(found.object, action)
         if fixed:
             what = ", ".join(fixed)
@@ -194,7 +198,7 @@ class ContainersProvider(NamedObjects[_Container]):
         return Effect(None, absent=not await self._delete(found))
 
     async def delete_object(self, action: Action, found: Found[_Container]) -> None:
-        """Delete a container; its volumes stay, even those without a name."""
+        """Delete a container. Its volumes stay, also those without a name."""
         del action
         await self._delete(found.native.inspection)
 
@@ -215,7 +219,7 @@ class ContainersProvider(NamedObjects[_Container]):
     async def logs(
         self, uid: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[bytes]:
-        """Read what a container has written to its output and to its errors."""
+        """Read the output and the errors that a container has written."""
         found = await self._inspected(uid, is_id=True)
         if found is None:
             raise NotFoundError(f"container {uid} does not exist")
@@ -234,7 +238,7 @@ class ContainersProvider(NamedObjects[_Container]):
         """Close connections."""
         await self._api.close()
 
-    # --- making one, and having one be as it should
+    # --- creation and repair
 
     async def _configuration(self, action: Action) -> dict[str, Any]:
         fields, env = action.fields, dict[str, str]()
@@ -255,7 +259,7 @@ class ContainersProvider(NamedObjects[_Container]):
         return found
 
     async def _check_what_it_needs(self, fields: Fields) -> None:
-        """Refuse what would be made half, or with a volume that nobody declared, by a typo."""
+        """Refuse a container that would be incomplete, or use an undeclared volume by a typo."""
         volumes = {each["source"] for each in fields.get("mounts", []) if each["type"] == "volume"}
         for volume in sorted(volumes):
             if await self._api.find(f"/volumes/{checked_name(volume)}", _anything_decoder) is None:
@@ -268,19 +272,19 @@ class ContainersProvider(NamedObjects[_Container]):
     async def _check_networks(self, fields: Fields) -> None:
         for network in sorted(wanted_networks(fields).keys() if "networks" in fields else ()):
             found = await self._api.ask(f"/networks/{network}", _network_decoder)
-            if found.name != network:  # the Engine takes an id for a name, and shows the name
+            if found.name != network:  # the Engine accepts an id as a name, and then shows the name
                 raise RefusedError(
                     f"network {network!r} does not exist; that is the id of the network "
                     f"{found.name!r}, so use its name"
                 )
 
     async def _finished(self, found: Inspection, action: Action) -> _Container:
-        """Bring a created container to its declared state; a failure leaves it there."""
+        """Bring a created container to its declared state. It stays after a failure."""
         try:
             with begun("the container was created, but a later step failed"):
                 return await self._completed(found, action.fields)
         except UnknownResultError as error:
-            if isinstance(error.__cause__, RefusedError):  # such as a command that is not there
+            if isinstance(error.__cause__, RefusedError):  # for example a missing command
                 with begun("the container was created, but reading it failed"):
                     half = await self._container(await self._by_id(found.id))
                 raise RefusedError(
@@ -318,7 +322,7 @@ class ContainersProvider(NamedObjects[_Container]):
             raise _not_done(answer)
 
     async def _within_the_host(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """Fill in all memory of the host where no limit is wanted: the Engine can't take it off."""
+        """Set the host's memory as the limit if none is declared: the Engine cannot remove one."""
         if "Memory" not in limits or limits["Memory"] is not None:
             return limits
         total = (await self._api.ask("/info", _info_decoder)).mem_total
@@ -326,7 +330,7 @@ class ContainersProvider(NamedObjects[_Container]):
         return {**limits, "Memory": memory, "MemorySwap": 2 * memory}
 
     async def _delete(self, found: Inspection) -> bool:
-        """Stop a container and remove it; return whether it still existed."""
+        """Stop a container and remove it. Return whether it still existed."""
         if not found.state.is_up:
             return await self._remove(found)
         await self._stop(found)
@@ -350,10 +354,10 @@ class ContainersProvider(NamedObjects[_Container]):
         if answer.status_code not in {*_DONE, HTTPStatus.NOT_FOUND}:
             raise engine_refusal(answer)
 
-    # --- looking at one
+    # --- reading
 
     async def _listed(self, scope: Scope) -> list[_Listed]:
-        """List the containers; from the start again if the last one of a part was deleted."""
+        """List the containers. Start again if the last one of a part was deleted."""
         for _ in range(_LISTING_ATTEMPTS - 1):
             try:
                 return await self._listed_in_parts(scope)
@@ -363,9 +367,9 @@ class ContainersProvider(NamedObjects[_Container]):
         return await self._listed_in_parts(scope)
 
     async def _listed_in_parts(self, scope: Scope) -> list[_Listed]:
-        """List the newest containers, and then those that are older than the last one.
+        """List the newest containers, and then those older than the last one.
 
-        In smaller parts where a response is too large: an image may have labels of any size.
+        In smaller parts if a response is too large: an image may have labels of any size.
         """
         found: list[_Listed] = []
         most = LISTED_AT_ONCE
@@ -388,7 +392,10 @@ class ContainersProvider(NamedObjects[_Container]):
                 return found
 
     async def _inspected(self, external_name: str, *, is_id: bool = False) -> Inspection | None:
-        """Look at the container of a name; the Engine takes the beginning of an id for one, too."""
+        """Read the container of a name.
+
+        The Engine also accepts the beginning of an id as a name.
+        """
         checked = checked_name(external_name)
         found = await self._inspection(checked)
         if found is None or external_name == (found.id if is_id else found.external_name):
@@ -404,7 +411,7 @@ class ContainersProvider(NamedObjects[_Container]):
         answer = await self._api.find_answer(f"/containers/{listed.id}/json")
         if answer is None:
             return None
-        if size := excess_of_bytes(len(answer.content)):  # to decode it takes long, too
+        if size := excess_of_bytes(len(answer.content)):  # the decoding takes long, too
             unreadable.add(name_in(answer), listed.id, size)
             return None
         return await apart(
@@ -425,7 +432,7 @@ class ContainersProvider(NamedObjects[_Container]):
         return await apart(lambda: self._converted(inspected), inspected.size_bytes)
 
     def _converted(self, inspected: Inspection) -> _Container:
-        """Convert a container; raises ``RefusedError`` for one that cannot be converted."""
+        """Convert a container. Raises ``RefusedError`` for one that cannot be converted."""
         try:
             if not (reason := excess(inspected)):
                 return _Container(inspected, as_object(inspected, self._secrets.digest))
@@ -442,7 +449,7 @@ def _may_be_in(scope: Scope, listed: _Listed) -> bool:
 
 
 def _fixed_differences(shown: ExternalObject, action: Action) -> list[str]:
-    """Name what an update would have to change and cannot; labels only where all else is so."""
+    """Name the fields that an update cannot change; labels only if nothing else differs."""
     wanted, seen = comparable(action.fields), comparable(shown.fields)
     names = sorted(wanted.keys() | seen.keys())
     differing = [name for name in names if wanted.get(name) != seen.get(name)]
@@ -456,9 +463,9 @@ def _fixed_differences(shown: ExternalObject, action: Action) -> list[str]:
 
 
 def _network_changes(fields: Fields, found: Inspection) -> list[tuple[str, object]]:
-    """Return the calls that put a container into the networks that it should be in, and no others.
+    """Return the calls that connect a container to the declared networks, and no others.
 
-    One that is in a network in another way leaves it first: a fixed address cannot be changed.
+    A container with another address in a network leaves it first, as an address cannot be changed.
     """
     wanted, seen = wanted_networks(fields), found.networks
     leaving = [name for name, each in seen.items() if wanted.get(name) != each]
@@ -479,7 +486,7 @@ def _network_changes(fields: Fields, found: Inspection) -> list[tuple[str, objec
 
 
 def _unmet_requirement(answer: Answer, fields: Fields) -> ProviderError:
-    """Describe a creation that misses something; 404 is the Engine's word for an image, too."""
+    """Describe a creation with a missing requirement. The Engine reports a missing image as 404."""
     words = said(answer)
     if words.lower().startswith("no such image"):
         return NotDoneError(
@@ -491,7 +498,7 @@ def _unmet_requirement(answer: Answer, fields: Fields) -> ProviderError:
 
 
 def _not_done(answer: Answer) -> ProviderError:
-    """Describe a change that failed; a container that is gone is a conflict."""
+    """Describe a failed change. A deleted container is a conflict."""
     if answer.status_code == HTTPStatus.NOT_FOUND and "no such container" in said(answer).lower():
         return ConflictError(
             "the container has been deleted since it was read", status=answer.status_code

@@ -1,4 +1,4 @@
-"""A Docker Engine: each call made once, each failure classified, in the Engine's own words."""
+"""A Docker Engine: each call made once, each failure classified and explained by the Engine."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     import httpx
 
 WRITTEN_BY: Final = "reconciler/written-by"
-"""Label with the key of the action that made an object: no other action can write a label."""
+"""Label with the key of the action that created an object. No other action can write a label."""
 
 DECLARED: Final = "reconciler/declared"
-"""Label that says which fields of a container were declared: all else is the image's."""
+"""Label that lists the declared fields of a container. All other fields come from the image."""
 
 OWN_LABELS: Final = frozenset({WRITTEN_BY, DECLARED})
-"""Labels that are shown to nobody and that nobody may declare."""
+"""Labels that are never shown, and that no manifest may declare."""
 
 API_VERSION: Final = (1, 41)
-"""Of Engine 20.10; a newer Engine that does not speak it any more is spoken to in its oldest."""
+"""Of Engine 20.10. A newer Engine that no longer supports it gets calls in its oldest version."""
 
 _VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,3}")
 _SHOWN_CHARACTERS: Final = 40
@@ -62,18 +62,18 @@ _PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in u
 _NOT_IN_IMAGE: Final = re.compile(r"unable to find (user|group) ", re.IGNORECASE)
 _NO_FOLDER: Final = "bind source path does not exist"
 _HEADERS_TOO_LONG: Final = "Receive buffer too long"
-"""What httpx reports above the limit of its parser."""
+"""The text of httpx above the limit of its parser."""
 
 _HEADER_BYTES: Final = 8
 
 MAX_REFUSAL_BYTES: Final = 64 * 1024
-"""Of the answer to a stream that the Engine refuses; the rest is not read."""
+"""Of the refusal of a stream. The rest is not read."""
 
 _T = TypeVar("_T")
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """How the Engine explains a refusal."""
+    """The Engine's explanation of a refusal."""
 
     message: str = ""
 
@@ -107,21 +107,21 @@ class EngineApi:
         self.timeout_seconds = config.limits.request_timeout_seconds
 
     async def ask(self, path: str, decoder: msgspec.json.Decoder[_T], query: Query = ()) -> _T:
-        """Read something that must be there."""
+        """Read an object that must exist."""
         answer = await self.call("GET", path, query=query)
         if answer.status_code != HTTPStatus.OK:
             raise engine_refusal(answer)
         return decoded(answer, decoder)
 
     async def find(self, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | None:
-        """Read one object; None if the Engine itself says that there is none."""
+        """Read one object; None if the Engine itself reports that there is none."""
         answer = await self.find_answer(path)
         return None if answer is None else decoded(answer, decoder)
 
     async def find_answer(self, path: str) -> Answer | None:
-        """Read the response about one object; None as of ``find``.
+        """Read the response about one object; None as in ``find``.
 
-        A 404 in other words than the Engine's comes from a wrong endpoint, or from a gateway.
+        A 404 with another text comes from a wrong endpoint or a gateway.
         """
         answer = await self.call("GET", path)
         if answer.status_code == HTTPStatus.NOT_FOUND and _ABSENT.search(said(answer)):
@@ -133,7 +133,7 @@ class EngineApi:
     async def call(
         self, method: str, path: str, *, query: Query = (), body: object = None
     ) -> Answer:
-        """Make one call in a version of the API that both know."""
+        """Make one call in a version of the API that both support."""
         if not self._version:
             self._version = await self._agreed_version()
         answer = await self._http.call(
@@ -144,12 +144,12 @@ class EngineApi:
             body=None if body is None else _encoder.encode(body),
         )
         if answer.status_code == HTTPStatus.BAD_REQUEST and said(answer).startswith(_TOO_OLD):
-            self._version = ""  # another Engine by now
+            self._version = ""  # the Engine was replaced
             raise NotDoneError(f"the Engine was replaced by another version: {said(answer)}")
         return answer
 
     async def ping(self) -> Answer:
-        """Ask whether the Engine answers, in no version of its API."""
+        """Check that the Engine responds, without a version of its API."""
         answer = await self._http.call("GET", "/_ping")
         if answer.status_code != HTTPStatus.OK:
             raise engine_refusal(answer)
@@ -157,9 +157,9 @@ class EngineApi:
 
     @asynccontextmanager
     async def stream(self, path: str, query: Query) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Read the pieces of an answer as they come, on a connection of its own.
+        """Read the pieces of a response as they arrive, on a separate connection.
 
-        Raises ``NotDoneError``, also where it breaks within: a stream is only read.
+        Raises ``NotDoneError``, also for an interrupted stream, because a stream is only read.
         """
         import httpx  # noqa: PLC0415 - 0.2 s of CPU, and only streams need it
 
@@ -192,7 +192,7 @@ class EngineApi:
             await self._streaming.aclose()
 
     async def _refused(self, response: httpx.Response) -> bytes:
-        """Read the start of what is no stream, in the time of a call."""
+        """Read the start of a refusal, within the time of a call."""
         content = bytearray()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.timeout_seconds):
@@ -239,31 +239,32 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-# --- what answers mean
+# --- the meaning of responses
 
 
 def said(answer: Answer) -> str:
-    """Return the beginning of the Engine's own words; empty where what answers is none."""
+    """Return the start of the Engine's explanation; empty if the response is not from an Engine."""
     found = explanation(answer, _said_decoder)
     return "" if found is None else start_of(found.message, answer)
 
 
 def engine_refusal(answer: Answer) -> ProviderError:
-    """Classify an answer that is not a success, and that means nothing special to the call."""
+    """Classify a response that is not a success and has no special meaning for the call."""
     words = said(answer)
     if not words:
         return refusal(answer)
     words = " ".join(words.split())
     text, status = f"the Engine rejected the request: {words}", answer.status_code
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
-        # What it needs (an image, a network, a plugin) is not there, or is in use: both may end.
+        # A requirement (an image, a network, a plugin) is missing or in use. Both may end.
         return NotDoneError(text, status=status)
     if _PORT_TAKEN.search(words) or _NO_FOLDER in words:
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
     if _NOT_IN_IMAGE.search(words):
         return RefusedError(text, status=HTTPStatus.CONFLICT)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        # An Engine that says why is not away: what fails is about one object, whose owner waits.
+        # An Engine with an explanation is available: the failure concerns one object, whose action
+        # waits.
         return inconclusive(answer.method)(text, status=HTTPStatus.CONFLICT)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return refusal(msgspec.structs.replace(answer, content=_encoder.encode({"detail": words})))
@@ -272,7 +273,7 @@ def engine_refusal(answer: Answer) -> ProviderError:
 
 @contextmanager
 def begun(what: str) -> Generator[None]:
-    """Let a failure say that a part of the action is done already: it is to be gone on with."""
+    """Mark a failure: a part of the action was done, and its repeat continues it."""
     try:
         yield
     except UnknownResultError:
@@ -282,8 +283,9 @@ def begun(what: str) -> Generator[None]:
 
 
 def partly_done(what: str, error: ProviderError) -> UnknownResultError:
-    """Return a failure as one of an action of which a part is done."""
-    # What was not even called says nothing of the Engine's health: without a status it would.
+    """Mark a failure as one of an action of which a part was done."""
+    # A call that was not sent shows nothing about the Engine's health, as it would without a
+    # status.
     status = HTTPStatus.CONFLICT if isinstance(error, NotCalledError) else error.status
     wait = error.retry_after_seconds
     return UnknownResultError(
@@ -292,7 +294,7 @@ def partly_done(what: str, error: ProviderError) -> UnknownResultError:
 
 
 def not_there(action: Action) -> NotFoundError:
-    """Describe an update whose object is gone."""
+    """Describe an update whose object was deleted."""
     return NotFoundError(f"{action.external_name!r} does not exist")
 
 
@@ -300,7 +302,7 @@ def not_there(action: Action) -> NotFoundError:
 
 
 def checked_name(external_name: str) -> str:
-    """Return a name as a part of a path; raises ``RefusedError`` for one that cannot be."""
+    """Return a name as a part of a path. Raises ``RefusedError`` for an invalid one."""
     problem = name_problem(external_name)
     if problem is not None:
         raise RefusedError(f"invalid name {external_name!r}: {problem}")
@@ -308,7 +310,7 @@ def checked_name(external_name: str) -> str:
 
 
 def labels_to_write(action: Action) -> dict[str, str]:
-    """Return an action's labels with its key; raises ``RefusedError`` for one of our own."""
+    """Return an action's labels with its key. Raises ``RefusedError`` for a reserved one."""
     taken = OWN_LABELS & action.labels.keys()
     if taken:
         raise RefusedError(f"label {min(taken)!r} is reserved for Reconciler; remove it")
@@ -316,29 +318,29 @@ def labels_to_write(action: Action) -> dict[str, str]:
 
 
 def shown_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
-    """Return an object's labels without those that are only ours."""
+    """Return an object's labels without the reserved ones."""
     return {name: value for name, value in (labels or {}).items() if name not in OWN_LABELS}
 
 
 def filters(**wanted: list[str]) -> tuple[str, str]:
-    """Write filters of a listing or of the events."""
+    """Encode the filters of a listing or of the events."""
     return "filters", _encoder.encode(
         {name: each for name, each in wanted.items() if each}
     ).decode()
 
 
 def label_filter(labels: Mapping[str, str]) -> list[str]:
-    """Write which labels objects must have."""
+    """Build a filter by labels."""
     return [f"{name}={value}" for name, value in sorted(labels.items())]
 
 
 def taken(action: Action, obstacle: Any) -> ConflictError:
-    """Describe a creation whose name somebody has; without an obstacle it is gone by now."""
+    """Describe a creation whose name is in use; without an obstacle, the name is free again."""
     return ConflictError(f"{action.external_name!r} already exists", obstacle=obstacle)
 
 
 async def gathered(coroutines: list[Any], most: int) -> list[Any]:
-    """Await some calls, so many at once."""
+    """Await some calls, with a limit on concurrent ones."""
     slots = asyncio.Semaphore(most)
 
     async def one(coroutine: Any) -> Any:
@@ -349,9 +351,9 @@ async def gathered(coroutines: list[Any], most: int) -> list[Any]:
 
 
 async def without_headers(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Return the output of a container without the eight bytes that are before each part of it.
+    """Return the output of a container without the eight bytes before each part.
 
-    They say which of its outputs the part is of, and how long it is; pieces end anywhere.
+    They contain the stream and the length of the part. Pieces may end anywhere.
     """
     waiting = b""
     left = 0

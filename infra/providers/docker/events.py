@@ -1,4 +1,4 @@
-"""The Engine's events as hints: what happened to containers or volumes, by whomever."""
+"""The Engine's events as hints: changes of containers or volumes by any client."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from reconciler.errors import NotDoneError, ProviderError
 
 MAX_WAIT_SECONDS: Final = 30.0
 WAITING_SHARE: Final = 0.5
-"""How much of a call's time may pass until it says that nothing happened."""
+"""Share of a call's time after which it reports that nothing happened."""
 
 MAX_EVENT_BYTES: Final = 256 * 1024
-"""Of one event: its labels are those of a container."""
+"""Of one event, which contains the labels of a container."""
 
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -31,10 +31,10 @@ _event_decoder = msgspec.json.Decoder(_Event)
 
 
 class EngineEvents:
-    """Waits for events of some types and names; a mark is the time of the newest, in nanoseconds.
+    """Waits for events of some types and names. A mark is the time of the newest, in nanoseconds.
 
-    The Engine repeats its last 256 events to who asks for what was since then, so that calls need
-    no connection between them. It forgets them when it ends: after a failure all may have changed.
+    The Engine repeats its last 256 events on request, so calls need no connection between them. It
+    forgets them when it ends: after a failure, everything may have changed.
     """
 
     def __init__(self, api: EngineApi, types: list[str], names: list[str]) -> None:
@@ -44,7 +44,7 @@ class EngineEvents:
         self._may_have_missed = False
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for an event behind the mark ``after``, and return the newest mark."""
+        """Wait some time for an event after the mark ``after``, and return the newest mark."""
         if after is None or self._may_have_missed:
             now = await self._now()
             self._may_have_missed = False
@@ -75,7 +75,7 @@ class EngineEvents:
         raise NotDoneError("the Engine closed its event stream")
 
     async def _now(self) -> str:
-        """Return the Engine's own time: its clock is another one where it is elsewhere."""
+        """Return the Engine's own time. Its clock may be that of another machine."""
         answer = await self._api.ping()
         try:
             at = parsedate_to_datetime(answer.headers.get("Date", ""))

@@ -1,8 +1,9 @@
-"""A container as the Engine is sent it, and as the Engine shows it: compared is what was declared.
+"""A container as it is sent to the Engine, and as the Engine shows it.
 
-The Engine fills in what nobody declared: from the image (``PATH`` and other variables, the command,
-exposed ports, a health check), and from itself (``MemorySwap``, the alias that is the short id). So
-the label ``reconciler/declared`` says what somebody wrote, and which variables are secrets.
+Declared fields are compared. The Engine adds values that no manifest declares: from the image
+(``PATH`` and other variables, the command, exposed ports, a health check), and its own
+(``MemorySwap``, the alias that is the short id). So the label ``reconciler/declared`` lists the
+declared fields, and the variables that are secrets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from infra.providers.docker.spec import (
 )
 
 MAX_INSPECTION_BYTES: Final = 1024 * 1024
-"""An object has at most 256 KiB. Not all that the Engine shows of a container is in it."""
+"""An object has at most 256 KiB, and does not contain everything that the Engine shows."""
 
 MAX_VARIABLES: Final = 32_768
 """More do not fit into an object. Each takes 7 µs, and any client of the Engine may add some."""
@@ -41,14 +42,14 @@ _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
 
 
 class _Inspected(msgspec.Struct, frozen=True, rename="pascal"):
-    """A part of what the Engine shows; what is not read here is not ours."""
+    """A part of the Engine's response. Fields that are not read here are ignored."""
 
 
 class State(_Inspected, frozen=True):
-    """How a container runs."""
+    """The state of a container's process."""
 
     class Health(_Inspected, frozen=True):
-        """What its health check says."""
+        """The result of its health check."""
 
         status: str = ""
 
@@ -62,7 +63,7 @@ class State(_Inspected, frozen=True):
 
     @property
     def is_up(self) -> bool:
-        """Whether it runs, or the Engine is about to start it again by itself."""
+        """Whether it runs, or the Engine is about to restart it."""
         return self.running and not self.paused
 
 
@@ -158,12 +159,12 @@ class Inspection(_Inspected, frozen=True):
 
     @property
     def external_name(self) -> str:
-        """The name, without the slash that the Engine puts before it."""
+        """The name, without the slash that the Engine adds."""
         return self.name.removeprefix("/")
 
     @property
     def readings(self) -> Fields:
-        """What changes while nobody changes anything."""
+        """Values that change without any action."""
         return {
             "startedAt": self.state.started_at,
             "restarts": self.restart_count,
@@ -172,12 +173,12 @@ class Inspection(_Inspected, frozen=True):
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """All labels, the image's and our own, too."""
+        """All labels, including those of the image and the reserved ones."""
         return self.config.labels or {}
 
     @property
     def networks(self) -> dict[str, Fields]:
-        """The networks that it is in, by name, as a spec writes them."""
+        """The networks of the container by name, as in a spec."""
         found = self.network_settings.networks or {}
         return {name: self._network(name, found[name]) for name in sorted(found)}
 
@@ -208,12 +209,12 @@ def inspection_of(answer: Answer) -> Inspection:
 
 
 def name_in(answer: Answer) -> str:
-    """Return the name of a container, whatever else the response has."""
+    """Return the name of a container from a response that may be invalid otherwise."""
     return decoded(answer, _name_decoder).name.removeprefix("/")
 
 
 def excess(inspected: Inspection) -> str:
-    """Return what a container has more of than can be converted; empty for one that can be."""
+    """Return what makes a container too large to be converted; empty for none."""
     variables = len(inspected.config.env or ())
     if variables > MAX_VARIABLES:
         return f"{variables} variables exceed the limit of {MAX_VARIABLES}"
@@ -221,18 +222,18 @@ def excess(inspected: Inspection) -> str:
 
 
 def excess_of_bytes(number: int) -> str:
-    """Return by how much a response about a container is too long; empty for one that is not."""
+    """Return by how much a response about a container is too long; empty if it is not."""
     is_too_long = number > MAX_INSPECTION_BYTES
     return f"{number} bytes exceed the limit of {MAX_INSPECTION_BYTES}" if is_too_long else ""
 
 
-# --- as it is sent
+# --- the form that is sent
 
 
 def configuration(
     fields: Fields, env: Mapping[str, str], labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Write what the Engine makes a container of; ``env`` has the values of the secrets."""
+    """Build the Engine's configuration of a container. ``env`` has the values of the secrets."""
     host: dict[str, Any] = {
         "Mounts": [_sent_mount(each) for each in fields.get("mounts", [])],
         "PortBindings": _sent_bindings(fields),
@@ -258,14 +259,14 @@ def configuration(
 
 
 def declared_label(fields: Fields) -> str:
-    """Write which fields were declared, and which variables are secrets; no value of any."""
+    """Build the list of declared fields and secret variables, without values."""
     return msgspec.json.encode(_skeleton(fields), order="deterministic").decode()
 
 
 def limits_to_write(fields: Fields, inspected: Inspection) -> dict[str, Any]:
-    """Return the limits and the restart policy that differ, as the Engine is sent them.
+    """Return the limits and the restart policy that differ, in the form that is sent.
 
-    Without ``memoryBytes`` in the fields, ``Memory`` is None: no limit can be sent.
+    Without ``memoryBytes`` in the fields, ``Memory`` is None, because no limit can be removed.
     """
     seen, wanted = shown_fields(inspected, _digests_nothing), _sent_limits(fields)
     changed: dict[str, Any] = {}
@@ -274,7 +275,8 @@ def limits_to_write(fields: Fields, inspected: Inspection) -> dict[str, Any]:
     if seen.get("cpus") != fields.get("cpus"):
         quota = wanted.get("CpuQuota", -1)
         changed |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
-        if inspected.host_config.nano_cpus:  # made by others, who chose the other way to say it
+        # created by another client, with the other field for the same limit
+        if inspected.host_config.nano_cpus:
             changed = {name: each for name, each in changed.items() if not name.startswith("Cpu")}
             changed["NanoCpus"] = quota * _NANO_CPUS // CPU_PERIOD_MICROSECONDS
     if _restart(seen) != _restart(fields):
@@ -283,7 +285,7 @@ def limits_to_write(fields: Fields, inspected: Inspection) -> dict[str, Any]:
 
 
 def endpoint_of(network: Fields) -> dict[str, Any]:
-    """Write how a container is in a network."""
+    """Build the Engine's settings of a container in a network."""
     content: dict[str, Any] = {}
     if "aliases" in network:
         content["Aliases"] = network["aliases"]
@@ -315,10 +317,10 @@ def _sent_limits(fields: Fields) -> dict[str, Any]:
     name, most = _restart(fields)
     sent: dict[str, Any] = {"RestartPolicy": {"Name": name, "MaximumRetryCount": most}}
     if "memoryBytes" in fields:
-        # Both: the Engine refuses a limit above the old one of memory and swap together.
+        # Both, because the Engine refuses a limit above the old one of memory and swap together.
         sent |= {"Memory": fields["memoryBytes"], "MemorySwap": 2 * fields["memoryBytes"]}
     if "cpus" in fields:
-        # Not NanoCpus: the Engine cannot take that limit off again.
+        # Not NanoCpus, because the Engine cannot remove that limit.
         sent |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota_of(fields["cpus"])}
     return sent
 
@@ -352,11 +354,11 @@ def _sent_health_check(check: Fields) -> dict[str, Any]:
     return sent
 
 
-# --- as it is shown
+# --- the form that is shown
 
 
 def as_object(inspected: Inspection, digest: Callable[[str], str]) -> ExternalObject:
-    """Return a container as an object; ``digest`` is what is shown of a secret."""
+    """Convert a container into an object; ``digest`` digests a secret."""
     return ExternalObject(
         name=inspected.external_name,
         fields=shown_fields(inspected, digest),
@@ -368,9 +370,9 @@ def as_object(inspected: Inspection, digest: Callable[[str], str]) -> ExternalOb
 
 
 def shown_fields(inspected: Inspection, digest: Callable[[str], str]) -> Fields:
-    """Return what was declared of a container as it is now, and what can be changed in place.
+    """Return the current values of the declared fields, and of those that can be changed in place.
 
-    Of a container of others all is shown, each variable as a secret that it may be.
+    For a foreign container, all fields, with each variable as a secret, which it may be.
     """
     full = normalize(_all_fields(inspected))
     declared = _declared(inspected)
@@ -470,7 +472,7 @@ def _shown_health_check(check: _HealthCheck | None) -> Fields | None:
 
 
 def _outputs(inspected: Inspection) -> Fields:
-    """Return what is stable while the container runs on: no counter, no time."""
+    """Return values that are stable while the container runs: no counters, no times."""
     state, settings = inspected.state, inspected.network_settings
     shown: Fields = {"imageId": inspected.image, "state": state.status}
     if state.health is not None and state.health.status not in ("", "none"):
@@ -486,11 +488,11 @@ def _outputs(inspected: Inspection) -> Fields:
     return {**shown, "ports": ports} if ports else shown
 
 
-# --- which of it was declared
+# --- declared fields
 
 
 def _skeleton(value: Any) -> Any:
-    """Return what is declared without its values: 1 stands for one."""
+    """Return the structure of a declaration without its values, which become 1."""
     if is_secret(value):
         return _SECRET
     if isinstance(value, dict):
@@ -499,13 +501,13 @@ def _skeleton(value: Any) -> Any:
 
 
 def _declared(inspected: Inspection) -> Fields | None:
-    """Return what somebody has declared of a container of ours; None of one of others."""
+    """Return the declared structure of a container of ours; None for a foreign one."""
     label = inspected.labels.get(DECLARED)
     if label is None or WRITTEN_BY not in inspected.labels:
         return None
     try:
         return msgspec.json.decode(label, type=dict[str, Any])
-    except UNDECODABLE:  # written by somebody else
+    except UNDECODABLE:  # written by another client
         return None
 
 

@@ -1,4 +1,4 @@
-"""What can be declared of a container, and when two ways to write it are the same."""
+"""The fields of a container, and their canonical form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reconciler.provider.host_access import HostUse, place
 
 CPU_PERIOD_MICROSECONDS: Final = 100_000
 MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
-"""Less is refused by the Engine."""
+"""The Engine refuses less."""
 
 NANOSECONDS: Final = 1_000_000_000
 MAX_INTEGER: Final = 2**63 - 1
@@ -28,7 +28,7 @@ DURATIONS: Final = {
     "timeoutSeconds": "Timeout",
     "startPeriodSeconds": "StartPeriod",
 }
-"""Of a health check: what they are called here and by the Engine."""
+"""Fields of a health check: their names here and in the Engine."""
 
 DEFAULT_NETWORK: Final = "bridge"
 DEFAULT_RESTART: Final = "always"
@@ -38,7 +38,7 @@ _NUMBERS: Final = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 _OWN_NETWORKS: Final = frozenset({DEFAULT_NETWORK, "none"})
 
 MUTABLE: Final = frozenset({"cpus", "maxRestarts", "memoryBytes", "networks", "restart", "running"})
-"""Fields that the Engine changes in place; another one replaces the container."""
+"""Fields that the Engine changes in place. A change of another one replaces the container."""
 
 
 def _about(text: str, **rules: Any) -> msgspec.Meta:
@@ -50,7 +50,7 @@ _Words = list[str]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
-"""The Engine takes no less, and 0 for nothing said."""
+"""The Engine accepts no less, and takes 0 for no value."""
 _Network = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}(?!\n)$")]
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00:]*(?!\n)$", max_length=4096)]
 
@@ -62,7 +62,7 @@ class _Part(
 
 
 class Mount(_Part, frozen=True):
-    """What is mounted where: a volume by its name, a folder of the host, or memory."""
+    """A mount: a volume by its name, a folder of the host, or memory."""
 
     target: Annotated[_Path, _about("Path in the container.")]
     type: Annotated[
@@ -101,7 +101,7 @@ class Mount(_Part, frozen=True):
 
 
 class Port(_Part, frozen=True):
-    """A port of the container that can be reached through the host."""
+    """A port of the container that is published on the host."""
 
     container: Annotated[_Port, _about("Port in the container.")]
     host: Annotated[
@@ -113,12 +113,12 @@ class Port(_Part, frozen=True):
     protocol: Annotated[Literal["tcp", "udp", "sctp"], _about("Transport protocol.")] = "tcp"
 
     def __post_init__(self) -> None:
-        if self.address:  # the Engine takes anything else for all of the host's addresses
+        if self.address:  # the Engine takes any other text for all addresses of the host
             _check_address("ports: address", self.address, ipaddress.ip_address)
 
 
 class Network(_Part, frozen=True):
-    """A network that the container is in; it must be there."""
+    """A network of the container. It must exist."""
 
     name: Annotated[
         _Network, _about("Name of the network, or host, none or bridge. It must exist.")
@@ -136,7 +136,7 @@ class Network(_Part, frozen=True):
 
 
 class HealthCheck(_Part, frozen=True):
-    """How the Engine finds out whether the container works; what is left out is the image's."""
+    """How the Engine checks whether the container works. Missing fields come from the image."""
 
     command: Annotated[
         Annotated[_Words, msgspec.Meta(min_length=1)],
@@ -238,7 +238,7 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 
 
 class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """What a container gives to others; addresses and ports only while it runs."""
+    """Outputs of a container; addresses and ports only while it runs."""
 
     image_id: Annotated[
         str, msgspec.Meta(description="Id of the image that the container was created from.")
@@ -286,7 +286,7 @@ def _check_once(what: str, values: list[str]) -> None:
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a container's fields their canonical form: nothing empty, lists in order."""
+    """Return the canonical form of a container's fields: nothing empty, lists in order."""
     given: Fields = {name: value for name, value in fields.items() if value not in (None, {}, [])}
     if "env" in given:
         given["env"] = {name: _text(value) for name, value in given["env"].items()}
@@ -307,7 +307,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields with the digest of each secret in its place, as a container's object shows."""
+    """Return fields with the digest of each secret in its place, as in a container's object."""
     env = cast("dict[str, Any]", fields.get("env") or {})
     if not any(isinstance(value, dict) for value in env.values()):
         return fields
@@ -315,13 +315,13 @@ def comparable(fields: Fields) -> Fields:
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return what a container uses of the Engine's host (ADR 0060)."""
+    """Return which parts of the Engine's host a container uses (ADR 0060)."""
     found = [HostUse("spec.image", "images", fields["image"])]
     if (user := fields.get("user")) is None:
-        # So may an image run, and the decider does not read it.
+        # The image may declare root as its user, and the decider does not read it.
         found.append(HostUse("spec.user", "users", ROOT, "set a number other than 0"))
     elif not _is_unprivileged(user):
-        # The image may give any name the number 0.
+        # The image may assign the number 0 to any name.
         found.append(HostUse("spec.user", "users", user, "set a number other than 0"))
     mounts: list[Fields] = fields.get("mounts") or []
     found += [
@@ -350,9 +350,9 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 
 
 def _is_unprivileged(user: str) -> bool:
-    """Return whether a user, and its group, is a number other than 0 that stays one.
+    """Return whether a user and its group are numbers that cannot become 0.
 
-    The Engine does not check a greater number that the image's /etc/passwd has, and hands on its
+    The Engine does not check a number beyond those in the image's /etc/passwd, and passes on its
     last 32 bits: 4294967296 is root.
     """
     found = _NUMBERS.fullmatch(user)
@@ -370,12 +370,12 @@ def quota_of(cpus: float) -> int:
 
 
 def nanoseconds_of(seconds: float) -> int:
-    """Return a time as the Engine counts it."""
+    """Return a time in nanoseconds, as the Engine has it."""
     return round(seconds * NANOSECONDS)
 
 
 def is_secret(value: object) -> bool:
-    """Return whether a value of ``env`` is a secret, by reference or as it is shown."""
+    """Return whether a value of ``env`` is a secret, as a reference or a digest."""
     return isinstance(value, dict) and bool({"$secret", "secret"} & cast("Fields", value).keys())
 
 

@@ -1,4 +1,4 @@
-"""The kind ``Volume``: a named volume of a Docker Engine, and the data in it."""
+"""The kind ``Volume``: a named volume of a Docker Engine with its data."""
 
 from __future__ import annotations
 

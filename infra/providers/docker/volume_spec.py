@@ -1,4 +1,4 @@
-"""What can be declared of a ``Volume``, and what it shows."""
+"""The fields and outputs of a ``Volume``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_DRIVER: Final = "local"
 _OF_TMPFS: Final = re.compile(
     r"|(size|nr_inodes|nr_blocks|mode|uid|gid)=[0-9]+[kmg%]?|r[ow]|no(dev|exec|suid|atime)"
 )
-"""Options of a tmpfs that lead nowhere else: with ``bind`` it would be a mount of the device."""
+"""Options of a tmpfs that are safe: with ``bind``, it would be a mount of the device."""
 
 
 class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VolumeOutputs(msgspec.Struct, frozen=True):
-    """Where the Engine keeps a volume on its host."""
+    """Path of a volume on the Engine's host."""
 
     mountpoint: Annotated[
         str, msgspec.Meta(description="Directory of the volume on the host of the Engine.")
@@ -47,12 +47,12 @@ class VolumeOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a volume's fields their canonical form, with the Engine's defaults."""
+    """Return the canonical form of a volume's fields, with the Engine's defaults."""
     return {"driver": DEFAULT_DRIVER, **fields, "options": fields.get("options") or {}}
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return what a volume uses of the Engine's host (ADR 0060): tmpfs and plain ones nothing."""
+    """Return what a volume uses of the Engine's host (ADR 0060): nothing if plain or a tmpfs."""
     driver = fields.get("driver", DEFAULT_DRIVER)
     options: dict[str, str] = fields.get("options") or {}
     flags = options.get("o", "").split(",")
@@ -73,7 +73,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say which data a deletion would lose; of a mount of something else, the mount alone goes."""
+    """Describe which data a deletion would lose. For a mount of something else, none."""
     options: Fields = thing.fields.get("options") or {}
     if fields is not None or options.get("type") == "tmpfs" or "device" in options:
         return ""

@@ -1,7 +1,7 @@
 """The provider of ``Volume``: creates and deletes named volumes of a Docker Engine.
 
-Volumes have no id, and their creation time changes with what is written to them. So the uid of a
-volume of ours is a digest of the key of the action that created it, which is in a label.
+Volumes have no id, and their creation time changes with writes to them. So the uid of a volume of
+ours is a digest of the key of the action that created it, which is in a label.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Volume(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def _uid(self) -> str:
-        """What tells it from another of its name: the key of ours, all that is fixed of others."""
+        """Return the uid of a volume: from our key, or from all fixed values of a foreign one."""
         of = (self.labels or {}).get(WRITTEN_BY) or msgspec.json.encode(
             (self.name, self.driver, self.options or {}, self.labels or {}), order="deterministic"
         ).decode()
@@ -88,7 +88,7 @@ _users_decoder = msgspec.json.Decoder(list[_User])
 
 
 class VolumesProvider(NamedObjects[_Volume]):
-    """Creates and deletes volumes of an Engine; no field of an existing one can be changed."""
+    """Creates and deletes volumes of an Engine. No field of an existing one can be changed."""
 
     noun = "volume"
 
@@ -141,7 +141,7 @@ class VolumesProvider(NamedObjects[_Volume]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Volume]]:
-        """List all volumes, which is one response; its warnings name drivers without an answer."""
+        """List all volumes in one response. Its warnings name drivers that do not respond."""
         del page_size, unreadable
         query = [filters(label=label_filter(scope.labels))]
         listed = await self._api.ask("/volumes", _volumes_decoder, query)
@@ -160,7 +160,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         await self._api.close()
 
     async def _in_use(self, name: str) -> NotDoneError:
-        """Return who uses a volume: it goes when they are gone."""
+        """Return the users of a volume. It is deleted after them."""
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.ask("/containers/json", _users_decoder, query)
         names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)

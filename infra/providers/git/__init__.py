@@ -1,1 +1,1 @@
-"""Git as a source: repositories whose commits say what is to be declared (ADR 0053)."""
+"""Git as a source: repositories whose commits contain the manifests to declare (ADR 0053)."""

@@ -1,4 +1,4 @@
-"""Files of a commit, read as manifests: all of them are usable, or none is."""
+"""The files of a commit as manifests: either all of them are usable, or none is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from reconciler.errors import UnknownKindError
 from reconciler.secrecy import Secrecy
 
 Check = Callable[[Manifest], None]
-"""Raises ``InvalidManifestError`` or ``UnknownKindError`` for what could not be declared."""
+"""Raises ``InvalidManifestError`` or ``UnknownKindError`` for a manifest that cannot be declared.
+"""
 
 _MAX_NAMED: Final = 5
 
@@ -26,9 +27,9 @@ _encoder = msgspec.json.Encoder()
 
 
 def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Check) -> list[Part]:
-    """Return manifests as parts, each with its place; raises ``GitError`` with what is wrong.
+    """Return manifests as parts, each with its place. Raises ``GitError`` with the problem.
 
-    They may be in the source's own namespace only, unless that is the system's.
+    They must be in the source's own namespace, unless that is the system's.
     """
     wrong: dict[Source, str] = {}
     first: dict[ResourceKey, Source] = {}
@@ -51,10 +52,10 @@ def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: C
 
 
 def check_credential(read: Read | Problem, secrecy: Secrecy) -> None:
-    """Raise ``GitError`` if a server put the credential that it was sent into a manifest.
+    """Raise ``GitError`` if a server put the credential that it got into a manifest.
 
-    The manifest is searched as it was parsed, since YAML joins lines, and so is the name of its
-    file, which the log contains as the origin of a part.
+    The parsed manifest is searched, because YAML joins lines, and the name of its file, which the
+    log contains as the origin of a part.
     """
     name = read.source.file
     if secrecy.is_in(name):
@@ -79,7 +80,7 @@ def documents_in(
 
 
 def _rank(read: Read | Problem) -> int:
-    """A definition is checked before what it defines."""
+    """A definition is checked before the resources of its kind."""
     return system_rank(read.key.kind) if isinstance(read, Read) else 0
 
 
@@ -91,7 +92,7 @@ def _problem(
     key = read.key
     if key in first:
         return f"{key} is already declared in {first[key].place}; remove one of the two"
-    if problem := problem_of_part(parent, key):  # first: a check of a definition takes long
+    if problem := problem_of_part(parent, key):  # first, because a check of a definition takes long
         return problem
     try:
         check(read.manifest)

@@ -1,6 +1,6 @@
-"""Heads of sources: what a repository has now, found once an interval, and kept while it holds.
+"""The heads of sources: the current content of a repository, read once per interval.
 
-Only a look asks the repository; a write shows what is known.
+Only a read of the set contacts the repository. A write uses the known head.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from reconciler.provider.secrets import Secrets
 
 _AT_ONCE: Final = 4
 _OF_A_NAMESPACE: Final = 2
-"""Looks for one namespace at the same time: servers that hang must leave room for others."""
+"""Concurrent reads for one namespace: servers that hang must leave room for others."""
 
 _TURN_SECONDS: Final = 30.0
-"""A listing shows what is known of a source whose turn has not come by then."""
+"""A listing shows the known head of a source that gets no slot within this time."""
 
 _MAX_SECONDS: Final = 60
 _MADE_FROM: Final = ("url", "path", "render", "signers")
@@ -47,10 +47,10 @@ _MADE_FROM: Final = ("url", "path", "render", "signers")
 _PASSING: Final = re.compile(
     r"[^\s'\"]*/reconciler-(?:git|key|render)-\w+/?(?:files/)?| at 0x[0-9a-f]+"
 )
-"""What differs each time the same goes wrong: it would be news at each look."""
+"""Parts that differ each time the same error occurs. They would make each read a change."""
 
 _MAX_MESSAGE_CHARACTERS: Final = 2000
-"""Of an error: a manifest or a server may repeat megabytes in it."""
+"""Of an error: a manifest or a server may cause megabytes of text."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _logger = structlog.get_logger(__name__)
@@ -58,9 +58,9 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a look has shown: of a source, beside the content that its set had.
+    """The result of a read of a source, in addition to the content of its set.
 
-    ``stored`` is kept while the set does not have it: a write of an older one may withdraw it.
+    ``stored`` is kept until the set has it, because a write of an older one may withdraw it.
     """
 
     source: Fields
@@ -73,12 +73,12 @@ class Head:
     problem: GitError | None = None
 
     def holds(self, spec: ComposedSetSpec) -> bool:
-        """Return whether it is of this source, and of a set that was not changed otherwise."""
+        """Return whether it belongs to this source, and to a set without other changes."""
         had = spec.fields.get(CONTENT, "")
         return self.source == spec.fields[SOURCE] and had in (self.set_content, self.content)
 
     def outputs(self, spec: ComposedSetSpec) -> Fields:
-        """Return what of it is shown: what changes when the repository does, and nothing else."""
+        """Return the shown part, which changes only with the repository."""
         head: Fields = {REVISION: self.revision} if self.revision else {}
         if self.content:
             head[CONTENT] = self.content
@@ -112,14 +112,14 @@ class Heads:
         self._slots_of: dict[str, asyncio.Semaphore] = {}
 
     def shown(self, spec: ComposedSetSpec) -> Fields:
-        """Return what is known, without a look."""
+        """Return the known head, without a read."""
         head = self._known.get(spec.parent)
         if head is None or not head.holds(spec):
             head = _of_set(spec, 0.0)
         return head.outputs(spec)
 
     async def looked_at(self, spec: ComposedSetSpec, *, fresh: bool) -> Fields:
-        """Look at a repository if it is time, or now; return what is shown of it."""
+        """Read a repository if its interval is over, or on request. Return the shown part."""
         known = self._known.get(spec.parent)
         if not fresh and known is not None and known.stored is None and not _is_due(known, spec):
             return known.outputs(spec)
@@ -138,7 +138,7 @@ class Heads:
 
     @asynccontextmanager
     async def _turn(self, namespace: str, seconds: float | None) -> AsyncGenerator[bool]:
-        """Wait for a slot of a namespace and one of all; gives False if none came in time."""
+        """Wait for a slot of a namespace and one of all. Return whether both were free in time."""
         slots = self._slots_of.setdefault(namespace, asyncio.Semaphore(_OF_A_NAMESPACE))
         async with AsyncExitStack() as stack:
             is_ours = True
@@ -159,7 +159,7 @@ class Heads:
         return head
 
     async def have_moved(self) -> bool:
-        """Ask for the refs of all sources that are due, whether one has another commit by now."""
+        """Read the refs of all due sources, and return whether one has another commit."""
         now = asyncio.get_running_loop().time()
         due = [
             (parent, head)
@@ -170,7 +170,7 @@ class Heads:
         return any(moved)
 
     def forget_others(self, parents: Collection[str]) -> None:
-        """Forget the sources that are no more."""
+        """Forget all other sources."""
         self._known = {parent: head for parent, head in self._known.items() if parent in parents}
         namespaces = {ResourceKey.parse(parent).namespace for parent in parents}
         self._slots_of = {name: each for name, each in self._slots_of.items() if name in namespaces}
@@ -193,7 +193,7 @@ class Heads:
         return reply.commit == head.revision.get("commit")
 
     async def _look(self, spec: ComposedSetSpec, known: Head | None, now: float) -> Head:
-        """Look closer; what was declared stays where that leads to nothing."""
+        """Read a repository. If that fails, the declared parts stay."""
         head = _of_set(spec, now)
         made_from = _made_from(head.source)
         good = {
@@ -251,7 +251,7 @@ class Heads:
         declared: str = "",
         made_from: str = "",
     ) -> Reply:
-        """Ask a repository; raises ``GitError`` for what cannot be read or declared."""
+        """Read a repository. Raises ``GitError`` for content that cannot be read or declared."""
         credential, former = await self._credential(source, namespace)
         reply = await read_source(
             Request(
@@ -298,13 +298,13 @@ def _is_due(head: Head, spec: ComposedSetSpec) -> bool:
 
 
 def _of_set(spec: ComposedSetSpec, now: float) -> Head:
-    """Return what a set itself tells of its source."""
+    """Return the part of a source's status that its set contains."""
     content = spec.fields.get(CONTENT, "")
     return Head(spec.fields[SOURCE], content, now, spec.fields.get(REVISION, {}), content)
 
 
 def _changes(inventory: Collection[str], before: list[Part], after: list[Part]) -> Fields:
-    """Count what another content changes; what it withdraws, by what was really declared."""
+    """Count the changes of another content, and its withdrawals of really declared resources."""
     old, new = (
         {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
         for parts in (before, after)
@@ -318,7 +318,7 @@ def _changes(inventory: Collection[str], before: list[Part], after: list[Part]) 
 
 
 def _made_from(source: Mapping[str, Any]) -> str:
-    """Digest what a content depends on besides the commit."""
+    """Return a digest of everything that a content depends on, except the commit."""
     told = [source.get(each) for each in _MADE_FROM]
     return hashlib.blake2b(_encoder.encode(told), digest_size=6).hexdigest()
 
@@ -332,5 +332,5 @@ def _namespace(spec: ComposedSetSpec) -> str:
 
 
 def stable_message(message: str) -> str:
-    """Return the start of an error's message, without what differs each time."""
+    """Return the start of an error's message, without the parts that differ each time."""
     return _PASSING.sub("", message[:_MAX_MESSAGE_CHARACTERS])

@@ -1,4 +1,4 @@
-"""Limits of what a repository sends: counted while it comes, and read before it is unpacked."""
+"""Limits of the data from a repository: during the transfer, and before unpacking."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from infra.providers.git.problems import GitError
 _MIB: Final = 1024 * 1024
 
 MAX_PACK_BYTES: Final = 128 * _MIB
-"""Of all that is sent for a commit and its history: it is on the disk while it is read."""
+"""Of everything that is sent for a commit and its history. It is on the disk during the read."""
 
 MAX_OBJECT_BYTES: Final = 64 * _MIB
-"""Of one object, unpacked; also of one that is not in the folder of the source."""
+"""Of one unpacked object, also of one outside the folder of the source."""
 
 MAX_UNPACKED_BYTES: Final = 512 * _MIB
-"""Of all objects: they are unpacked one after the other, which takes some seconds."""
+"""Of all objects. They are unpacked one after the other, which takes some seconds."""
 
 MAX_OBJECTS: Final = 200_000
 
@@ -35,10 +35,10 @@ _AddPack = tuple[BinaryIO, Callable[[], None], Callable[[], None]]
 
 
 class LimitedStore(DiskObjectStore):
-    """Objects that are taken in only as packs within the limits."""
+    """An object store that accepts only packs within the limits."""
 
     def add_pack(self) -> _AddPack:
-        """Return where to write a pack, and how to take it in or drop it."""
+        """Return where to write a pack, and functions to accept or drop it."""
         file, commit, abort = super().add_pack()
 
         def checked() -> None:
@@ -46,20 +46,20 @@ class LimitedStore(DiskObjectStore):
             if file.tell():
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     check_pack(content)
-            return commit()  # a pack, whatever its type says
+            return commit()  # a pack, whatever its type claims
 
         return cast("BinaryIO", _Limited(file)), checked, abort
 
 
 class _Limited:
-    """A file that takes a pack, and no more."""
+    """A file that accepts a pack up to a size."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._size = 0
 
     def write(self, piece: bytes) -> int:
-        """Write a piece; raises ``GitError`` for one too many."""
+        """Write a piece. Raises ``GitError`` above the limit."""
         self._size += len(piece)
         if self._size > MAX_PACK_BYTES:
             raise GitError(
@@ -70,9 +70,9 @@ class _Limited:
 
 
 def check_pack(content: mmap.mmap | bytes) -> None:
-    """Raise ``GitError`` for a pack whose objects exceed a limit, by the sizes that it states.
+    """Raise ``GitError`` for a pack whose objects exceed a limit, by their stated sizes.
 
-    What is larger than it states ends with its unpacking, which stops at the stated size.
+    An object that is larger than stated is unpacked only up to the stated size.
     """
     count = int.from_bytes(content[_HEADER_BYTES - 4 : _HEADER_BYTES])
     if count > MAX_OBJECTS:
@@ -96,13 +96,13 @@ def check_pack(content: mmap.mmap | bytes) -> None:
 
 
 def _unpacked(content: mmap.mmap | bytes, at: int) -> tuple[bytes, int]:
-    """Unpack an object; return its start, and the place behind it."""
+    """Unpack an object. Return its start, and the place after it."""
     try:
         unpacked, end = unpack_object_at(content, at, hashlib.sha1)
         return b"".join(unpacked.decomp_chunks)[:_SIZES_BYTES], end
     except (zlib.error, AssertionError) as error:
         damage = str(error)
-    # Outside of the handler: what holds the mapped file open goes with the error.
+    # Outside of the handler, so that the error keeps no reference to the mapped file.
     raise GitError("BadCommit", f"its pack is damaged: {damage}")
 
 
@@ -117,7 +117,7 @@ def _checked(size: int) -> int:
 
 
 def _size_at(content: mmap.mmap | bytes, at: int, *, first_bits: int = 7) -> tuple[int, int]:
-    """Read a size, as packs write it; return it with the place behind it."""
+    """Parse a size in a pack. Return it with the place after it."""
     size, shift = content[at] & (1 << first_bits) - 1, first_bits
     for place in range(at + 1, at + _MAX_SIZE_BYTES):
         if not content[place - 1] & 0x80:

@@ -1,4 +1,4 @@
-"""Why what a repository has is not declared: in one word, and for the commit's author."""
+"""Why the content of a repository is not declared: in one word, and for the commit's author."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Reason = Literal["Unreachable", "RefGone", "Unsigned", "BadCommit"]
 
 
 class GitError(Exception):
-    """A look at a repository that leads to nothing new; what was declared stays.
+    """A read of a repository without a usable result. The declared parts stay.
 
     ``revision``: of the commit that cannot be declared, as far as it is known.
     """

@@ -1,7 +1,7 @@
-"""The process that reads one repository: whatever it is sent, only this process is full of it.
+"""The process that reads one repository, so that hostile data can fill only its memory.
 
-It takes a request from its standard input and writes a reply to its standard output. It ends by
-itself at its time limit, and its memory is limited where the system can do that (ADR 0057).
+It reads a request from its standard input and writes a reply to its standard output. It ends by
+itself at its time limit, and its memory is limited where the system supports that (ADR 0057).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ MAX_REFS_MEMORY_BYTES: Final = 256 * _MIB
 """Of the process while it finds a commit: more than 500,000 refs."""
 
 MAX_MEMORY_BYTES: Final = 768 * _MIB
-"""Of the process, with the files that it maps: a pack of 128 MiB, and some copies of an object."""
+"""Of the process, with its mapped files: a pack of 128 MiB, and some copies of an object."""
 
 MAX_REPLY_BYTES: Final = 32 * _MIB
-"""Of all manifests of a commit: twice what their files may have."""
+"""Of all manifests of a commit: twice the size that their files may have."""
 
 _AGAIN_SECONDS: Final = 0.5
 
@@ -48,11 +48,11 @@ _json_encoder = msgspec.json.Encoder()
 
 
 class _TooLateError(BaseException):
-    """The time is over; no library takes it for an error of its own."""
+    """The time is over. No library handles this class as an error of its own."""
 
 
 def main() -> None:
-    """Read a request, and write the reply to it."""
+    """Read a request, and write the reply."""
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Request)
     tempfile.tempdir = request.folder
     with _time_limit(request.seconds):
@@ -149,7 +149,7 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error comes from the limit of memory, or from one that does."""
+    """Return whether an error comes from the memory limit, or from another error that does."""
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
@@ -158,7 +158,10 @@ def _is_of_memory(error: BaseException | None) -> bool:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the memory of this process; what it starts may have more, within its own limits."""
+    """Limit the memory of this process.
+
+    Programs that it starts may have more, with their own limits.
+    """
     if sys.platform == "win32":
         return
     import resource  # noqa: PLC0415 - not there on Windows
@@ -169,7 +172,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _memory_limit() -> tuple[int, int]:
-    """Return the limit of memory, and how far it could be raised."""
+    """Return the memory limit, and the maximum to which it could be raised."""
     if sys.platform == "win32":
         return MAX_MEMORY_BYTES, MAX_MEMORY_BYTES
     import resource  # noqa: PLC0415 - as above
@@ -179,7 +182,7 @@ def _memory_limit() -> tuple[int, int]:
 
 @contextmanager
 def _time_limit(seconds: float) -> Generator[None]:
-    """Raise ``_TooLateError`` in what takes longer, wherever it waits."""
+    """Raise ``_TooLateError`` in code that takes longer, wherever it waits."""
     if sys.platform == "win32":
         yield
         return

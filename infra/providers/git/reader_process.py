@@ -1,6 +1,6 @@
-"""Starting the process that reads one repository, and ending it in time (ADR 0057).
+"""Starts the process that reads one repository, and ends it in time (ADR 0057).
 
-What it is sent can fill only its own memory, which is limited; what hangs ends with it.
+Hostile data can fill only its memory, which is limited, and a hanging transfer ends with it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from infra.providers.git.problems import GitError, Reason
 
 _COMMAND: Final = (sys.executable, "-I", "-m", "infra.providers.git.reader")
 _GRACE_SECONDS: Final = 5.0
-"""The process ends by itself at its time limit; after so much longer it is killed."""
+"""The process ends by itself at its time limit. After this additional time, it is killed."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is to be read: a source, within ``seconds``; ``allow``: what of the host it may use.
+    """A request to read a source within ``seconds``. ``allow``: allowed uses of the host.
 
-    ``known``: commits that need not be read again; ``declared``: the commit that is declared.
-    ``made_from`` goes into the revision. Unless it ``reads``, only the commit is found.
-    ``former``: credentials that the server may know, too.
+    ``known``: commits that need not be read again; ``declared``: the declared commit. ``made_from``
+    becomes part of the revision. Unless ``reads`` is true, only the commit is found. ``former``:
+    credentials that the server may also know.
     """
 
     source: Fields
@@ -50,7 +50,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
-    """A document of a commit: a manifest, or what is wrong with it."""
+    """A document of a commit: a manifest, or its problem."""
 
     file: str
     number: int
@@ -60,7 +60,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def as_read(self) -> Read | Problem:
-        """The document as ``checked_parts`` takes it."""
+        """The document in the form of ``checked_parts``."""
         source = Source(self.file, self.number, self.line)
         if self.manifest is None:
             return Problem(source, self.problem)
@@ -68,7 +68,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why nothing can be declared; ``trace`` is of a failure that no code has foreseen."""
+    """Why nothing can be declared. ``trace`` belongs to an unexpected failure."""
 
     reason: Reason
     message: str
@@ -77,7 +77,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The commit that a ref stands for, and what was read of it; of a known one, nothing."""
+    """The commit of a ref and its content; without content for a known commit."""
 
     ref: str = ""
     commit: str = ""
@@ -90,7 +90,7 @@ _decoder = msgspec.msgpack.Decoder(Reply)
 
 
 async def read_source(request: Request) -> Reply:
-    """Read a source in a process of its own; raises ``GitError`` if the process fails."""
+    """Read a source in a separate process. Raises ``GitError`` if the process fails."""
     with tempfile.TemporaryDirectory(
         prefix="reconciler-git-", ignore_cleanup_errors=True
     ) as folder:
@@ -110,7 +110,7 @@ async def _output_of(written: bytes, seconds: float) -> bytes:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # with what it starts, such as ssh
+        start_new_session=True,  # together with the programs that it starts, such as ssh
     )
     try:
         async with asyncio.timeout(seconds):

@@ -1,6 +1,6 @@
-"""Renderers: programs that make manifests of a folder, as who runs the roles has named them.
+"""Renderers: programs that make manifests from a folder, as the operator configured them.
 
-Whoever declares a source names one of them; which program runs is never theirs to say.
+A source names one of them. It cannot choose which program runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infra.providers.git.problems import GitError
 from reconciler.errors import ConfigurationError
 
 RENDERERS_VARIABLE: Final = "RECONCILER_RENDERERS"
-"""Names the YAML file with them: ``kustomize: [kubectl, kustomize, .]``."""
+"""Names the YAML file of the renderers: ``kustomize: [kubectl, kustomize, .]``."""
 
 MAX_SECONDS: Final = 30
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
@@ -37,7 +37,7 @@ Renderers = Mapping[str, Sequence[str]]
 
 
 def renderers_of_process() -> Renderers:
-    """Read the renderers' file; raises ``ConfigurationError`` for one that cannot be used."""
+    """Read the file of the renderers. Raises ``ConfigurationError`` for an unusable one."""
     file = os.environ.get(RENDERERS_VARIABLE, "")
     if not file:
         return {}
@@ -55,7 +55,7 @@ def renderers_of_process() -> Renderers:
 def rendered(
     renderers: Renderers, name: str, files: Mapping[str, bytes], path: str
 ) -> dict[str, bytes]:
-    """Run a renderer in a folder of a commit; raises ``GitError`` if it fails, or takes long."""
+    """Run a renderer in a folder of a commit. Raises ``GitError`` if it fails or takes too long."""
     command = renderers.get(name)
     if command is None:
         known = ", ".join(sorted(renderers)) or "none"
@@ -75,14 +75,14 @@ def rendered(
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         place = root / path
-        # A path of the source is checked when it is declared; one of its set was not.
+        # A path of the source was checked at its declaration. A path of its set was not.
         if not place.resolve().is_relative_to(root.resolve()) or not place.is_dir():
             raise GitError("BadCommit", f"the commit has no directory {path!r}")
         return {name: _run(name, command, place, Path(folder))}
 
 
 def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
-    """Run it, with its output in a file: what it leaves running cannot keep us waiting for more."""
+    """Run it with its output in a file, so that a remaining process cannot delay the read."""
     output, errors = home / "output", home / "errors"
     with output.open("wb") as made, errors.open("wb") as told:
         process = subprocess.Popen(  # noqa: S603 - as who runs the roles has configured it
@@ -109,7 +109,7 @@ def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process with all that it has started."""
+    """Kill the process with all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

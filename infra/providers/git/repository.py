@@ -1,6 +1,6 @@
-"""A repository of others, read without a checkout: its refs, one commit, the files of a folder.
+"""A foreign repository, read without a checkout: its refs, one commit, the files of a folder.
 
-All of it blocks: it runs in a process of its own.
+Everything here blocks, and runs in a separate process.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from reconciler.composites.git_source import PORTS, repository_uses
 from reconciler.provider.host_access import first_refused, url_host
 
 HISTORY: Final = 50
-"""So many commits are fetched, to see whether the last one is among those before the new one."""
+"""Number of fetched commits, in which the previous commit is searched among the new one's
+ancestors."""
 
 MAX_FILES: Final = 5000
 MAX_BYTES: Final = 16 * 1024 * 1024
 
 MAX_ENTRIES: Final = 50_000
-"""Of a folder, with links and empty folders: trees that share a tree are endless in few bytes."""
+"""Of a folder, with links and empty folders: trees that share subtrees can be huge in few bytes."""
 
 _BRANCHES: Final = b"refs/heads/"
 _TAGS: Final = b"refs/tags/"
@@ -60,7 +61,7 @@ _NO_NAMES: Final = frozenset({"", ".", "..", ".git"})
 class Remote:
     """Where a repository is. ``credential``: ``USER:PASSWORD``, a token, or a private key.
 
-    ``allow``: what of the host it may be.
+    ``allow``: allowed uses of the host.
     """
 
     url: str
@@ -70,20 +71,20 @@ class Remote:
 
     @property
     def guard(self) -> HostGuard:
-        """What may be connected to: the URL is from a declaration, and not from an operator."""
+        """The guard of connections: the URL comes from a declaration, and not from an operator."""
         return HostGuard(self.allow)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The commit that a ref stands for."""
+    """The commit of a ref."""
 
     ref: str
     commit: str
 
 
 def find_commit(remote: Remote, ref: Mapping[str, Any]) -> Found:
-    """Ask which commit a ref stands for; raises ``GitError``."""
+    """Read the commit of a ref. Raises ``GitError``."""
     with _client(remote) as (client, path):
         shown = client.get_refs(path).refs
         refs: dict[bytes, bytes] = {name: sha for name, sha in shown.items() if sha is not None}
@@ -101,7 +102,7 @@ def find_commit(remote: Remote, ref: Mapping[str, Any]) -> Found:
 
 @contextmanager
 def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
-    """Fetch a commit, with some before it, for as long as it is needed; raises ``GitError``."""
+    """Fetch a commit and some of its ancestors, until the block ends. Raises ``GitError``."""
     wanted = ObjectID(commit.encode())
 
     def wants(refs: Mapping[Ref, ObjectID], depth: int | None = None) -> list[ObjectID]:
@@ -123,14 +124,14 @@ def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
 
 
 def _new(folder: str) -> Repo:
-    """Make a bare repository that takes in no more than the limits allow."""
+    """Create a bare repository that accepts data within the limits."""
     Repo.init_bare(folder).close()
     return Repo(folder, LimitedStore(Path(folder) / "objects"), bare=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """One commit, in a bare repository of its own."""
+    """One commit, in its own bare repository."""
 
     folder: Path
     repository: Repo
@@ -138,7 +139,7 @@ class Checkout:
 
     @property
     def revision(self) -> Fields:
-        """Who wrote the commit, when, and what they say of it."""
+        """The author, time and message of the commit."""
         commit = self.commit
         when = datetime.fromtimestamp(commit.author_time, UTC)
         return {
@@ -149,12 +150,12 @@ class Checkout:
         }
 
     def has_before(self, commit: str) -> bool:
-        """Return whether a commit is one of those before it, or it itself."""
+        """Return whether a commit is an ancestor of this one, or equal to it."""
         walker = self.repository.get_walker([self.commit.id])
         return any(each.commit.id.decode() == commit for each in walker)
 
     def files(self, path: str) -> dict[str, bytes]:
-        """Read the files of a folder, or one file; links are left out. Raises ``GitError``."""
+        """Read the files of a folder, or one file. Links are left out. Raises ``GitError``."""
         found: dict[str, bytes] = {}
         total = 0
         for name, content in self._blobs(path):
@@ -204,7 +205,7 @@ class Checkout:
 
 @contextmanager
 def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
-    """Open a client; what goes wrong is ``Unreachable``, and so is what is not allowed."""
+    """Open a client. Failures, and forbidden addresses, become ``Unreachable``."""
     refused = first_refused(repository_uses(remote.url), remote.allow)
     if refused is not None:
         raise GitError(
@@ -213,7 +214,7 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
         )
     scheme = urlsplit(remote.url).scheme
     options: dict[str, Any] = {}
-    nothing = ConfigDict()  # of nobody's own configuration
+    nothing = ConfigDict()  # without any user's configuration
     with _in_memory() as key:
         if scheme in ("http", "https"):
             user, colon, password = remote.credential.partition(":")
@@ -225,10 +226,11 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
             pool = default_urllib3_manager(
                 nothing, base_url=remote.url, timeout=remote.timeout_seconds
             )
-            # The next look is the repetition.
+            # The next read is the retry.
             pool.connection_pool_kw["retries"] = Retry(connect=0, read=0, other=0, status=0)
             assert isinstance(pool, PoolManager)
-            if not isinstance(pool, ProxyManager):  # else the proxy resolves names and connects
+            # with a proxy, the proxy resolves names and connects
+            if not isinstance(pool, ProxyManager):
                 guard_pools(pool, remote.guard)
             options["pool_manager"] = pool
         if scheme == "ssh":
@@ -246,20 +248,20 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
 
 
 def _in_memory() -> BinaryIO:
-    """Open a file that nobody else can find, and where possible one that no crash leaves behind."""
+    """Open an unnamed file, in memory where possible, so that no crash leaves it behind."""
     if sys.platform != "linux":
         return cast("BinaryIO", tempfile.NamedTemporaryFile(prefix="reconciler-key-"))
     descriptor = os.memfd_create("key")
-    os.fchmod(descriptor, 0o600)  # else ssh takes no key from it
+    os.fchmod(descriptor, 0o600)  # otherwise ssh refuses the key
     return os.fdopen(descriptor, "w+b")
 
 
 def ssh_command(remote: Remote) -> str:
-    """Return the command that connects to a server's address, and still checks its name's key.
+    """Return the command that connects to a server's address, and checks the key of its name.
 
-    ssh resolves no name again. It uses no configuration, keys or agent of the roles' account: they
-    would open to every tenant what only the account may read. Raises ``GitError``: the name leads
-    nowhere, or to the host.
+    ssh does not resolve the name again. It uses no configuration, keys or agent of the roles'
+    account, because every tenant could then read what only the account may read. Raises
+    ``GitError`` for a name without an address, or of the host.
     """
     host, port = url_host(remote.url, PORTS["ssh"])
     try:
@@ -311,7 +313,7 @@ def _newest_tag(refs: Mapping[bytes, bytes], wanted: str) -> Found:
 
 
 def _version(tag: str) -> semantic_version.Version | None:
-    """Read a tag such as v1.2.3; None for one that is no version."""
+    """Parse a tag such as v1.2.3; None for one that is no version."""
     try:
         return semantic_version.Version(tag.removeprefix("v"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether a commit is signed by who may: Git's own program says so, with ssh keys."""
+"""Checks whether an allowed signer signed a commit, with Git's own program and ssh keys."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SECONDS: Final = 20
 
 
 def check_signature(repository: Path, commit: str, signers: str) -> None:
-    """Check a commit's signature; raises ``GitError`` unless one of the signers made it.
+    """Check a commit's signature. Raises ``GitError`` unless one of the signers made it.
 
-    ``signers`` are lines as `ssh-keygen` has them: ``ann@example.org ssh-ed25519 AAAA…``.
+    ``signers`` are lines as for `ssh-keygen`: ``ann@example.org ssh-ed25519 AAAA…``.
     """
     git = shutil.which("git")
     if git is None or shutil.which("ssh-keygen") is None:

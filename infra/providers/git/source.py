@@ -1,4 +1,4 @@
-"""The kind ``GitSource``: what a folder of a repository says, declared by this reconciler."""
+"""The kind ``GitSource``: this reconciler declares the manifests in a repository's folder."""
 
 from __future__ import annotations
 

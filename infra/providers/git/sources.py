@@ -1,4 +1,4 @@
-"""The provider of ``GitSource``: this reconciler is its API, and it follows repositories."""
+"""The provider of ``GitSource``: its API is this reconciler, and it follows repositories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIBRARIES: Final = ("dulwich", "semantic_version", "urllib3")
 
 
 class GitSourceProvider(CompositionProvider):
-    """Declares what repositories say; a look at a set is a look at its repository."""
+    """Declares the manifests of repositories. A read of a set reads its repository."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class GitSourceProvider(CompositionProvider):
         for library in _LIBRARIES:  # they are imported where a repository is read
             if find_spec(library) is None:
                 raise ModuleNotFoundError(name=library)
-        renderers_of_process()  # raises where they cannot be used
+        renderers_of_process()  # raises for an unusable file
         self._heads = Heads(
             self._contents,
             secrets,
@@ -55,16 +55,16 @@ class GitSourceProvider(CompositionProvider):
         self._installed = installed_kinds()
 
     async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
-        """Show what each repository has."""
+        """Return the state of each repository."""
         rows = (
             {} if look == "Effect" else await self._standing.rows([each.parent for each in specs])
         )
         followed = {name for name, row in rows.items() if row.declared}
 
         async def shown(spec: ComposedSetSpec) -> Fields:
-            if SOURCE not in spec.fields:  # somebody else has written it
+            if SOURCE not in spec.fields:  # written by another client
                 return {}
-            if spec.parent not in followed:  # nobody wants news of it
+            if spec.parent not in followed:  # no resource follows it
                 return self._heads.shown(spec)
             return await self._heads.looked_at(spec, fresh=look == "Read")
 
@@ -73,7 +73,7 @@ class GitSourceProvider(CompositionProvider):
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List all sources, each with what its repository has."""
+        """List all sources, each with the state of its repository."""
         parents: set[str] = set()
         async for page in super().pages(scope, page_size=page_size):
             parents |= {parent_of(self.kind, each.name) for each in page}
@@ -81,16 +81,16 @@ class GitSourceProvider(CompositionProvider):
         self._heads.forget_others(parents)
 
     async def changes(self, after: str | None) -> str:
-        """Return how far outcomes and repositories have come."""
+        """Return the marks of outcomes and of repositories."""
         outcomes = await super().changes(after)
         self._moves += await self._heads.have_moved()
         return f"{outcomes}.{self._moves}"
 
     async def _check(self) -> Check:
-        """Return how manifests are checked: by the kinds of now, and those that they define."""
+        """Return the check of manifests: by the current kinds, and those that they define."""
         kinds = self._installed.copy()
         for name, (generation, fields) in (await self._standing.definitions()).items():
-            with suppress(InvalidManifestError):  # what it is over may be missing here
+            with suppress(InvalidManifestError):  # the kind beneath may be missing here
                 kinds.define(defined(kinds, name, fields, generation))
 
         def check(manifest: Manifest) -> None:
@@ -101,5 +101,5 @@ class GitSourceProvider(CompositionProvider):
         return check
 
     def told_of(self, fields: Fields) -> str:
-        """Name the commit that a content is of."""
+        """Name the commit of a content."""
         return describe_revision(fields[REVISION]) if REVISION in fields else ""

@@ -1,4 +1,4 @@
-"""What the server tells of changes, counted; a hint, like every feed of changes."""
+"""Counts the server's advisories of changes: hints, like every feed of changes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STREAM_ADVISORIES: Final = tuple(
 
 _MAX_WAIT_SECONDS: Final = 30.0
 _WAITING_SHARE: Final = 0.5
-"""How much of a call's time may pass until it says that nothing changed."""
+"""Share of a call's time after which it reports that nothing changed."""
 
 
 class Advisories:
-    """Counts advisories between and during the calls of ``changes``, on one subscription each.
+    """Counts advisories between and during the calls of ``changes``, with one subscription each.
 
-    ``is_news``: whether an advisory is about what the kind lists.
+    ``is_news``: whether an advisory concerns the objects of the kind.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Advisories:
         self._changed = asyncio.Event()
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for an advisory behind the mark ``after``, and return the newest mark."""
+        """Wait some time for an advisory after the mark ``after``, and return the newest mark."""
         client = await self._api.connected()
         if client is not self._followed:
             await self._follow(client)
@@ -59,11 +59,11 @@ class Advisories:
                 async with asyncio.timeout(self._wait_seconds):
                     await self._changed.wait()
             except TimeoutError:
-                await self._api.connected()  # silence of a lost connection is no answer
+                await self._api.connected()  # the silence of a lost connection proves nothing
         return self._mark
 
     def close(self) -> None:
-        """Count no more; the subscriptions end with their connection."""
+        """Stop counting. The subscriptions end with their connection."""
         self._noticing.close()
 
     @property
@@ -105,6 +105,6 @@ class Advisories:
             self._note()
 
     def _note(self) -> None:
-        """Count: something changed, or could have, unheard, while the connection was lost."""
+        """Count a change, or a time without a connection, in which one may have been missed."""
         self._count += 1
         self._changed.set()

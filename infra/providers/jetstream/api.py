@@ -1,7 +1,7 @@
-"""A connection to a JetStream of others: each question asked once, each failure classified.
+"""A connection to a foreign JetStream: each request sent once, each failure classified.
 
-The provider is a user of its own there: what the environment says of the reconciler's own bus
-(``RECONCILER_CREDENTIALS`` and the like) is not looked at.
+The provider is a separate user there: it ignores the environment of the reconciler's own bus
+(``RECONCILER_CREDENTIALS`` and the like).
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 Config = dict[str, Any]
-"""A configuration as the server writes it: what we do not know of it is kept."""
+"""A configuration in the server's form. Unknown fields are kept."""
 
 KEY_METADATA: Final = "reconciler-key"
-"""Where the key of the action that wrote an object last is kept; no label shows it."""
+"""Metadata field with the key of the action that wrote an object last. It is not shown as a label.
+"""
 
 _RESERVED: Final = frozenset({KEY_METADATA, OWN_METADATA, LOG_ID_METADATA})
 _SERVERS_PREFIX: Final = "_nats."
@@ -65,14 +66,14 @@ _CHECK_ACCESS: Final = f"check {_CREDENTIAL} and the permissions of its user"
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013, 10105})
 _NOT_THERE: Final = frozenset({10149})
 _ENDS_BY_ITSELF: Final = frozenset({10002, 10005, 10026, 10027, 10065, 10099, 10100})
-"""Limits of the account, peers that are away, a stream of others that has our subjects, and a
-consumer of others that has our part of a work queue."""
+"""Limits of the account, unavailable peers, a foreign stream with our subjects, and a foreign
+consumer with our part of a work queue."""
 
 _UNAVAILABLE: Final = 503
 
 
 class StreamCounts(msgspec.Struct, frozen=True):
-    """How far a stream has come, and what it holds."""
+    """The positions and sizes of a stream."""
 
     messages: int = 0
     bytes: int = 0
@@ -82,7 +83,7 @@ class StreamCounts(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """Who leads; a single server shows none."""
+    """The leader. A single server shows none."""
 
     leader: str = ""
 
@@ -102,7 +103,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     @property
     def out_of_bounds(self) -> str:
-        """Why no resource can be it: it is the reconciler's own, or has reserved subjects."""
+        """Why no resource can be this stream: it is the reconciler's own, or has its subjects."""
         if is_own(metadata_in(self.config)):
             return f"stream {self.own_name} belongs to Reconciler"
         why = reserved_of_stream(self.own_name, self.config.get("subjects") or ())
@@ -110,7 +111,7 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     @property
     def readings(self) -> Fields:
-        """What changes with each message."""
+        """Values that change with each message."""
         state = self.state
         return {
             "messages": state.messages,
@@ -122,9 +123,9 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> Fields:
-        """What of it is stable. A work queue that is empty by now counts as one with data.
+        """Stable values. A work queue that is empty now counts as one with data.
 
-        So does a stream without a leader: who answers for it knows nothing of what it holds.
+        So does a stream without a leader, because the responding server does not know its contents.
         """
         is_led = has_leader(self.cluster)
         return {"hasData": self.state.last_seq > 0 or not is_led, "hasLeader": is_led}
@@ -138,7 +139,7 @@ class AnswerTooLargeError(NotDoneError):
 
 
 class JetStreamApi:
-    """One connection, made when it is first needed."""
+    """One connection, made at the first use."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self.permit = permit
@@ -150,7 +151,7 @@ class JetStreamApi:
         self._connecting = asyncio.Lock()
 
     async def ask(self, question: str, wanted: type[_T], body: Config | None = None) -> _T | None:
-        """Ask something that changes nothing; None if the server says that it is not there."""
+        """Send a request that changes nothing; None if the server reports no such object."""
         await self.permit.before_request()
         try:
             answer = await self._request(question, body)
@@ -165,11 +166,11 @@ class JetStreamApi:
     async def write(
         self, request: str, wanted: type[_T], body: Config | None = None, *, read_at: float | None
     ) -> _T:
-        """Change something, relying on what was read at ``read_at``.
+        """Send a change that relies on a read at ``read_at``.
 
-        Raises ``ConflictError`` without an obstacle if there is another object of that name.
+        Raises ``ConflictError`` without an obstacle if another object has the name.
         """
-        client = await self.connected()  # a new connection takes time: not after the permit
+        client = await self.connected()  # before the permit, because a new connection takes time
         await self.permit.before_request(read_at=read_at)
         try:
             answer = await api_request(client, request, body, self.timeout_seconds)
@@ -183,7 +184,7 @@ class JetStreamApi:
     async def stream(self, name: str) -> StreamInfo | None:
         """Return a stream, or None if there is none.
 
-        Raises ``RefusedError`` for one that is out of bounds: it is never absent, or a creation
+        Raises ``RefusedError`` for one that is out of bounds: if it counted as absent, a creation
         would follow.
         """
         found = await self.ask(f"STREAM.INFO.{name}", StreamInfo)
@@ -192,12 +193,12 @@ class JetStreamApi:
         return found
 
     async def connected(self) -> Client:
-        """Return the connection; raises ``NotDoneError`` while there is none."""
+        """Return the connection. Raises ``NotDoneError`` while there is none."""
         async with self._connecting:
             if self._client is None:
                 self._client = await self._connect()
         if not self._client.is_connected:
-            # The client would keep what it is given, and send it whenever it is connected again.
+            # The client would store the message, and send it after the next connect.
             raise NotDoneError(f"not connected to {self._endpoint}: nothing was sent")
         return self._client
 
@@ -224,7 +225,7 @@ class JetStreamApi:
 
 
 def classified(error: BusError, *, is_read: bool) -> ProviderError:
-    """Return what a failure means for a provider's caller."""
+    """Return the provider's error for a failure."""
     text = str(error)
     match error:
         case BusAccessError() | BusDeniedError() | IncompatibleServerError():
@@ -234,14 +235,14 @@ def classified(error: BusError, *, is_read: bool) -> ProviderError:
         case StreamFullError():
             return NotDoneError(text)
         case ResponseTooLargeError() if is_read:
-            # Says nothing of the server's health: a tenant can cause it.
+            # It shows nothing about the server's health, because a tenant can cause it.
             return AnswerTooLargeError(text, status=HTTPStatus.CONFLICT)
         case MessageTooLargeError():
             return RefusedError(text)
         case BusRefusedError():
             return _refused(error, is_read=is_read)
         case BusUnavailableError():
-            # Without a cause the server said so itself, or nothing was sent.
+            # Without a cause, the server responded, or nothing was sent.
             is_told = isinstance(error.__cause__, nats.errors.NoRespondersError | None)
             return NotDoneError(text) if is_read or is_told else UnknownResultError(text)
         case _:
@@ -256,12 +257,12 @@ def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
         return NotFoundError(text, status=code)
     if is_read or code == _UNAVAILABLE or error.err_code in _ENDS_BY_ITSELF:
         return NotDoneError(text, status=code)
-    # Code 500, too: it is what the server answers to a configuration that it does not take.
+    # Also code 500, which is the server's response to an invalid configuration.
     return RefusedError(text, status=code)
 
 
 def has_leader(cluster: Cluster | None) -> bool:
-    """Return whether somebody leads; a single server has no cluster, and leads."""
+    """Return whether there is a leader. A single server has no cluster, and leads."""
     return cluster is None or bool(cluster.leader)
 
 
@@ -273,7 +274,7 @@ def metadata_in(config: Config) -> dict[str, str]:
 def metadata_of(action: Action) -> dict[str, str]:
     """Return the metadata that an action writes: its labels and its key.
 
-    Raises ``RefusedError`` for a label that has a meaning here.
+    Raises ``RefusedError`` for a label with a reserved name.
     """
     for label in action.labels:
         if label in _RESERVED or label.startswith(_SERVERS_PREFIX):
@@ -284,7 +285,10 @@ def metadata_of(action: Action) -> dict[str, str]:
 def shown(
     name: str, created: str, metadata: Mapping[str, str], fields: Fields, outputs: Fields
 ) -> ExternalObject:
-    """Return an object as a provider shows it; when it was made tells it from its namesakes."""
+    """Return an object as a provider shows it.
+
+    Its creation time distinguishes it from namesakes.
+    """
     labels = {
         key: value
         for key, value in metadata.items()
@@ -295,17 +299,17 @@ def shown(
 
 
 def seconds(nanoseconds: int) -> float:
-    """Return a duration of the server's, to the millisecond."""
+    """Return a duration of the server in seconds, to the millisecond."""
     return round(nanoseconds / 1_000_000) / 1_000
 
 
 def nanoseconds(value: float) -> int:
-    """Return a duration as the server has it."""
+    """Return a duration in the server's form."""
     return round(value * 1_000) * 1_000_000
 
 
 def _checked(endpoint: str) -> str:
-    """Return an endpoint that is one server or several; raises ``ConfigurationError``."""
+    """Return an endpoint of one or several servers. Raises ``ConfigurationError``."""
     try:
         urls = server_urls(endpoint)
         parts = [urlsplit(url) for url in urls]
@@ -330,7 +334,7 @@ def _checked(endpoint: str) -> str:
 
 
 def _login(secrets: Secrets) -> Login:
-    """Return who we are there: nobody, without a secret."""
+    """Return the login; none without a secret."""
     if secrets.credential is None:
         return Login()
     try:

@@ -1,4 +1,4 @@
-"""The kind ``Bucket``: a key-value bucket of a JetStream server, which is a stream of its own."""
+"""The kind ``Bucket``: a key-value bucket of a JetStream server, which is stored as a stream."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class BucketFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a bucket's fields their canonical form, with the server's defaults."""
+    """Return the canonical form of a bucket's fields, with the server's defaults."""
     return {
         "description": "",
         "history": 1,
@@ -85,14 +85,14 @@ def normalize(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a bucket's name, or nothing."""
+    """Describe what is wrong with a bucket's name; None if it is valid."""
     if _NAME.fullmatch(name) is None:
         return "use 1 to 252 of the characters A-Z a-z 0-9 _ -"
     return reserved_of_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Return which values would be lost by a write or a deletion."""
+    """Return which values a write or a deletion would lose."""
     if not has_data(thing):
         return ""
     if fields is None:
@@ -102,7 +102,7 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
 
 
 def _config_of(name: str, fields: Fields) -> Config:
-    """Return what every client of buckets expects of one's stream."""
+    """Return the configuration of a stream that clients of buckets expect."""
     ttl = fields["ttlSeconds"]
     return {
         "subjects": [f"$KV.{name}.>"],

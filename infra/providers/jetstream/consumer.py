@@ -1,7 +1,7 @@
-"""The kind ``Consumer``: a durable consumer of a stream, which its clients pull from.
+"""The kind ``Consumer``: a durable pull consumer of a stream.
 
-A consumer is unique within its stream, so its external name is ``STREAM/CONSUMER``: no name of
-either has a slash. As for streams, no write is bound to a version.
+A consumer is unique within its stream, so its external name is ``STREAM/CONSUMER``; neither name
+can contain a slash. As for streams, no write is bound to a version.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ DEFAULT_MAX_ACK_PENDING = 1_000
 DEFAULT_MAX_WAITING = 512
 
 _SUBJECTS = (f"{PREFIX}.CONSUMER.CREATED.*.*", f"{PREFIX}.CONSUMER.DELETED.*.*", f"{PREFIX}.API")
-"""A change of a consumer has no advisory of its own: the request for it has."""
+"""A change of a consumer has no advisory. The request for the change has one."""
 
 _REQUESTS = ("$JS.API.CONSUMER.CREATE.", "$JS.API.CONSUMER.DURABLE.CREATE.")
 _STREAM_OF_ADVISORY = 5
@@ -79,7 +79,7 @@ _WRITTEN = frozenset(
         "opt_start_time",
     }
 )
-"""What a configuration has only sometimes, and an update may take away."""
+"""Optional fields of a configuration, which an update may remove."""
 
 
 class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -217,7 +217,7 @@ class _Consumer(msgspec.Struct, frozen=True):
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is meant to stay; others are a part of a client's connection."""
+        """Whether it is durable. Others belong to a client's connection."""
         return bool(self.config.get("durable_name"))
 
     @property
@@ -227,7 +227,7 @@ class _Consumer(msgspec.Struct, frozen=True):
 
     @property
     def readings(self) -> Fields:
-        """What changes with each message."""
+        """Values that change with each message."""
         return {
             "pending": self.num_pending,
             "delivered": self.delivered.consumer_seq,
@@ -236,7 +236,7 @@ class _Consumer(msgspec.Struct, frozen=True):
         }
 
     def as_object(self) -> ExternalObject:
-        # Nearly stable: from the first message that is there for it, it has a position.
+        # Nearly stable: it has a position as soon as a message waits for it.
         is_used = self.delivered.consumer_seq > 0 or self.num_pending > 0
         is_led = has_leader(self.cluster)
         outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
@@ -254,7 +254,7 @@ _request = msgspec.json.Decoder(_Request)
 
 
 class _Place(NamedTuple):
-    """Where a consumer is."""
+    """The stream and name of a consumer."""
 
     stream: str
     consumer: str
@@ -361,7 +361,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         return await self._advisories.changes(after)
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Count what waits for it."""
+        """Return the numbers of messages that wait for it."""
         self.check_name(external_name)
         found = await self.find(external_name)
         return None if found is None else found.readings
@@ -378,7 +378,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         self, place: _Place, how: Literal["create", "update"], config: Config, read_at: float
     ) -> _Consumer:
         request = f"CONSUMER.CREATE.{place.tokens}"
-        if "filter_subject" in config:  # in the subject too, so that permissions can bind it
+        if "filter_subject" in config:  # also in the subject, so that permissions can restrict it
             request += f".{config['filter_subject']}"
         body = {"stream_name": place.stream, "config": config, "action": how}
         return await self._api.write(request, _Consumer, body, read_at=read_at)
@@ -389,7 +389,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a consumer's fields their canonical form, with the server's defaults."""
+    """Return the canonical form of a consumer's fields, with the server's defaults."""
     result: Fields = {
         "description": "",
         "deliverPolicy": "all",
@@ -412,8 +412,8 @@ def normalize(fields: Fields) -> Fields:
     ack_wait = to_milliseconds(
         "ackWaitSeconds", fields.get("ackWaitSeconds") or DEFAULT_ACK_WAIT_SECONDS
     )
-    # What the server makes of them: the first pause of a back-off is the wait, and who
-    # acknowledges nothing has neither.
+    # The server's own conversions: the first pause of a back-off is the wait, and a consumer
+    # without acknowledgements has neither.
     result["ackWaitSeconds"] = (*result["backoffSeconds"], ack_wait)[0]
     result["maxAckPending"] = result["maxAckPending"] or DEFAULT_MAX_ACK_PENDING
     if result["ackPolicy"] == "none":
@@ -424,12 +424,12 @@ def normalize(fields: Fields) -> Fields:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields without the stream, which is the external name's and never differs."""
+    """Return fields without the stream, which is part of the external name and never differs."""
     return {name: value for name, value in fields.items() if name != "stream"}
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a consumer's external name, or nothing."""
+    """Describe what is wrong with a consumer's external name; None if it is valid."""
     parts = name.split("/")
     if len(parts) == len(_Place._fields) and all(map(NAME.fullmatch, parts)) and name.isprintable():
         return None
@@ -440,7 +440,7 @@ def name_problem(name: str) -> str | None:
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Say what would be lost: a deletion loses the position, which no consumer made anew has."""
+    """Describe what would be lost: a deletion loses the position, which cannot be restored."""
     if fields is not None or not has_data(thing):
         return ""
     return (
@@ -450,7 +450,7 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
 
 
 def _stream_of_advisory(advisory: Incoming) -> str | None:
-    """Return the stream whose consumer was changed, or None if the advisory is of no change."""
+    """Return the stream whose consumer was changed; None if the advisory is not of a change."""
     if advisory.subject != _SUBJECTS[-1]:
         return advisory.subject.split(".")[_STREAM_OF_ADVISORY]
     try:
@@ -509,7 +509,7 @@ def _fields_of(config: Config) -> Fields:
             "backoffSeconds": [seconds(each) for each in backoff],
             "maxDeliver": config.get("max_deliver"),
             "maxAckPending": config.get("max_ack_pending"),
-            "maxWaiting": config.get("max_waiting", 0),  # of one that is pushed: none
+            "maxWaiting": config.get("max_waiting", 0),  # a push consumer has none
             "replayPolicy": config["replay_policy"],
             "headersOnly": config.get("headers_only", False),
             "memoryStorage": config.get("mem_storage", False),

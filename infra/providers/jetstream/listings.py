@@ -1,7 +1,7 @@
 """Listings of streams and of the consumers of a stream, page by page.
 
-Where the objects of a page are so large that the response exceeds the limit, the page is read by
-names, and then each object by itself, so that large objects hide no others.
+If the objects of a page are so large that the response exceeds the limit, the page is read by
+names, and then each object separately, so that large objects hide no others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Unreadable
 
 READS_AT_ONCE: Final = 8
-"""Of one page: an object has up to 1 MiB where it is read by itself."""
+"""Of one page. An object that is read separately has up to 1 MiB."""
 
 
 class _Named(Protocol):
@@ -63,9 +63,9 @@ async def listed(
 ) -> AsyncIterator[list[_N]]:
     """List all streams, or the consumers of one; nothing if that stream does not exist.
 
-    What cannot be read is added to ``unreadable``, if ``named`` returns an external name for it.
-    Pages overlap by one object: one that was deleted meanwhile would move the others forward, and
-    one of them would be skipped, as if it were gone.
+    Unreadable objects are added to ``unreadable``, if ``named`` returns an external name for them.
+    Pages overlap by one object: a deletion in between moves the later objects forward, and one of
+    them would be skipped and count as missing.
     """
     last, offset = "", 0
     while True:
@@ -90,7 +90,7 @@ async def _objects(
 ) -> _Page[_N] | None:
     page = await api.ask(_question(kind, "LIST", stream), _Objects[form], {"offset": offset})
     if page is None and stream:
-        return None  # the stream is gone, and its consumers are with it
+        return None  # the stream was deleted with its consumers
     if page is None or page.missing or page.offline:
         of_what = f"consumers of {stream}" if stream else "streams"
         raise NotDoneError(f"the listing of {of_what} is incomplete, because some have no leader")

@@ -32,10 +32,10 @@ from infra.providers.jetstream.subjects import BUCKET_PREFIX, MAX_SUBJECTS, chec
 from reconciler.provider.kind import Kind
 
 NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
-"""What the server takes as a name of a stream or a consumer."""
+"""Valid names of a stream or a consumer."""
 
 OTHER_PREFIXES = (BUCKET_PREFIX, "OBJ_")
-"""Streams that are buckets and object stores."""
+"""Prefixes of streams that are buckets and object stores."""
 
 LIMITS = {
     "maxAgeSeconds": "seconds",
@@ -128,7 +128,7 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a stream's fields their canonical form, with the server's defaults."""
+    """Return the canonical form of a stream's fields, with the server's defaults."""
     window = fields.get("duplicateWindowSeconds")
     max_age = to_milliseconds("maxAgeSeconds", fields.get("maxAgeSeconds", 0.0))
     retention = fields.get("retention", "limits")
@@ -155,7 +155,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a stream's name, or nothing."""
+    """Describe what is wrong with a stream's name; None if it is valid."""
     if name.startswith(OTHER_PREFIXES):
         return (
             "names that start with KV_ or OBJ_ belong to buckets and object stores; declare a "
@@ -167,7 +167,7 @@ def name_problem(name: str) -> str | None:
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Return which messages would be lost by a write or a deletion."""
+    """Return which messages a write or a deletion would lose."""
     if not has_data(thing):
         return ""
     if fields is None:

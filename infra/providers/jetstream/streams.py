@@ -1,8 +1,8 @@
-"""The provider of what is a stream: of ``Stream`` itself, and of ``Bucket``.
+"""The provider of ``Stream`` and ``Bucket``, which are both streams.
 
-What the API cannot promise: no write of it is bound to a version. An update or a deletion reads the
-stream first and compares its uid; who takes the name between these two calls, seconds at most, is
-changed or deleted in its place.
+A limit of the API: no write is bound to a version. An update or a deletion reads the stream first
+and compares its uid. A stream that takes the name between these two calls, seconds at most, is
+changed or deleted instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from reconciler.provider.secrets import Secrets
 UNLIMITED = -1
 DEFAULT_DUPLICATE_WINDOW_SECONDS = 120.0
 MAX_SECONDS = 292 * 365 * 86_400
-"""More is no duration of the server's."""
+"""The maximum duration of the server."""
 
 Limit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
@@ -60,7 +60,7 @@ CAPABILITIES = Capabilities(
 
 
 def to_milliseconds(field: str, value: float) -> float:
-    """Round a duration as the server's objects have it; 0 means no limit, and is not reached so.
+    """Round a duration as the server does; 0 means no limit, so no duration is rounded to it.
 
     Raises ``InvalidManifestError`` for a duration of less than a millisecond.
     """
@@ -71,7 +71,7 @@ def to_milliseconds(field: str, value: float) -> float:
 
 
 class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """What a stream or bucket shows besides: ``has_data``, if anything was ever stored in it."""
+    """Outputs of a stream or bucket; ``has_data``: whether anything was ever stored in it."""
 
     has_data: Annotated[
         bool,
@@ -89,18 +89,18 @@ class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """The server's answer to a deletion."""
+    """The server's response to a deletion."""
 
     success: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a kind's objects are streams.
+    """How the objects of a kind correspond to streams.
 
-    ``stream_of`` and ``name_of``: a stream's name of an object's, and back; None where a stream is
-    none of the kind's objects. ``config_of`` and ``fields_of``: its configuration of an object's
-    name and fields, and the fields back.
+    ``stream_of`` and ``name_of`` convert between the names of object and stream; None for a stream
+    that is no object of the kind. ``config_of`` and ``fields_of`` convert between fields and
+    configuration.
     """
 
     name_problem: Callable[[str], str | None]
@@ -131,7 +131,7 @@ class _Stream:
 
 
 class StreamsProvider(NamedObjects[_Stream]):
-    """A client of a JetStream, for the form of streams that its subclass has."""
+    """A client of a JetStream, for the form of streams of its subclass."""
 
     form: ClassVar[Form]
 
@@ -190,7 +190,7 @@ class StreamsProvider(NamedObjects[_Stream]):
         return await self._advisories.changes(after)
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Count what it holds."""
+        """Return the numbers and sizes of its contents."""
         self.check_name(external_name)
         found = await self.find(external_name)
         return None if found is None else found.info.readings
@@ -202,9 +202,10 @@ class StreamsProvider(NamedObjects[_Stream]):
 
     @asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None]:
-        """Wait until no other write of a configuration is under way.
+        """Wait until no other write of a configuration is in progress.
 
-        The server compares its subjects with those of all streams, and answers nobody meanwhile.
+        The server compares its subjects with those of all streams, and processes no other request
+        meanwhile.
         """
         try:
             async with asyncio.timeout(self._api.timeout_seconds):
@@ -238,7 +239,7 @@ class StreamsProvider(NamedObjects[_Stream]):
 
 
 def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
-    """Return whether somebody leads it: else nothing can be stored or read."""
+    """Return whether it has a leader. Without one, nothing can be stored or read."""
     if thing.outputs.get("hasLeader", True):
         return READY
     return Readiness(
@@ -247,7 +248,7 @@ def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
 
 
 def duplicate_window(value: float | None, max_age_seconds: float) -> float:
-    """Return a duplicate window, or the server's: two minutes, and no longer than an age limit."""
+    """Return a duplicate window, or the server's default: two minutes, limited by an age."""
     if value is not None:
         return round(value, 3)
     longest = DEFAULT_DUPLICATE_WINDOW_SECONDS
@@ -255,17 +256,17 @@ def duplicate_window(value: float | None, max_age_seconds: float) -> float:
 
 
 def limit(value: int | None) -> int:
-    """Return a limit its one spelling: 0 is none for the server, too."""
+    """Return the canonical form of a limit: 0 is none for the server, too."""
     return value or UNLIMITED
 
 
 def has_data(thing: ExternalObject) -> bool:
-    """Return whether an object may hold data: so it is taken to, where that is not known."""
+    """Return whether an object may hold data. Unknown counts as yes."""
     return bool(thing.outputs.get("hasData", True))
 
 
 def tightened(fields: Fields, thing: ExternalObject, limits: Mapping[str, str]) -> list[str]:
-    """Return which limits would be lower than they are; each of them removes what is beyond it."""
+    """Return which limits would be lowered. Each of them deletes what exceeds it."""
     lower: list[str] = []
     for name, unit in limits.items():
         wanted, found = fields.get(name, 0), thing.fields.get(name, 0)

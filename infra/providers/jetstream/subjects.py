@@ -1,4 +1,4 @@
-"""Subjects: what may be one, which two overlap, and which nobody may declare."""
+"""Subjects: which are valid, which two overlap, and which are reserved."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from infra.bus.streams import SUBJECTS
 
 MAX_SUBJECTS: Final = 32
 """Of a stream or a consumer. The server compares each new subject with all subjects of all streams,
-and answers nobody meanwhile: 1,000 subjects of 220 characters beside 7,000 others take it 14 s."""
+and processes no other request meanwhile: 1,000 subjects of 220 characters beside 7,000 others take
+it 14 s."""
 
 MAX_CHARACTERS: Final = 4_096
 """Of all these subjects together."""
 
 MAX_TOKENS: Final = 16
-"""Of a subject, as NATS recommends: 32 take the server four times as long to compare."""
+"""Of a subject, as NATS recommends. 32 would take the server four times as long to compare."""
 
 PRODUCTS_SUBJECTS: Final = (*(one for each in SUBJECTS.values() for one in each), "in.>")
-"""What the product's own streams take and store, on its own server and on any other."""
+"""Subjects of the product's own streams, on its own server and on any other."""
 
 BUCKET_PREFIX: Final = "KV_"
-"""Of the stream that a bucket is."""
+"""Prefix of the streams of buckets."""
 
 SERVERS_SUBJECTS: Final = ("$JS.>", "$SYS.>", "$KV.>", "$O.>", "$MQTT.>", "_INBOX.>")
-"""The server's own, those of buckets, object stores and MQTT, and answers to requests."""
+"""Subjects of the server, of buckets, object stores and MQTT, and inboxes."""
 
 
 def overlap(one: str, other: str) -> bool:
@@ -39,9 +40,9 @@ def overlap(one: str, other: str) -> bool:
 
 
 def reserved_of_stream(name: str, subjects: Iterable[str]) -> str:
-    """Say why a stream of these subjects is nobody's to declare, or nothing; a bucket has its own.
+    """Describe why a stream of these subjects is reserved; None if it is not.
 
-    So a stream of the product's is safe even if somebody has taken its mark off.
+    A bucket has its own rule. So a stream of the product is protected even if its mark was removed.
     """
     buckets_own = f"$KV.{name.removeprefix(BUCKET_PREFIX)}.>"
     for subject in subjects:
@@ -53,7 +54,7 @@ def reserved_of_stream(name: str, subjects: Iterable[str]) -> str:
 
 
 def check_subjects(subjects: Sequence[str]) -> None:
-    """Raise ``ValueError`` for what is no subject, or is not to be had by a stream."""
+    """Raise ``ValueError`` for invalid subjects, and for those that no stream may have."""
     _check_size("subjects", subjects)
     for subject in subjects:
         _check_form(subject)
@@ -63,7 +64,7 @@ def check_subjects(subjects: Sequence[str]) -> None:
 
 
 def check_filters(subjects: Sequence[str]) -> None:
-    """Raise ``ValueError`` for what is no subject."""
+    """Raise ``ValueError`` for invalid subjects."""
     _check_size("filterSubjects", subjects)
     for subject in subjects:
         _check_form(subject)

@@ -1,7 +1,7 @@
-"""What nftables has, as a kind: ``Service``, a virtual address in front of some backends.
+"""The kind of nftables: ``Service``, a virtual address in front of some backends.
 
-``service`` is the kind, ``spec`` what can be declared, ``services`` the provider. ``rules`` is a
-service in the JSON of nft, ``marks`` what the comments of its rules keep, ``base`` what all
-services of a table share. ``nft`` runs the program, ``monitor`` hears its events. The page is
+``service`` is the kind, ``spec`` has its fields, ``services`` the provider. ``rules`` converts a
+service to and from nft's JSON, ``marks`` has its metadata in comments, ``base`` the objects that
+all services of a table share. ``nft`` runs the program, ``monitor`` reads its events. The page is
 docs/kinds/service.md.
 """

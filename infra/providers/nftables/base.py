@@ -1,7 +1,7 @@
-"""What all services of a table share: the chains that the kernel calls, a map and a set.
+"""The objects that all services of a table share: base chains, a map and a set.
 
-Packets go through ``services`` before they are routed, and those of this machine when they leave. A
-connection that a service has sent on is masqueraded if its front is in ``masqueraded``.
+Packets pass ``services`` before they are routed, and those of this machine when they leave. A
+connection that a service has redirected is masqueraded if its front is in ``masqueraded``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ACCEPT: Final = "accept"
 
 
 class _Shared(NamedTuple):
-    """A chain that the kernel calls, and its rules."""
+    """A base chain and its rules."""
 
     hook: str
     priority: int
@@ -30,7 +30,7 @@ class _Shared(NamedTuple):
 
 
 def _to_services() -> Expressions:
-    """Look up address, protocol and port."""
+    """Return the lookup of address, protocol and port."""
     key = [
         {"payload": {"protocol": "ip", "field": "daddr"}},
         {"meta": {"key": "l4proto"}},
@@ -40,7 +40,7 @@ def _to_services() -> Expressions:
 
 
 def _masquerade(protocol: Protocol) -> Expressions:
-    """Look up where the client wanted to go; one rule a protocol, or nft knows no ports."""
+    """Return the lookup of the original destination; one rule per protocol, as nft requires."""
     key = [
         {"ct": {"key": "ip daddr", "dir": "original"}},
         {"meta": {"key": "l4proto"}},
@@ -54,7 +54,7 @@ def _masquerade(protocol: Protocol) -> Expressions:
     ]
 
 
-# Numbers: the name dstnat is not known in the hook output.
+# Numbers, because the name dstnat is unknown in the hook output.
 _CHAINS: Final = {
     "prerouting": _Shared("prerouting", -100, (_to_services(),)),
     "output": _Shared("output", -100, (_to_services(),)),
@@ -65,9 +65,9 @@ CHAINS: Final = tuple(_CHAINS)
 
 
 def all_of_it(place: Place, shown: Listed | None) -> list[Command]:
-    """Return the commands that make what a table lacks; None stands for no table.
+    """Return the commands that create what a table lacks; None stands for no table.
 
-    Raises ``ConfigurationError`` for a table of somebody else.
+    Raises ``ConfigurationError`` for a foreign table.
     """
     if shown is None:
         shown = Listed()
@@ -89,12 +89,12 @@ def all_of_it(place: Place, shown: Listed | None) -> list[Command]:
 
 
 def awake(place: Place) -> Command:
-    """Return the command that makes the table, or has it work again if somebody made it dormant."""
+    """Return the command that creates the table, or wakes a dormant one."""
     return {"add": {"table": {"family": FAMILY, "name": place.table}}}
 
 
 def is_sound(place: Place, shown: Listed) -> bool:
-    """Return whether packets come to the services of a table."""
+    """Return whether packets reach the services of a table."""
     try:
         return not all_of_it(place, shown)
     except (ConfigurationError, NotDoneError):
@@ -102,9 +102,9 @@ def is_sound(place: Place, shown: Listed) -> bool:
 
 
 def chains_of_it(place: Place, shown: Listed) -> list[Command]:
-    """Return the commands that mend the shared chains; what others put into them stays.
+    """Return the commands that repair the shared chains. Rules of other clients stay.
 
-    Raises ``NotDoneError`` for a chain that cannot be mended in place.
+    Raises ``NotDoneError`` for a chain that cannot be repaired in place.
     """
     commands: list[Command] = []
     for name, wanted in _CHAINS.items():
@@ -142,7 +142,7 @@ def _check_hook(place: Place, there: Chain, wanted: _Shared) -> None:
 
 
 def _strangers(shown: Listed) -> str:
-    """Name what is in a table, and not of the form of ours."""
+    """Return the objects in a table that have not the form of ours."""
     named = (each for each in shown.chains if each not in _CHAINS and name_of(each) is None)
     chains = (f"chain {each}" for each in named)
     strange = sorted({*chains, *shown.maps, *(shown.sets - {MASQUERADED})})

@@ -1,4 +1,4 @@
-"""What ``nft -j list`` shows of a table, of one of its chains, or of a map."""
+"""The output of ``nft -j list`` for a table, one of its chains, or a map."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from infra.providers.nftables.spec import Front
 from reconciler.errors import NotDoneError
 
 Expressions = list[object]
-"""A rule as nft's JSON has it: what is matched, and what is done then."""
+"""A rule in nft's JSON: its matches, and then its action."""
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A rule of a chain; its handle is never given to another one."""
+    """A rule of a chain. Its handle is never used again."""
 
     chain: str
     handle: int
@@ -26,7 +26,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """A chain; one with a hook is called by the kernel."""
+    """A chain. One with a hook is a base chain."""
 
     name: str
     handle: int
@@ -37,7 +37,7 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 class Element(msgspec.Struct, frozen=True):
-    """An element of ``services``; ``target`` is the chain to which its verdict leads, if any."""
+    """An element of ``services``; ``target`` is the chain of its verdict, if any."""
 
     front: Front
     target: str
@@ -51,7 +51,7 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """A key: its parts, or within something that says more of it."""
+    """A key: its parts, alone or in an object with more fields."""
 
     concat: list[object] | None = None
     elem: _Value | None = None
@@ -73,7 +73,7 @@ class _Set(msgspec.Struct, frozen=True):
     elem: list[object] = []
 
     def is_the(self, name: str, of: object = None) -> bool:
-        """Return whether it is the one of ours with that name."""
+        """Return whether it is our object of that name."""
         return (self.name, self.type, self.map) == (name, KEY, of)
 
 
@@ -96,9 +96,9 @@ class _Answer(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Listed:
-    """What was shown, by name; ``masqueraded`` are the elements of the set of that name.
+    """The listed objects by name; ``masqueraded`` has the elements of the set of that name.
 
-    A map or set that is none of ours is not called by its name alone.
+    A foreign map or set of such a name does not count.
     """
 
     is_dormant: bool = False
@@ -124,7 +124,7 @@ _FOUND: Final = re.compile(
 
 
 def listed(answer: bytes) -> Listed:
-    """Read an answer; raises ``NotDoneError`` for what is none."""
+    """Parse an output. Raises ``NotDoneError`` for an invalid one."""
     try:
         items = _answer_decoder.decode(answer).nftables
         return _gathered(items)
@@ -136,7 +136,7 @@ def _gathered(items: list[_Item]) -> Listed:
     shown = Listed()
     for item in items:
         if item.table is not None:
-            # nft 1.0.6 prints another word in the place of the flag; without a flag, nothing.
+            # nft 1.0.6 prints another word in the place of the flag, and nothing without a flag.
             shown.is_dormant = item.table.flags is not None
         elif item.chain is not None:
             shown.chains[item.chain.name] = item.chain
@@ -157,7 +157,7 @@ def _gathered(items: list[_Item]) -> Listed:
 
 
 def found_element(answer: str, front: Front) -> Element | None:
-    """Read what ``nft get element`` found in ``services``; nft 1.0.6 has no JSON for it."""
+    """Parse the output of ``nft get element`` for ``services``. nft 1.0.6 has no JSON for it."""
     found = _FOUND.search(answer)
     if found is None:
         return None
@@ -177,7 +177,7 @@ def _elements(shown: list[object]) -> list[Element]:
 
 
 def _front_and_comment(shown: object) -> tuple[Front | None, str]:
-    """Return a key; None if it is none of tcp or udp, which is not ours."""
+    """Return a key; None for another protocol than tcp or udp, which is not ours."""
     key = msgspec.convert(shown, _Key)
     comment = ""
     if key.elem is not None:

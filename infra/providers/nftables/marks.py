@@ -1,8 +1,8 @@
-"""What a service cannot say of itself, in comments of its last rules, which no packet comes to.
+"""Metadata of a service, in comments of its last rules, which no packet reaches.
 
-Labels, uid, the key of the action that wrote it last, where it is reached, and how it spreads. A
-comment has 128 bytes, so the text is cut into as many as it needs. It is written as the query of a
-URL: quotation marks in comments cannot be read back from what ``nft list`` prints.
+Labels, uid, the key of the action that wrote it last, its front, and its balance. A comment has 128
+bytes, so the text is divided into as many as it needs. It is written like the query of a URL,
+because quotation marks in comments cannot be read back from the output of ``nft list``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _READABLE: Final = "/:@,"
 
 
 class Mark(NamedTuple):
-    """What is kept of a service in the comments of its rules."""
+    """The metadata of a service in the comments of its rules."""
 
     uid: str
     key: str
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
     labels: dict[str, str]
 
     def comments(self) -> list[str]:
-        """Return the comments that keep it; raises ``RefusedError`` if they are too many."""
+        """Return its comments. Raises ``RefusedError`` if they are too many."""
         content = {"uid": self.uid, "key": self.key, "at": str(self.front), "balance": self.balance}
         labels = {f"{_LABEL}{name}": value for name, value in sorted(self.labels.items())}
         text = urlencode({**content, **labels}, quote_via=quote, safe=_READABLE)
@@ -58,7 +58,7 @@ def is_of_mark(comment: str) -> bool:
 
 
 def mark_in(comments: Sequence[str]) -> Mark | None:
-    """Return the mark that some comments keep; None if a piece is missing or spoilt."""
+    """Return the mark in some comments; None if a piece is missing or damaged."""
     found = [_PIECE.fullmatch(comment) for comment in comments]
     text = ""
     for number, piece in enumerate(found, start=1):
@@ -82,11 +82,11 @@ def mark_in(comments: Sequence[str]) -> Mark | None:
 
 
 def comment_of_element(uid: str) -> str:
-    """Return the comment of the element that leads to a service: it outlives its rules."""
+    """Return the comment of the element that leads to a service. It survives the rules."""
     return f"reconciler uid={uid}"
 
 
 def uid_in(comment: str) -> str | None:
-    """Return the uid that an element's comment has."""
+    """Return the uid in an element's comment."""
     found = _UID.fullmatch(comment)
     return None if found is None else found[1]

@@ -1,4 +1,4 @@
-"""Events of nftables as hints: something of our table was changed, by whomever."""
+"""Events of nftables as hints: a change in our table by any client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reconciler.errors import NotDoneError
 
 MAX_WAIT_SECONDS: Final = 30.0
 WAITING_SHARE: Final = 0.5
-"""How much of a call's time may pass until it says that nothing happened."""
+"""Share of a call's time after which it reports that nothing happened."""
 
 _POLL_SECONDS: Final = 0.01
 _PIECE_BYTES: Final = 65_536
@@ -23,17 +23,17 @@ _MAX_LINE_BYTES: Final = 1024 * 1024
 _SHOWN_BYTES: Final = 200
 _NETFILTER: Final = 12
 _EVENTS_OF_TABLES: Final = 1 << 6
-"""Bit of the group NFNLGRP_NFTABLES among those that a socket listens to."""
+"""Bit of the group NFNLGRP_NFTABLES in the groups of a socket."""
 
 
 class Monitor:
-    """Follows ``nft monitor``, which runs from the first call on; a mark counts what it said."""
+    """Follows ``nft monitor``, which runs from the first call on. A mark counts its events."""
 
     def __init__(self, nft: Nft, timeout_seconds: float) -> None:
         self._nft = nft
         self._program = nft.program
         table = re.escape(nft.place.table.encode())
-        # Of elements and rules the table is a field of their own, of a table its name is.
+        # Events of elements and rules have the table in a field, events of a table in its name.
         self._ours = re.compile(rb'"(?:table|name)": ?"' + table + rb'"')
         self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
         self._process: asyncio.subprocess.Process | None = None
@@ -44,7 +44,7 @@ class Monitor:
         self._last_words = b""
 
     async def changes(self, after: str | None) -> str:
-        """Wait a while for an event behind the mark ``after``, and return the newest mark."""
+        """Wait some time for an event after the mark ``after``, and return the newest mark."""
         await self._nft.permit.before_request()
         if self._reading is None or self._reading.done():
             if self._reading is not None:
@@ -83,13 +83,13 @@ class Monitor:
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,  # it says there which events it has lost
+                stderr=asyncio.subprocess.STDOUT,  # it reports lost events there
             )
         except OSError as error:
             raise NotDoneError(f"starting nft monitor failed: {error.strerror}") from None
         self._process, self._run, self._count = process, uuid.uuid4().hex[:12], 0
         self._reading = asyncio.create_task(self._follow(process))
-        # The listing that follows the first mark must not be older than what is heard.
+        # The listing that follows the first mark must be newer than the start of the monitor.
         for _ in range(round(self._wait_seconds / _POLL_SECONDS)):
             if self._reading.done() or _is_listening(process.pid):
                 break
@@ -111,14 +111,14 @@ class Monitor:
         is_event = line.startswith(b"{")
         if not is_event:
             self._last_words = line[:_SHOWN_BYTES]
-        # What is no event is a warning: some were lost, or not understood.
+        # A line that is no event is a warning: events were lost, or not understood.
         if (line and not is_event) or self._ours.search(line):
             self._count += 1
             self._changed.set()
 
 
 def _is_listening(pid: int) -> bool:
-    """Return whether a process has a socket that hears the events of tables."""
+    """Return whether a process has a socket that receives the events of tables."""
     try:
         sockets = Path(f"/proc/{pid}/net/netlink").read_text().splitlines()[1:]
     except OSError:

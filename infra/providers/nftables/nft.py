@@ -1,7 +1,7 @@
 """The program nft: each call is one transaction of the kernel, each failure is classified.
 
-What it reads is a file in memory that is complete before it starts: of a pipe it would take the
-half that a killed process has written for the whole.
+It reads a file in memory that is complete before it starts. From a pipe, it would take the half
+that a killed process has written for the whole.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Command = dict[str, object]
 """One command of a transaction, in nft's JSON."""
 
 MAX_PROCESSES: Final = 4
-"""Of one provider at a time; each reads the names of all chains."""
+"""Of one provider at a time. Each reads the names of all chains."""
 
 SEARCHED: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-"""Where nft is, for those who are not root too."""
+"""Where nft is searched, also for users other than root."""
 
 _NAMESPACES: Final = "/run/netns"
 _ENVIRONMENT: Final = {"LC_ALL": "C", "PATH": SEARCHED}
@@ -69,15 +69,15 @@ _PIECE_BYTES: Final = 64 * 1024
 
 
 class MissingError(NotDoneError):
-    """Something that a command names is not there; nothing was done."""
+    """An object that a command names does not exist. Nothing was done."""
 
 
 class TakenError(NotDoneError):
-    """Something that a command makes is there already; nothing was done."""
+    """An object that a command creates exists. Nothing was done."""
 
 
 class Nft:
-    """Runs nft at a place; ``Place`` has validated all that is an argument of a process."""
+    """Runs nft for a place. ``Place`` has validated all arguments of the process."""
 
     def __init__(self, place: Place, timeout_seconds: float, permit: CallPermit) -> None:
         self.permit = permit
@@ -87,15 +87,15 @@ class Nft:
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
 
     async def apply(self, commands: Sequence[Command], *, read_at: float | None = None) -> None:
-        """Do all commands in one transaction, or none of them."""
+        """Execute all commands in one transaction, or none of them."""
         script = _encoder.encode({"nftables": commands})
         await self._run(["-j"], script, read_at=read_at, writes=True)
         self.permit.record_write()
 
     async def show(self, what: str, name: str | None = None) -> bytes:
-        """List one chain or map of the table, or all of it, as JSON; raises ``MissingError``.
+        """List one chain or map of the table, or all of it, as JSON. Raises ``MissingError``.
 
-        One thing a call: of several chains that are asked for at once, nft 1.0.6 finds the last.
+        One object per call: of several chains, nft 1.0.6 returns only the last.
         """
         of: Command = {"family": FAMILY, "name": self.place.table}
         if name is not None:
@@ -103,7 +103,7 @@ class Nft:
         return await self._run(["-j"], _encoder.encode({"nftables": [{"list": {what: of}}]}))
 
     async def ask(self, script: str, *options: str) -> str:
-        """Ask for what has no JSON; the caller has validated each word of the script."""
+        """Run a query without JSON output. The caller has validated each word of the script."""
         return (await self._run(list(options), script.encode())).decode()
 
     async def _run(
@@ -162,7 +162,7 @@ class Nft:
             os.close(file)
 
     def _refusal(self, words: str) -> ProviderError:
-        """Classify what nft says; raises ``ConfigurationError`` for what no call can have."""
+        """Classify nft's error. Raises ``ConfigurationError`` for an error of every call."""
         said = next((line for line in words.splitlines() if line.strip()), "nothing")
         text = f"nft: {said.partition('Error: ')[2] or said}"[:_MESSAGE_CHARACTERS]
         if words.startswith("nsenter:") and _MISSING in words:
@@ -194,7 +194,7 @@ class Nft:
 
 
 def _program(place: Place) -> tuple[str, ...]:
-    """Return the command; raises ``ConfigurationError`` where there is none."""
+    """Return the command. Raises ``ConfigurationError`` if nft is not installed."""
     problem = nft_problem()
     if problem is not None:
         raise ConfigurationError(problem)
@@ -210,7 +210,7 @@ def _program(place: Place) -> tuple[str, ...]:
 
 
 def nft_problem() -> str | None:
-    """Explain why nft cannot be run here; None if it can."""
+    """Describe why nft cannot run here; None if it can."""
     if sys.platform != "linux":
         return "services require nftables, which exists only on Linux"
     if shutil.which("nft", path=SEARCHED) is None:
@@ -219,7 +219,7 @@ def nft_problem() -> str | None:
 
 
 async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    """Read both outputs until the process ends; raises ``AnswerTooLargeError``."""
+    """Read both outputs until the process ends. Raises ``AnswerTooLargeError``."""
     reads = [asyncio.create_task(_read(each)) for each in (process.stdout, process.stderr)]
     try:
         output, errors = await asyncio.gather(*reads)
@@ -231,7 +231,7 @@ async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
 
 
 async def _read(output: asyncio.StreamReader | None) -> bytes:
-    """Read what nft writes; raises ``AnswerTooLargeError``."""
+    """Read an output of nft. Raises ``AnswerTooLargeError``."""
     assert output is not None
     found = bytearray()
     while piece := await output.read(_PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Where services are: a table of nftables, in our own network namespace or in a named one."""
+"""Where services are: a table of nftables, in our own or a named network namespace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENDPOINT: Final = re.compile(rf"(?:nft:|netns:{_NAMESPACE}/){_TABLE}")
 
 
 class Place(NamedTuple):
-    """A table; without a namespace, in the one that the process lives in."""
+    """A table; without a namespace, in that of the process."""
 
     table: str
     namespace: str | None = None
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 def place_of(endpoint: str) -> Place:
-    """Read an endpoint; raises ``ConfigurationError``."""
+    """Parse an endpoint. Raises ``ConfigurationError``."""
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None:
         raise ConfigurationError(

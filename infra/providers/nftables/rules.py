@@ -1,8 +1,8 @@
 """A service as rules: a chain, an element that leads to it, and the commands that write both.
 
-A chain has one rule for each backend, and its mark behind them, where no packet comes. An anonymous
-map of backends (``dnat to numgen … map``) would be one rule, and a set of its own: nft asks the
-kernel for the elements of all sets of a table before it shows one chain of it (see Design in
+A chain has one rule for each backend, and after them its mark, which no packet reaches. An
+anonymous map of backends (``dnat to numgen … map``) would be one rule with its own set, but nft
+reads the elements of all sets of a table before it shows one chain (see Design in
 docs/kinds/service.md).
 """
 
@@ -39,7 +39,7 @@ from infra.providers.nftables.spec import Backend, Balance, Front, Protocol, nam
 
 _PREFIX: Final = "service-"
 _SEED: Final = 0x5EC0
-"""Of the hash of a client's address: one for all, so that a machine that takes over agrees."""
+"""Of the hash of a client's address. It is constant, so that a machine that takes over agrees."""
 
 _BALANCES: Final[tuple[Balance, ...]] = get_args(Balance)
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -51,17 +51,17 @@ def chain_of(name: str) -> str:
 
 
 def name_of(chain: str) -> str | None:
-    """Return whose chain it would be; None if it has not the form."""
+    """Return the service of a chain's name; None if it has another form."""
     name = chain.removeprefix(_PREFIX)
     return name if chain != name and name_problem(name) is None else None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is there of a service: its chain, and how packets come to it.
+    """The state of a service: its chain, and how packets reach it.
 
     ``element`` leads to the chain. ``is_masqueraded``: the front of the element, or of the mark.
-    ``is_reached``: the shared chains of the table are not damaged.
+    ``is_reached``: the shared chains of the table are sound.
     """
 
     name: str
@@ -74,18 +74,18 @@ class Seen:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether it is an empty chain to which nothing leads: no object."""
+        """Whether it is an empty chain to which nothing leads, and so no object."""
         return not self.rules and self.element is None
 
     @property
     def front(self) -> Front | None:
-        """Where it is reached, or would be."""
+        """The current or future front."""
         if self.element is not None:
             return self.element.front
         return None if self.mark is None else self.mark.front
 
     def as_object(self) -> ExternalObject:
-        """Return it as it is shown; without damaged fields, so that these differ."""
+        """Return it as an object, without damaged fields, so that these differ."""
         fields: Fields = {"masquerade": self.is_masqueraded}
         outputs: Fields = {}
         if self.element is not None and self.element.verdict == "goto" and self.is_reached:
@@ -112,13 +112,13 @@ class Seen:
 
     @property
     def _version(self) -> str:
-        """Handles are never used again, so what was written since has others."""
+        """Handles are never used again, so later writes have others."""
         handles = [each.handle for each in self.rules]
         content = (self.chain.handle, handles, self.element, self.is_masqueraded)
         return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
 
     def _spread(self) -> Fields:
-        """Return backends and how they are chosen; nothing if the rules are no service's."""
+        """Return the backends and their balance; nothing if the rules have another form."""
         body = [each.expr for each in self.rules if not is_of_mark(each.comment)]
         marked = [each.expr for each in self.rules[len(body) :]]
         front = self.front
@@ -136,7 +136,7 @@ class Seen:
 
 
 def seen_in(shown: Listed, name: str, element: Element | None, *, is_masqueraded: bool) -> Seen:
-    """Put together what was shown of a service."""
+    """Combine the listed parts of a service."""
     chain = chain_of(name)
     rules = shown.rules.get(chain, [])
     return Seen(name, shown.chains[chain], rules, mark_of(rules), element, is_masqueraded)
@@ -167,14 +167,14 @@ def all_seen(shown: Listed) -> list[Seen]:
 
 
 def leading_element(mark: Mark | None, elements: list[Element]) -> Element | None:
-    """Return the element that is the service's: others that lead to its chain are somebody's."""
+    """Return the service's element. Other elements that lead to its chain are foreign."""
     if mark is None:
         return min(elements, default=None, key=lambda each: each.front)
     return next((each for each in elements if each.front == mark.front), None)
 
 
 def target_text(element: Element) -> str:
-    """Return where an element leads that leads to no service."""
+    """Return where a foreign element leads."""
     return f"chain {element.target}" if element.target else f"the verdict {element.verdict}"
 
 
@@ -182,15 +182,15 @@ def target_text(element: Element) -> str:
 
 
 def front_of_fields(fields: Fields) -> Front:
-    """Return where an action wants a service to be reached."""
+    """Return the front that an action declares."""
     return Front(fields["address"], fields["protocol"], fields["port"])
 
 
 def written(table: str, action: Action, uid: str, seen: Seen | None) -> list[Command]:
-    """Return the commands that write a service in the place of what was seen of it.
+    """Return the commands that replace the known state of a service.
 
-    Rules are deleted by their handles: if one is gone by then, the whole transaction is refused.
-    Raises ``RefusedError`` for labels that cannot be kept.
+    Rules are deleted by their handles. If one was deleted in the meantime, the whole transaction is
+    refused. Raises ``RefusedError`` for labels that are too long.
     """
     chain, front = chain_of(action.external_name), front_of_fields(action.fields)
     balance: Balance = action.fields["balance"]
@@ -217,7 +217,7 @@ def written(table: str, action: Action, uid: str, seen: Seen | None) -> list[Com
 
 
 def deleted(table: str, seen: Seen) -> list[Command]:
-    """Return the commands that delete what was seen of a service."""
+    """Return the commands that delete the known state of a service."""
     commands = _rules_deleted(table, seen)
     if seen.element is not None:
         commands.append(_element_deleted(table, SERVICES, seen.element.front))
@@ -266,12 +266,12 @@ def match(left: object, right: object, operator: str = "==") -> Command:
 
 
 def is_protocol(protocol: Protocol) -> Command:
-    """Return the comparison without which nft knows no ports."""
+    """Return the comparison that nft requires before ports."""
     return match({"meta": {"key": "l4proto"}}, protocol)
 
 
 def _body(protocol: Protocol, balance: Balance, backends: list[Backend]) -> list[Expressions]:
-    """Return the rules of which the first that holds sends a connection to its backend."""
+    """Return rules of which the first match redirects a connection to its backend."""
     if not backends:
         return [[_refusal(protocol)]]
     rules: list[Expressions] = []
@@ -290,8 +290,8 @@ def _choice(balance: Balance, number: int, of: int) -> Command:
         case "Random":
             return match({"numgen": {"mode": "random", "mod": left, "offset": 0}}, 0)
         case "RoundRobin":
-            # Each rule counts what comes to it: the first takes every third, the second every
-            # other one of the rest.
+            # Each rule counts the packets that reach it: the first takes every third, the second
+            # every other one of the rest.
             return match({"numgen": {"mode": "inc", "mod": left, "offset": 0}}, 0)
         case "SourceAddress":
             address = {"payload": {"protocol": "ip", "field": "saddr"}}
@@ -299,7 +299,7 @@ def _choice(balance: Balance, number: int, of: int) -> Command:
 
 
 def _refusal(protocol: Protocol) -> Command:
-    """Return what has a client know at once that nobody answers."""
+    """Return rules that inform a client immediately that no backend exists."""
     if protocol == "tcp":
         return {"reject": {"type": "tcp reset"}}
     return {"reject": {"type": "icmp", "expr": "port-unreachable"}}
@@ -315,7 +315,7 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 def _backend_of(rule: Expressions) -> Backend | None:
-    """Return where a rule sends connections; None if it does something else."""
+    """Return where a rule redirects connections; None if it does something else."""
     try:
         target = msgspec.convert(rule[-1], _Target).dnat
         return Backend(target.addr, target.port)

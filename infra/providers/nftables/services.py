@@ -1,4 +1,4 @@
-"""The provider of ``Service``: each write is one transaction of nft, on what was read before it."""
+"""The provider of ``Service``: each write is one nft transaction, based on a read before it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _NOT_A_NAME: Final = "syntax error"
 
 
 class ServicesProvider(NamedObjects[Seen]):
-    """Writes services into a table, each into a chain and an element of its own."""
+    """Writes services into a table, each with its own chain and element."""
 
     noun = "service"
 
@@ -155,7 +155,7 @@ class ServicesProvider(NamedObjects[Seen]):
             if element is not None and element.front != front:
                 _, is_masqueraded = await self._led_by(element.front)
         if element is None and mark is None:
-            is_masqueraded = False  # nothing says that this front is its own
+            is_masqueraded = False  # there is no evidence that this front is its own
         return seen_in(shown, name, element, is_masqueraded=is_masqueraded)
 
     async def _led_by(self, front: Front) -> tuple[Element | None, bool]:
@@ -164,7 +164,7 @@ class ServicesProvider(NamedObjects[Seen]):
         asked = [f"get element {FAMILY} {self._table} {of} {key}" for of in (SERVICES, MASQUERADED)]
         try:
             return found_element(await self.nft.ask("\n".join(asked)), front), True
-        except MissingError:  # one of them, or both
+        except MissingError:  # one of them is missing, or both are
             pass
         answers: list[str | None] = []
         for each in asked:
@@ -176,7 +176,7 @@ class ServicesProvider(NamedObjects[Seen]):
         return None if leads is None else found_element(leads, front), masqueraded is not None
 
     async def _leading_to(self, chain: str) -> Element | None:
-        """Look through all elements for one that leads to a chain without a mark."""
+        """Search all elements for one that leads to a chain without a mark."""
         try:
             shown = await self.nft.show("map", SERVICES)
         except MissingError:
@@ -198,7 +198,7 @@ class ServicesProvider(NamedObjects[Seen]):
     # --- writing
 
     async def _apply(self, commands: list[Command], *, read_at: float, is_suspect: bool) -> None:
-        """Do a transaction; what services share is mended with it where it may be missing."""
+        """Execute a transaction, and repair the shared objects with it if they may be missing."""
         async with self._writing:
             mended = await self._mended_chains() if is_suspect else []
             try:
@@ -209,7 +209,7 @@ class ServicesProvider(NamedObjects[Seen]):
                 await self.nft.apply(commands, read_at=read_at)
 
     async def _mended_chains(self) -> list[Command]:
-        """Look at the shared chains one by one: of many services, the whole table takes longer."""
+        """Read the shared chains one by one: with many services, the whole table takes longer."""
         shown = Listed()
         for name in base.CHAINS:
             found = await self._shown_chain(name)
@@ -224,7 +224,7 @@ class ServicesProvider(NamedObjects[Seen]):
             return Listed()
 
     async def _make_table(self) -> bool:
-        """Make what is missing of the table; returns whether anything was."""
+        """Create the missing shared objects. Return whether any was missing."""
         answer = await self._shown_table()
         if answer is None:
             await self._check_table_name()
@@ -273,7 +273,7 @@ class ServicesProvider(NamedObjects[Seen]):
     # --- obstacles
 
     async def _front_taken(self, action: Action, error: TakenError) -> ProviderError:
-        """Say who has the address and port that a service wants: it waits until they are free."""
+        """Name the owner of the declared address and port. The action waits until they are free."""
         front = front_of_fields(action.fields)
         element, _ = await self._led_by(front)
         if element is None:
@@ -288,7 +288,7 @@ class ServicesProvider(NamedObjects[Seen]):
         )
 
     async def _shown_to(self, namespace: str, element: Element) -> str:
-        """Return where an element leads; a service of another namespace is not named."""
+        """Return where an element leads, without the name of a service in another namespace."""
         name = name_of(element.target)
         if name is None:
             return target_text(element)

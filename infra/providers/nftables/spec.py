@@ -1,4 +1,4 @@
-"""What can be declared of a ``Service``, what it shows, and its names."""
+"""The fields, outputs and names of a ``Service``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FRONT: Final = re.compile(r"([0-9.]{7,15})/(tcp|udp)/([0-9]{1,5})")
 
 
 class Front(NamedTuple):
-    """Where clients reach a service."""
+    """The address and port of a service for its clients."""
 
     address: str
     protocol: Protocol
@@ -37,7 +37,7 @@ class Front(NamedTuple):
 
 
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who answers."""
+    """A backend of a service."""
 
     address: Annotated[
         str,
@@ -96,14 +96,14 @@ class ServiceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceOutputs(msgspec.Struct, frozen=True):
-    """Where a service is reached."""
+    """Outputs of a service."""
 
     address: Annotated[str, msgspec.Meta(description="Virtual IPv4 address.")]
     port: Annotated[int, msgspec.Meta(description="Port that clients connect to.")]
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return where a service takes connections of the host, and its backends there (ADR 0060)."""
+    """Return the addresses of the host that a service uses, as front and as backends (ADR 0060)."""
     front = HostUse("spec.address", "listen", f"{fields['address']}:{fields['port']}")
     backends: list[Fields] = fields.get("backends") or []
     hint = "use the address of another machine or of a container"
@@ -118,9 +118,9 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a service's fields their canonical form: the backends are a sorted set.
+    """Return the canonical form of a service's fields, with sorted backends.
 
-    What is missing of an object that somebody has spoilt stays missing: it is a difference.
+    Missing fields of a damaged object stay missing, and count as a difference.
     """
     if "backends" not in fields:
         return fields
@@ -133,7 +133,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def ready(fields: Fields, thing: ExternalObject) -> Readiness:
-    """Return whether anybody answers, as far as it is declared."""
+    """Return whether a backend is declared."""
     del fields
     if thing.fields.get("backends"):
         return READY
@@ -141,7 +141,7 @@ def ready(fields: Fields, thing: ExternalObject) -> Readiness:
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with the name of a service, or nothing."""
+    """Describe what is wrong with the name of a service; None if it is valid."""
     if _NAME.fullmatch(name) is not None:
         return None
     return (
@@ -151,7 +151,7 @@ def name_problem(name: str) -> str | None:
 
 
 def front_of(text: str) -> Front | None:
-    """Read what ``Front`` writes; None if it is none."""
+    """Parse the text of a ``Front``; None if it is invalid."""
     found = _FRONT.fullmatch(text)
     if found is None:
         return None
@@ -160,7 +160,7 @@ def front_of(text: str) -> Front | None:
 
 
 def balance_of(text: str) -> Balance | None:
-    """Read the name of a way to spread connections; None if it is none."""
+    """Parse the name of a balance; None if it is unknown."""
     known: tuple[Balance, ...] = get_args(Balance)
     return next((each for each in known if each == text), None)
 

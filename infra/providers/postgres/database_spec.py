@@ -1,4 +1,4 @@
-"""What can be declared of a ``Database``, and what it shows."""
+"""The fields and outputs of a ``Database``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENCODINGS = (
     *(f"WIN{number}" for number in (866, 874, *range(1250, 1259))),
     *("KOI8R", "KOI8U"),
 )
-"""What a database can have, as the server shows it; it takes other names for the same, too."""
+"""Encodings of a database, as the server shows them. It accepts other names for them, too."""
 
 TRUSTED_EXTENSIONS = frozenset(
     {
@@ -30,11 +30,11 @@ TRUSTED_EXTENSIONS = frozenset(
         *("tsm_system_rows", "tsm_system_time", "unaccent", "uuid-ossp"),
     }
 )
-"""What PostgreSQL itself trusts the owner of a database with. Others can reach the server's machine
-or its network, such as ``dblink``, ``file_fdw`` and languages that are not trusted."""
+"""Extensions that PostgreSQL lets the owner of a database create. Others can reach the server's
+machine or its network, such as ``dblink``, ``file_fdw`` and untrusted languages."""
 
 ALWAYS_THERE = "plpgsql"
-"""The extension that every database has; it is not compared."""
+"""The extension of every database. It is not compared."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 ConnectionLimit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)]
@@ -92,7 +92,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
 
 class DatabaseOutputs(msgspec.Struct, frozen=True):
-    """Where a database is; the URL has no user and no password."""
+    """Where a database is. The URL has no user and no password."""
 
     host: Annotated[str, msgspec.Meta(description="Host name of the server.")]
     port: Annotated[int, msgspec.Meta(description="Port of the server.")]
@@ -101,14 +101,14 @@ class DatabaseOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a database's fields their canonical form: extensions by name, encodings as shown."""
+    """Return the canonical form of a database's fields: extensions by name, encodings as shown."""
     given = {name: value for name, value in fields.items() if value is not None}
     extensions: Any = given.get("extensions") or {}
     result: Fields = {
         "connectionLimit": UNLIMITED,
         "allowConnections": True,
         **given,
-        # By name, so that a comparison leaves alone what others have installed.
+        # By name, so that a comparison ignores the extensions of other clients.
         "extensions": {
             name: True
             for name in sorted(set(cast("list[str]", extensions)))
@@ -124,7 +124,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def _encoding(given: str) -> str:
-    """Return an encoding's own name: the server looks at its letters and digits alone."""
+    """Return the canonical name of an encoding. The server compares only letters and digits."""
     name = _plain(given)
     return _BY_PLAIN_NAME.get(name, name)
 
@@ -137,12 +137,12 @@ _BY_PLAIN_NAME = {"UNICODE": "UTF8", **{_plain(each): each for each in ENCODINGS
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields without the template: no server knows what a database was copied from."""
+    """Return fields without the template, because no server records it."""
     return {name: value for name, value in fields.items() if name != "template"}
 
 
 def loses(fields: Fields | None, thing: ExternalObject) -> str:
-    """Return which data would be lost by a write or a deletion."""
+    """Return which data a write or a deletion would lose."""
     if fields is None:
         return f"all data of database {thing.name}"
     dropped = thing.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
@@ -152,7 +152,7 @@ def loses(fields: Fields | None, thing: ExternalObject) -> str:
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return the extensions that lead beyond the database (ADR 0060)."""
+    """Return the extensions that reach beyond the database (ADR 0060)."""
     return [
         HostUse("spec.extensions", "privileges", f"extension:{name}", "omit it")
         for name in fields.get("extensions") or ()

@@ -1,8 +1,8 @@
 """The provider of ``Database``.
 
-A creation is several statements, and the first cannot be in a transaction. So a database is made
-under a name that is made of the action's key, marked, filled, and renamed in the end: what has the
-wanted name is complete (see Design in docs/kinds/database.md).
+A creation is several statements, and the first cannot be in a transaction. So a database is created
+under a name made of the action's key, marked, filled, and finally renamed: a database with the
+declared name is complete (see Design in docs/kinds/database.md).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from reconciler.provider.named_objects import Found, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
 
 LEFTOVER_SECONDS: Final = 3_600
-"""An unfinished database that is older is listed, so that somebody sees it."""
+"""An older unfinished database is listed, so that an operator notices it."""
 
 _SHOWN_SESSIONS: Final = 5
 
@@ -69,9 +69,9 @@ _SELECT = sql.SQL(
 
 
 class DatabaseMark(Mark, frozen=True, omit_defaults=True):
-    """What a database's comment keeps. ``name`` and ``since``: of one that is not finished.
+    """The mark in a database's comment. ``name`` and ``since`` belong to an unfinished one.
 
-    ``extensions``: those that were declared.
+    ``extensions``: the declared ones.
     """
 
     name: str = ""
@@ -188,16 +188,16 @@ class DatabasesProvider(NamedObjects[_Database]):
             try:
                 async with self._server.transaction(unfinished) as session:
                     await session.run(*_extension_statements(mark.extensions, []))
-            except RefusedError as error:  # without them, the database is the action's all the same
+            except RefusedError as error:  # without them, the database still belongs to the action
                 half_done = await self._finished(action, unfinished, mark)
                 raise RefusedError(error.message, obstacle=half_done.as_object()) from None
         return await self._finished(action, unfinished, mark)
 
     async def update_object(self, action: Action, found: Found[_Database]) -> _Database:
-        """Change extensions, then the database itself unless it has changed by then."""
+        """Change extensions, then the database, unless it has changed in the meantime."""
         name, row, shown = action.external_name, found.native.row, found.object
         _check_declared(name)
-        # The mark is written last: a database with the key of this action is as declared.
+        # The mark is written last: a database with the key of this action matches its declaration.
         if _needs_opening(shown, action.fields):
             row = await self._opened(row)
         await self._change_extensions(shown, action.fields)
@@ -267,7 +267,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     # --- reading
 
     def _is_listed(self, row: _Row) -> bool:
-        """Return whether a row is an object; one that is being made is none yet."""
+        """Return whether a row is an object. An unfinished database is none yet."""
         if row.name in self._protected or INVALID_TEXT in row.name:
             return False
         if not row.name.startswith(UNFINISHED_PREFIX) or row.mark is None:
@@ -279,14 +279,14 @@ class DatabasesProvider(NamedObjects[_Database]):
         return await self._server.read(_Row, _select(condition))
 
     def _recorded(self, row: _Row) -> _Database:
-        """Return a database with the extensions that were last written."""
+        """Return a database with the last written extensions."""
         extensions = () if row.mark is None else row.mark.extensions
         return _Database(row, extensions, self._server.place.outputs(row.name))
 
     async def _database(self, row: _Row) -> _Database:
         """Read the extensions of a database, if any were ever declared.
 
-        A database that does not allow a connection has those that were last written.
+        For a database that does not allow a connection, the last written ones count.
         """
         recorded = self._recorded(row)
         if not recorded.extensions or not row.allow_connections or not row.may_connect:
@@ -297,7 +297,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         return replace(recorded, extensions=names(rows, "extname"))
 
     async def _listed(self, row: _Row) -> _Database | None:
-        """Complete a row of a listing; None if the database was dropped since it was listed."""
+        """Complete a row of a listing; None if the database was dropped in the meantime."""
         try:
             return await self._database(row)
         except ProviderError:
@@ -308,7 +308,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     # --- writing
 
     async def _check_what_is_needed(self, action: Action) -> None:
-        """Raise before anything is made, if it cannot be made whole."""
+        """Raise before any effect if the database could not be completed."""
         owner, wanted = action.fields.get("owner"), sorted(action.fields["extensions"])
         query = sql.SQL(
             "SELECT 'role' AS what, wanted AS name FROM unnest({}::text[]) AS wanted"
@@ -321,15 +321,15 @@ class DatabasesProvider(NamedObjects[_Database]):
         for row in missing:
             if row["what"] == "role":
                 raise NotDoneError(f"role {row['name']!r} does not exist (yet)", status=REFUSED)
-            # A package comes by hands, so its creation waits for theirs: for a new declaration.
+            # Only an operator can install a package, so the creation waits for a new declaration.
             text = _not_available(row["name"])
             raise RefusedError(f"{text}, then apply the manifest with a change")
 
     async def _make_unfinished(self, name: str, fields: Fields, read_at: float) -> None:
         """Create a database under its temporary name.
 
-        ``CREATE DATABASE`` is no part of a transaction: its error proves nothing. That the server
-        has none when the statement is over does.
+        ``CREATE DATABASE`` is not transactional, so its error proves nothing. A missing database
+        after the end of the statement does.
         """
         try:
             await self._server.run(_create_statement(name, fields), read_at=read_at)
@@ -388,7 +388,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         async with self._server.session() as session:
             known = names(await session.run(available.format(added)), "name")
         for extension in added:
-            if extension not in known:  # an update ends with the next declaration: it can wait
+            if extension not in known:  # an update can wait, because the next declaration ends it
                 raise NotDoneError(_not_available(extension), status=REFUSED)
         async with self._server.transaction(shown.name) as session:
             await session.run(*_extension_statements(added, dropped))
@@ -398,7 +398,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             await self._drop(row.name, None)
 
     async def _drop(self, name: str, read_at: float | None) -> bool:
-        """Drop a database; return whether it was there."""
+        """Drop a database. Return whether it existed."""
         statement = sql.SQL("DROP DATABASE {}").format(sql.Identifier(name))
         try:
             await self._server.run(statement, read_at=read_at)
@@ -409,7 +409,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         return True
 
     async def _in_use(self, error: ProviderError, database: str) -> ProviderError:
-        """Name the sessions that are in the way of a statement, if it is they that are."""
+        """Name the sessions that block a statement, if they are the cause."""
         if state_of(error.__cause__) != IN_USE:
             return error
         query = sql.SQL(
@@ -437,7 +437,7 @@ def _check_declared(name: str) -> None:
 
 
 def _is_leftover(row: _Row, action: Action) -> bool:
-    """Return whether an action for the same resource has left it, which was given up."""
+    """Return whether an abandoned action for the same resource has left it."""
     mark = row.mark
     return mark is not None and (mark.name, mark.labels) == (action.external_name, action.labels)
 
@@ -452,7 +452,7 @@ def _named(name: str) -> sql.Composed:
 
 def _create_statement(name: str, fields: Fields) -> sql.Composed:
     encoding, locale = fields.get("encoding"), fields.get("locale")
-    # A template with other texts in it cannot take another encoding: template0 has none.
+    # A template with data in another encoding cannot take another one; template0 has no data.
     empty = "template0" if encoding or locale else "template1"
     parts = [sql.SQL("TEMPLATE {}").format(sql.Identifier(fields.get("template") or empty))]
     if owner := fields.get("owner"):
@@ -487,7 +487,7 @@ def _comment_statement(name: str, comment: str) -> sql.Composed:
 
 
 def _extension_statements(added: Sequence[str], dropped: Sequence[str]) -> list[sql.Composable]:
-    # In `public`, unless the extension says where; nothing else is called with that path.
+    # In `public`, unless the extension requires another schema. Nothing else runs with that path.
     create, drop = "CREATE EXTENSION IF NOT EXISTS {} CASCADE", "DROP EXTENSION IF EXISTS {}"
     return [
         sql.SQL("SET LOCAL search_path = public"),

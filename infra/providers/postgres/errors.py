@@ -1,4 +1,4 @@
-"""What a failure of the server or of the connection means for a provider's caller."""
+"""The meaning of a failure of the server or of the connection for a provider's caller."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _MESSAGE_CHARACTERS: Final = 1_000
 
 _BY_STATE: Final[Mapping[str, type[ProviderError]]] = {
     **dict.fromkeys(DUPLICATE, ConflictError),
-    "42501": NotDoneError,  # insufficient privilege: who administers the server can mend it
-    "42704": NotDoneError,  # a role or an object that does not exist, possibly not yet
+    # insufficient privilege, which the administrator of the server can grant
+    "42501": NotDoneError,
+    "42704": NotDoneError,  # a role or an object that does not exist, or not yet
     "3F000": NotDoneError,  # a schema likewise
 }
 _FOR_GOOD: Final = ("0A", "22", "42")
-"""Classes of what the server will never take: it is not supported, or not valid. A membership that
-would be a circle is none of them: somebody's hand may have closed it."""
+"""Classes of statements that the server will never accept: unsupported or invalid. A circular
+membership is not one of them, because another client may have caused it."""
 
 _NOT_ANSWERED: Final = ("08", "40003", "57P", "58", "XX")
-"""Classes that end a session or a disk, and a completion that the server does not know itself: what
-was done by then is not told."""
+"""Classes that end a session or a disk, and a completion that the server itself does not know. The
+effect until then is unknown."""
 
 _IN_TROUBLE: Final = ("28", "53", "57", *_NOT_ANSWERED)
-"""Classes of a server that serves nobody; all others are about what was asked for."""
+"""Classes of a server that serves no client. All others concern the statement."""
 
 REFUSED: Final = HTTPStatus.CONFLICT
-"""Status of an error that says nothing of the server's health: a tenant can cause it at will, and
-must not open the breaker of the server for the others."""
+"""Status of an error that shows nothing about the server's health: a tenant can cause it at will,
+and must not open the breaker of the server for others."""
 
 
 def state_of(error: BaseException | None) -> str:
@@ -52,11 +53,11 @@ def state_of(error: BaseException | None) -> str:
 
 
 def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
-    """Return what a failed statement means.
+    """Return the meaning of a failed statement.
 
-    ``may_be_done``: it was one that takes effect at once, so that a lost answer leaves it open. Of
-    a transaction that is the end only: whatever fails before is undone. Any other SQLSTATE is that
-    of a statement that the server has rolled back.
+    ``may_be_done``: it takes effect immediately, so a lost response leaves that open. In a
+    transaction, this is only its end: earlier failures are rolled back. With any other SQLSTATE,
+    the server has rolled the statement back.
     """
     state, text = state_of(error), _text(error)
     if not state or (state.startswith(_NOT_ANSWERED) and "concurrently" not in text):
@@ -72,9 +73,9 @@ def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
 
 
 def not_connected(error: psycopg.Error) -> ProviderError:
-    """Return what a failed connection means: nothing was sent, and libpq has words only."""
+    """Return the meaning of a failed connection: nothing was sent, and libpq has only a text."""
     text = _text(error)
-    if "too many connections for database" in text:  # its owner's limit, and no one else's
+    if "too many connections for database" in text:  # the limit of one tenant's database
         return NotDoneError(text, status=REFUSED)
     if "too many" in text:
         return ThrottledError(text, retry_after_seconds=_RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""The kind ``Grant``: what a role may do with a database, or with what is in a schema."""
+"""The kind ``Grant``: the privileges of a role on a database, or on the objects of a schema."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRANT = Kind(
     api_version="postgres/v1",
     provider="postgres",
     schema=GrantFields,
-    # No labels: there is no place for one. Whose a grant is, only the log knows.
+    # No labels, because there is no place for one. Only the log shows the owner of a grant.
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=False, conditional_writes=True
     ),

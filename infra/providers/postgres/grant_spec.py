@@ -1,7 +1,7 @@
-"""What can be declared of a ``Grant``, what it shows, and its names.
+"""The fields, outputs and names of a ``Grant``.
 
-PostgreSQL has no object for it: a grant is the set of privileges that one grantee has on one
-object, and is there while that set is not empty. So its name says both: ``GRANTEE@DATABASE``,
+PostgreSQL has no such object: a grant is the set of privileges of one grantee on one object, and
+exists while that set is not empty. So its name contains both: ``GRANTEE@DATABASE``,
 ``GRANTEE@DATABASE/SCHEMA`` or ``GRANTEE@DATABASE/SCHEMA/tables``.
 """
 
@@ -51,8 +51,7 @@ PRIVILEGES: Final[Mapping[Level, frozenset[str]]] = {
     "sequences": frozenset({"SELECT", "UPDATE", "USAGE"}),
     "functions": frozenset({"EXECUTE"}),
 }
-"""What there is to grant at each level; ``tables``, ``sequences`` and ``functions`` are all that a
-schema has of them."""
+"""Privileges at each level; ``tables``, ``sequences`` and ``functions`` are all of a schema."""
 
 _IN_SCHEMA: Final[Mapping[str, Level]] = {
     "tables": "tables",
@@ -106,14 +105,14 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GrantOutputs(msgspec.Struct, frozen=True):
-    """Who has the privileges, and in which database."""
+    """The grantee, and the database."""
 
     role: Annotated[str, msgspec.Meta(description="Name of the role.")]
     database: Annotated[str, msgspec.Meta(description="Name of the database.")]
 
 
 class GrantPlace(NamedTuple):
-    """Who has privileges, and on what."""
+    """A grantee, and the object of the privileges."""
 
     grantee: str
     database: str
@@ -129,7 +128,7 @@ class GrantPlace(NamedTuple):
 
 
 def place_of(name: str) -> GrantPlace | None:
-    """Take an external name apart; None if it is none."""
+    """Parse an external name; None if it is invalid."""
     grantee, _, rest = name.partition("@")
     parts = rest.split("/")
     if not all((grantee, *parts)) or "@" in rest or "/" in grantee:
@@ -146,7 +145,7 @@ def place_of(name: str) -> GrantPlace | None:
 
 
 def grant_problem(name: str) -> str | None:
-    """Describe what is wrong with a grant's external name, or nothing."""
+    """Describe what is wrong with a grant's external name; None if it is valid."""
     place = place_of(name)
     if place is None:
         return (
@@ -162,7 +161,7 @@ def grant_problem(name: str) -> str | None:
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a grant's fields their canonical form: sets in order, and nothing held by halves."""
+    """Return the canonical form of a grant's fields: sorted sets, nothing granted partially."""
     given = {name: value for name, value in fields.items() if value is not None}
     return {
         "partial": [],
@@ -173,5 +172,5 @@ def normalize(fields: Fields) -> Fields:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields without role and database, which are the external name's and never differ."""
+    """Return fields without role and database, which are in the external name and never differ."""
     return {name: value for name, value in fields.items() if name not in ("role", "database")}

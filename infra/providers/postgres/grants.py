@@ -1,7 +1,7 @@
-"""The provider of ``Grant``: each write is one transaction, which ends only if it did all.
+"""The provider of ``Grant``: each write is one transaction, which is complete or has no effect.
 
-What is there is read from the access lists, with the server's defaults where there is no list.
-Owners are left out: what they may do follows from their ownership.
+The state is read from the access lists, with the server's defaults for a missing list. Owners are
+left out, because their privileges follow from the ownership.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _DATABASES = sql.SQL(
     """
 )
 
-# Of each grantee and kind of object in one schema: how many objects there are that are not the
-# grantee's own, and on how many of them it has a privilege. Its own are counted as an entry without
-# a privilege: a join would cost objects times entries, of which a tenant may make many.
+# For each grantee and type of object in one schema: the number of objects that the grantee does not
+# own, and on how many of them it has a privilege. Its own are counted as an entry without a
+# privilege, because a join would cost objects times entries, of which a tenant may create many.
 _SELECT = sql.SQL(
     """
     WITH objects AS (
@@ -148,14 +148,14 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class GrantsProvider:
-    """A client of a PostgreSQL server, for what its roles may do."""
+    """A client of a PostgreSQL server, for the privileges of its roles."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
         self._protected = sorted(PROTECTED_DATABASES | {self._server.place.database})
 
     async def create(self, action: Action) -> Effect:
-        """Grant privileges to one who has none there."""
+        """Grant privileges to a grantee without any there."""
         place = self._checked(action)
         found = await self._database(place)
         if found is None:
@@ -168,7 +168,7 @@ class GrantsProvider:
             return Effect(await self._written(session, place, found, action, None))
 
     async def update(self, action: Action) -> Effect:
-        """Grant what is missing and revoke what is too much, at the action's version."""
+        """Grant missing privileges and revoke undeclared ones, at the action's version."""
         place = self._checked(action)
         found = await self._database(place)
         if found is None:
@@ -200,7 +200,7 @@ class GrantsProvider:
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read what one grantee may do at one place; None if that is nothing."""
+        """Read the privileges of one grantee at one place; None if it has none."""
         del uid  # names are unique
         place = self._place(external_name)
         found = await self._database(place)
@@ -212,7 +212,7 @@ class GrantsProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List what is granted in a scope, database by database, in the order of their names."""
+        """List the grants of a scope, database by database, in the order of their names."""
         last = ""
         while True:
             condition = sql.SQL("d.datname > {} AND {} ORDER BY d.datname LIMIT {}").format(
@@ -269,7 +269,7 @@ class GrantsProvider:
         return await self._server.read(_Database, query)
 
     async def _database(self, place: GrantPlace) -> _Database | None:
-        """Return the database of a grant; None where there is none, or nothing in it counts."""
+        """Return the database of a grant; None if it does not exist, or grants have no effect."""
         rows = await self._databases(sql.SQL("d.datname = {}").format(place.database))
         if not rows or (place.schema and not rows[0].allow_connections):
             return None
@@ -289,7 +289,7 @@ class GrantsProvider:
         return _as_object(database, rows) if rows else None
 
     async def _listed(self, database: _Database, prefix: str) -> list[ExternalObject]:
-        """Return what is granted on a database and in it."""
+        """Return the grants on a database and in it."""
         condition = sql.SQL("starts_with(coalesce(g.rolname::text, 'public'), {})").format(
             prefix.partition("@")[0]
         )
@@ -297,7 +297,7 @@ class GrantsProvider:
         rows = await self._server.read(
             _Row, _SELECT.format(objects=on_database, condition=condition)
         )
-        # Nobody can use what is granted in a database that nobody can connect to.
+        # Grants in a database without connections have no effect.
         if database.allow_connections:
             within = _OF_SCHEMAS.format(schema=_ANY_SCHEMA)
             try:
@@ -307,7 +307,7 @@ class GrantsProvider:
             except ProviderError:
                 if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
                     raise
-                return []  # dropped since it was listed
+                return []  # dropped in the meantime
         grouped = groupby(rows, lambda row: _place(database, row))
         return [_as_object(database, list(each)) for place, each in grouped if _is_named(place)]
 
@@ -359,7 +359,7 @@ def _connected_to(place: GrantPlace) -> str | None:
 
 
 def _databases_of(prefix: str) -> sql.Composable:
-    """Return which databases a scope's prefix can be about."""
+    """Return the databases that a scope's prefix may concern."""
     rest = prefix.partition("@")[2]
     database, slash, _ = rest.partition("/")
     if slash:
@@ -396,13 +396,13 @@ def _place(database: _Database, row: _Row) -> GrantPlace:
 def _is_named(place: GrantPlace) -> bool:
     """Return whether its name can be declared, and is not that of another place.
 
-    The owner of a database may put a slash into names, and so give two places one name.
+    The owner of a database may use a slash in names, and so give two places one name.
     """
     return grant_problem(place.name) is None and place_of(place.name) == place
 
 
 def _partial(rows: Iterable[_Row]) -> list[str]:
-    """Return what is granted on some of the objects only, or may be passed on of some only."""
+    """Return privileges on only some of the objects, or with a grant option on only some."""
     return [
         row.privilege for row in rows if row.held < row.objects or 0 < row.grantable < row.objects
     ]
@@ -445,7 +445,7 @@ def _statement(
     grantee = sql.SQL("PUBLIC") if place.grantee == PUBLIC else sql.Identifier(place.grantee)
     return sql.SQL("{} {} ON {} {} {} {}").format(
         sql.SQL(verb),
-        # Words of the language, not to be quoted: each is the schema's or the server's own.
+        # Keywords, which are not quoted: each comes from the schema or the server.
         sql.SQL(", ").join(sql.SQL(each) for each in privileges),  # pyright: ignore[reportArgumentType]
         target,
         sql.SQL("TO" if verb == "GRANT" else "FROM"),

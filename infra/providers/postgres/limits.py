@@ -1,7 +1,7 @@
 """Connections that read a limited number of bytes for each call, and results of limited size.
 
-libpq keeps each message and each result whole, whatever their length. The system counts what a
-connection has received, so the limit holds while libpq reads (ADR 0057).
+libpq keeps each message and each result completely, whatever their length. The system counts the
+bytes that a connection has received, so the limit applies while libpq reads (ADR 0057).
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from psycopg import sql
 from psycopg.rows import DictRow
 
 MAX_RESULT_BYTES: Final = 32 * 1024 * 1024
-"""Of all that a server sends for a call: 60,000 roles of 500 bytes each."""
+"""Of everything that a server sends for a call: 60,000 roles of 500 bytes each."""
 
 MAX_RESULT_VALUES: Final = 2_000_000
-"""Of a result, rows by columns: about 250 MiB in memory, though a NULL takes 4 bytes when sent."""
+"""Of a result, rows by columns: about 250 MiB in memory, although a NULL takes 4 bytes when sent.
+"""
 
 MAX_TEXT_BYTES: Final = 64 * 1024
 """Of a comment or a verifier, whose owner may make it 1 GiB long. A larger one is not read, because
@@ -32,10 +33,11 @@ MAX_ROWS: Final = 200
 
 _TCP_INFO_BYTES: Final = 192
 _RECEIVED_AT: Final = 128
-"""Place of ``tcpi_bytes_received`` in ``struct tcp_info`` of Linux, which only grows at its end."""
+"""Offset of ``tcpi_bytes_received`` in ``struct tcp_info`` of Linux, which only grows at its end.
+"""
 
 _RECEIVE_BUFFER_BYTES: Final = 64 * 1024
-"""libpq reads on until the system has nothing more, so that must come to an end early."""
+"""libpq reads until the system has nothing more, so that must end early."""
 
 _T = TypeVar("_T")
 
@@ -59,14 +61,14 @@ class LimitedConnection(psycopg.AsyncConnection[DictRow]):
         return _limited(cls._connect_gen(conninfo), _prepared, 0)
 
     async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
-        """Wait for the end of a call; raises ``ResultTooLargeError``."""
+        """Wait for the end of a call. Raises ``ResultTooLargeError``."""
         file = self.pgconn.socket
         limited = _limited(gen, lambda _: file, received_bytes(file))
         return await super().wait(limited, *arguments, **options)
 
 
 def check_values(rows: int, columns: int) -> None:
-    """Raise ``ResultTooLargeError`` for a result of too many values, before they are decoded."""
+    """Raise ``ResultTooLargeError`` for a result of too many values, before it is decoded."""
     if rows * max(columns, 1) > MAX_RESULT_VALUES:
         raise ResultTooLargeError(f"the result has more than {MAX_RESULT_VALUES} values")
 
@@ -74,7 +76,7 @@ def check_values(rows: int, columns: int) -> None:
 def received_bytes(file: int) -> int:
     """Return how much a connection has received; 0 where the system does not count it.
 
-    That is the case for local sockets, and on other systems than Linux.
+    That is the case for local sockets, and on systems other than Linux.
     """
     if sys.platform != "linux":
         return 0
@@ -89,7 +91,7 @@ def received_bytes(file: int) -> int:
 
 
 def _prepared(waits: tuple[int, Any]) -> int:
-    """Return the connection that is waited for, with a small buffer."""
+    """Return the awaited connection, with a small buffer."""
     with _borrowed(waits[0]) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
     return waits[0]
@@ -97,7 +99,7 @@ def _prepared(waits: tuple[int, Any]) -> int:
 
 @contextmanager
 def _borrowed(file: int) -> Generator[socket.socket]:
-    """Open a socket of libpq, and leave it open."""
+    """Use a socket of libpq, and leave it open."""
     connection = socket.socket(fileno=file)
     try:
         yield connection

@@ -1,7 +1,7 @@
-"""Logins to a server, which compute in threads of their own.
+"""Logins to a server, which compute in their own threads.
 
-For a SCRAM login, libpq computes as many iterations as the server names, in C, and nothing can stop
-it: two thousand million take an hour or more. The same is true of a TLS handshake.
+For a SCRAM login, libpq computes as many iterations as the server requests, in C, and nothing can
+stop it: two thousand million take an hour or more. The same applies to a TLS handshake.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class TextLoader(Loader):
-    """Decodes text, of which the owner of a database without an encoding may write any bytes."""
+    """Decodes text. The owner of a database without an encoding may write any bytes."""
 
     def load(self, data: Buffer) -> str:
         """Return text with U+FFFD instead of invalid bytes."""
@@ -61,7 +61,7 @@ class Logins:
 
     @property
     def is_slow(self) -> bool:
-        """Whether a step takes longer than steps do."""
+        """Whether a step takes unusually long."""
         is_running = not self._step.done()
         return is_running and time.monotonic() - self._step_began >= SLOW_STEP_SECONDS
 
@@ -95,7 +95,7 @@ class Logins:
             ready = await _until_ready(*waits)
 
     async def _computed(self, step: Callable[[], _T]) -> _T:
-        """Return the result of a step, which a thread computes after all steps before it."""
+        """Return the result of a step, which a thread computes after all earlier steps."""
         while not self._step.done():
             if self.is_slow:
                 raise LoginBusyError(
@@ -107,7 +107,7 @@ class Logins:
         done = self._step = Future[_T]()
         done.set_running_or_notify_cancel()  # abandoned, it still runs
         self._step_began = time.monotonic()
-        # Not of an executor, whose threads are waited for when the process ends.
+        # Not of an executor, because the process would wait for its threads when it ends.
         thread = threading.Thread(target=_run, args=(step, done), daemon=True, name="login")
         thread.start()
         asyncio.get_running_loop().call_later(SLOW_STEP_SECONDS, _demote, thread, done)
@@ -127,7 +127,7 @@ def logins_at(host: str, port: int) -> Logins:
 
 
 async def _addresses(settings: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Resolve the host, which libpq would do while all else waits; a local socket has none."""
+    """Resolve the host, which libpq would do synchronously. A local socket has none."""
     host: str = settings["host"]
     if host.startswith(("/", "@")):
         return [{}]
@@ -150,7 +150,7 @@ def _run(step: Callable[[], _T], done: Future[_T]) -> None:
 def _next(
     steps: Generator[Any, Any, LimitedConnection], ready: int | None
 ) -> tuple[int, int] | LimitedConnection:
-    """Return which file a login waits for and for what, or its connection."""
+    """Return the file and the event that a login waits for, or its connection."""
     try:
         return steps.send(ready)
     except StopIteration as end:

@@ -1,6 +1,6 @@
-"""What an object cannot say of itself, in the last line of its comment.
+"""Metadata of an object, in the last line of its comment.
 
-Labels, the key of the action that wrote it last, and what else its kind has to remember. What
+Labels, the key of the action that wrote it last, and further values of its kind. The text that
 people have written into the comment stays before it.
 """
 
@@ -18,7 +18,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What every mark has."""
+    """The common fields of every mark."""
 
     key: str
     labels: dict[str, str] = {}
@@ -28,7 +28,7 @@ _M = TypeVar("_M", bound=Mark)
 
 
 def mark_in(comment: str | None, wanted: type[_M]) -> _M | None:
-    """Return the mark of a comment; None if it has none, or somebody has spoilt it."""
+    """Return the mark of a comment; None if it has none, or a damaged one."""
     line = (comment or "").rpartition("\n")[2]
     if not line.startswith(_BEGIN):
         return None
@@ -39,7 +39,7 @@ def mark_in(comment: str | None, wanted: type[_M]) -> _M | None:
 
 
 def with_mark(comment: str | None, mark: Mark) -> str:
-    """Return a comment with another mark; what people have written stays."""
+    """Return a comment with another mark, and the same text."""
     text, _, line = (comment or "").rpartition("\n")
     if not line.startswith(_BEGIN):
         text = comment or ""

@@ -1,4 +1,4 @@
-"""Names of databases and roles: what the server takes, and what nobody may declare."""
+"""Names of databases and roles: which are valid, and which are reserved."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from typing import Final
 
 MAX_NAME_BYTES: Final = 63
 UNFINISHED_PREFIX: Final = "reconciler_unfinished_"
-"""A database is made under such a name, and gets its own when it is complete."""
+"""Prefix of a database's name until it is complete."""
 
 PROTECTED_DATABASES: Final = frozenset({"postgres", "template0", "template1"})
 INVALID: Final = -2
-"""Connection limit of a database whose deletion was interrupted: it can only be dropped."""
+"""Connection limit of a database whose deletion was interrupted. It can only be dropped."""
 
 PUBLIC: Final = "public"
-"""How a ``Grant`` names everybody; no role can have that name."""
+"""The name of all roles in a ``Grant``. No role can have that name."""
 
 _SYSTEM_PREFIX: Final = "pg_"
 _RESERVED_ROLES: Final = frozenset({PUBLIC, "none"})
 
 
 def unfinished_name(key: str) -> str:
-    """Return the name under which the action of a key makes a database."""
+    """Return the name under which the action of a key creates a database."""
     return UNFINISHED_PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 INVALID_TEXT: Final = "\ufffd"
-"""Replaces bytes that are not UTF-8. A name with it may be that of several objects."""
+"""Replacement of bytes that are not UTF-8. A name that contains it may be that of several objects.
+"""
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with a name for any object of the server, or nothing."""
+    """Describe what is wrong with a name for any object of the server; None if it is valid."""
     if not name or len(name.encode()) > MAX_NAME_BYTES:
         return f"use 1 to {MAX_NAME_BYTES} bytes, because the server truncates longer names"
     if not name.isprintable() or name in {".", ".."}:
@@ -39,7 +40,7 @@ def name_problem(name: str) -> str | None:
 
 
 def database_problem(name: str) -> str | None:
-    """Describe what is wrong with the name of a declared database, or nothing."""
+    """Describe what is wrong with the name of a declared database; None if it is valid."""
     if name in PROTECTED_DATABASES:
         return f"database {name} belongs to the server; use another name"
     if name.startswith(UNFINISHED_PREFIX):
@@ -48,7 +49,7 @@ def database_problem(name: str) -> str | None:
 
 
 def role_problem(name: str) -> str | None:
-    """Describe what is wrong with the name of a declared role, or nothing."""
+    """Describe what is wrong with the name of a declared role; None if it is valid."""
     if name.startswith(_SYSTEM_PREFIX):
         return f"names that start with {_SYSTEM_PREFIX} are reserved for the server"
     if name in _RESERVED_ROLES:

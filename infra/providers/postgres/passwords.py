@@ -1,4 +1,4 @@
-"""Passwords as a server keeps them: verifiers for SCRAM (RFC 5802), made and checked."""
+"""Passwords as a server stores them: verifiers for SCRAM (RFC 5802), made and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from psycopg.pq import PGconn
 
 MAX_ITERATIONS: Final = 20_000
 """Of a verifier that is checked, which takes up to 40 ms. A role may store a verifier with any
-number, 4,096 is PostgreSQL's default, and one that is not checked is replaced by ours."""
+number, and 4,096 is PostgreSQL's default. A verifier with more is not checked, and replaced by
+ours."""
 
 _VERIFIER = re.compile(
     r"SCRAM-SHA-256\$(?P<iterations>[0-9]{1,10}):(?P<salt>[A-Za-z0-9+/=]+)"
@@ -26,20 +27,20 @@ _VERIFIER = re.compile(
 
 
 _checks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="passwords")
-"""Of its own: roles with slow verifiers delay no other work that is done in threads."""
+"""Separate, so that roles with slow verifiers delay no other work in threads."""
 
 
 def make_verifier(password: str) -> str:
-    """Return what a server keeps of a password, so that the password itself is never sent.
+    """Return the verifier of a password, so that the password itself is never sent.
 
-    On a connection, libpq would take the number of iterations that its server reports.
+    On a connection, libpq would use the number of iterations that its server requests.
     """
     without_server = PGconn.connect_start(b"port=none")
     return without_server.encrypt_password(password.encode(), b"", b"scram-sha-256").decode()
 
 
 async def check_password(verifier: str | None, password: str) -> bool:
-    """Return whether a verifier was made of a password, which a thread computes."""
+    """Return whether a verifier was made of a password. A thread computes it."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_checks, is_password_of, verifier, password)
 
@@ -51,9 +52,9 @@ def has_too_many_iterations(verifier: str | None) -> bool:
 
 
 def is_password_of(verifier: str | None, password: str) -> bool:
-    """Return whether a verifier was made of a password; takes about three milliseconds.
+    """Return whether a verifier was made of a password. It takes about three milliseconds.
 
-    False for MD5, too: a password of ours is always kept as SCRAM.
+    False for MD5, too: our passwords are always stored as SCRAM.
     """
     found = _VERIFIER.fullmatch(verifier or "")
     if found is None or not 0 < int(found["iterations"]) <= MAX_ITERATIONS:
@@ -64,7 +65,7 @@ def is_password_of(verifier: str | None, password: str) -> bool:
     except (binascii.Error, ValueError):
         return False
     iterations = int(found["iterations"])
-    # Clients prepare what is not ASCII, but take it as it is where that fails.
+    # Clients prepare text that is not ASCII, and use it unchanged where that fails.
     return any(
         hmac.compare_digest(_stored_key(each, salt, iterations), stored)
         for each in {password, _prepared(password)}
@@ -78,7 +79,7 @@ def _stored_key(password: str, salt: bytes, iterations: int) -> bytes:
 
 
 def _prepared(password: str) -> str:
-    """Map and normalise as SASLprep does (RFC 4013)."""
+    """Map and normalize as SASLprep does (RFC 4013)."""
     kept = (each for each in password if not stringprep.in_table_b1(each))
     mapped = "".join(" " if stringprep.in_table_c12(each) else each for each in kept)
     return unicodedata.normalize("NFKC", mapped)

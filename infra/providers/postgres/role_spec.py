@@ -1,4 +1,4 @@
-"""What can be declared of a ``DatabaseRole``, and what it shows."""
+"""The fields and outputs of a ``DatabaseRole``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from reconciler.provider.host_access import HostUse
 GOOD_AS_SUPERUSER = frozenset(
     {"pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
 )
-"""Roles whose members can make themselves superusers, by way of the server's files."""
+"""Roles whose members can become superusers by means of the server's files."""
 
 
 class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A secret of the role's own: made if it is missing, and removed with the role.
+    """A secret of the role: created if it is missing, and removed with the role.
 
-    ``is_set`` is shown: whether the role has that password. It need not be declared.
+    ``is_set`` is only shown: whether the role has that password. It need not be declared.
     """
 
     name: Annotated[str, msgspec.Meta(description="Name of the secret.")]
@@ -112,7 +112,7 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class DatabaseRoleOutputs(msgspec.Struct, frozen=True):
-    """What a role gives to others: its name, and where its password is."""
+    """Outputs of a role: its name, and the secret with its password."""
 
     name: Annotated[str, msgspec.Meta(description="Name of the role.")]
     password: Annotated[
@@ -121,7 +121,7 @@ class DatabaseRoleOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return a role's fields their canonical form, with the server's defaults."""
+    """Return the canonical form of a role's fields, with the server's defaults."""
     given = {name: value for name, value in fields.items() if value is not None}
     result: Fields = {
         "login": False,
@@ -142,7 +142,7 @@ def normalize(fields: Fields) -> Fields:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields with a keyed digest in the place of the password, as a role's object shows."""
+    """Return fields with a keyed digest instead of the password, as in a role's object."""
     password = fields.get("password")
     if isinstance(password, dict) and "$secret" in password:
         return {**fields, "password": {"secret": cast("Fields", password).get("digest", "")}}
@@ -150,7 +150,7 @@ def comparable(fields: Fields) -> Fields:
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return which rights lead beyond the databases (ADR 0060).
+    """Return the attributes that reach beyond the databases (ADR 0060).
 
     Up to PostgreSQL 15, a role that can create roles can let itself run programs of the host. One
     that can start replication reads the server's files.

@@ -1,7 +1,7 @@
-"""The provider of ``DatabaseRole``: each write is one transaction, with the mark in it.
+"""The provider of ``DatabaseRole``: each write is one transaction that includes the mark.
 
-A password is never sent: the server gets a verifier that is made here, and what it keeps is
-compared with a verifier of today's secret.
+A password is never sent: the server gets a verifier that is made here. The stored verifier is
+compared with the current secret.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ _OPTIONS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class RoleMark(Mark, frozen=True, omit_defaults=True):
-    """What a role's comment keeps: which secret its password was last made of.
+    """The mark in a role's comment: from which secret its password was last made.
 
     ``namespace`` is that of the resource, whose secrets may be read.
     """
@@ -138,7 +138,10 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def out_of_bounds(self) -> str:
-        """Why no resource can be it; superusers that were ours once are to be ours again."""
+        """Why no resource can be this role.
+
+        Superusers that were ours are accepted, to be repaired.
+        """
         if self.uid == _BOOTSTRAP_SUPERUSER:
             return f"role {self.name} is the server's first superuser"
         if self.is_login:
@@ -149,7 +152,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class _Above(msgspec.Struct, frozen=True):
-    """A role that the members of ``parent`` can become: itself, or one that it is a member of."""
+    """A role that the members of ``parent`` can become: itself, or one of its own parents."""
 
     parent: str
     name: str
@@ -159,7 +162,7 @@ class _Above(msgspec.Struct, frozen=True):
     is_good_as_superuser: bool
 
     def power_beyond(self, allow: Allow) -> str:
-        """Describe what its members could do and are not allowed to; empty if there is nothing."""
+        """Describe which forbidden rights its members would have; empty if none."""
         if self.superuser:
             return "is a superuser, and Reconciler does not grant membership in a superuser role"
         if self.is_good_as_superuser:
@@ -174,7 +177,7 @@ class _Above(msgspec.Struct, frozen=True):
 
 
 class _Password(NamedTuple):
-    """A role's password as it shall be; without a verifier it stays as it is."""
+    """The desired password of a role. Without a verifier, it stays unchanged."""
 
     reference: SecretRef | None
     is_generated: bool = False
@@ -184,7 +187,7 @@ class _Password(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A row, and the digest of the secret that is the role's password; empty if it is another."""
+    """A row, and the digest of the secret that is the role's password; otherwise empty."""
 
     row: _Row
     digest: str
@@ -289,7 +292,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
     async def delete_object(self, action: Action, found: Found[_Role]) -> None:
         """Drop the role, and the secret that was generated for it.
 
-        Dependent objects are named in the error, and neither dropped nor given to another role.
+        The error names dependent objects. They are neither dropped nor given to another role.
         """
         name = action.external_name
         async with self._server.transaction() as session:
@@ -297,8 +300,8 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             if row is None or row.uid != found.object.uid:
                 raise ConflictError(f"role {name!r} was dropped or replaced by another client")
             await session.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
-            # Not after the end of the transaction: the name of the secret would be lost. If this
-            # fails, the role exists without its secret, and gets another or is dropped again.
+            # Not after the end of the transaction, because the name of the secret would be lost. If
+            # this fails, the role exists without its secret, and gets another or is dropped again.
             await self._forget(row.mark, None, action.namespace)
 
     async def list_objects(
@@ -316,7 +319,8 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             for row in rows:
                 if INVALID_TEXT in row.name:
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
-            # The scope is checked here, too: the secrets of other roles may not be readable.
+            # The scope is checked here, too, because the secrets of other roles may not be
+            # readable.
             inside = [
                 row
                 for row in rows
@@ -341,7 +345,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         return rows[0] if rows else None
 
     async def _select(self, session: Session, condition: sql.Composable) -> sql.Composed:
-        """Compose a query; who may not see what the server keeps of passwords, reads the rest."""
+        """Compose a query. A user without access to stored passwords reads the other fields."""
         if self._sees_verifiers is None:
             query = sql.SQL("SELECT has_table_privilege('pg_authid', 'SELECT') AS sees")
             self._sees_verifiers = bool((await session.run(query))[0]["sees"])
@@ -361,18 +365,18 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         return _Role(row, await self._digest_of_password(row, mark.password, mark.namespace))
 
     async def _digest_of_password(self, row: _Row, reference: SecretRef, namespace: str) -> str:
-        """Return the digest of the secret that is the role's password; empty if it is another.
+        """Return the digest of the secret that is the role's password; empty for another password.
 
-        Where the server does not show what it keeps, that is the one which was last written.
+        If the server does not show stored passwords, it is that of the last written one.
         """
         try:
             found = await self._secrets.find(reference, namespace)
         except (
             ConfigurationError,
             ProviderError,
-        ):  # who uses the secret is told; others are listed
+        ):  # the user of the secret gets the error; other roles are listed
             return reference.digest
-        if found is None:  # nothing to compare with: of a generated one that is a difference
+        if found is None:  # nothing to compare with; for a generated secret, that is a difference
             return "" if row.mark is not None and row.mark.is_generated else reference.digest
         if not self._sees_verifiers:
             return found.digest if found.digest == reference.digest else ""
@@ -389,9 +393,9 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
     # --- writing
 
     async def _check_parents(self, session: Session, parents: Sequence[str]) -> None:
-        """Raise for a membership that cannot be, or that reaches beyond what is allowed.
+        """Raise for an impossible membership, or one that reaches beyond the allowed rights.
 
-        A member can become each role that its own roles are members of.
+        A member can become each role of which its own roles are members.
         """
         if not parents:
             return
@@ -400,7 +404,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             above = [each for each in rows if each.parent == parent]
             if not above:
                 raise NotDoneError(f"role {parent!r} does not exist (yet)", status=REFUSED)
-            for each in above:  # perhaps by another client's change, and not for long
+            for each in above:  # for a short time, because of another client's change
                 if power := each.power_beyond(self._allow):
                     through = "" if each.name == parent else f" is a member of {each.name!r}, which"
                     raise NotDoneError(
@@ -408,7 +412,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
                     )
 
     async def _wanted_password(self, action: Action, row: _Row | None) -> _Password:
-        """Return the password as it shall be; what is there already is not written again."""
+        """Return the desired password. The current one is not written again."""
         mark = None if row is None else row.mark
         password = action.fields.get("password")
         generated = action.fields.get("generatedPassword")
@@ -420,7 +424,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             value = await self._secrets.value(reference, action.namespace)
         elif mark is None or mark.password is None:
             return _Password(None)
-        elif password is not None:  # a digest stands for what is there
+        elif password is not None:  # a digest stands for the current password
             return _Password(mark.password, mark.is_generated)
         else:
             return _Password(None, is_removed=True)
@@ -436,7 +440,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         return _Password(reference, generated is not None, verifier)
 
     async def _forget(self, mark: RoleMark | None, kept: SecretRef | None, namespace: str) -> None:
-        """Remove a secret that was generated for a role, unless it is the role's still."""
+        """Remove a secret that was generated for a role, unless the role still has it."""
         if mark is None or mark.password is None or not mark.is_generated:
             return
         if kept is None or (kept.name, kept.store) != (mark.password.name, mark.password.store):
@@ -465,7 +469,7 @@ def _alter_statements(
     role, fields = sql.Identifier(action.external_name), action.fields
     options = [*_options(fields, seen), *_password_option(password)]
     statements = _membership_statements(role, fields["memberOf"], seen["memberOf"])
-    if options:  # one that is left as it is need not be allowed to us
+    if options:  # unchanged options need no permission
         altered = sql.SQL("ALTER ROLE {} WITH {}").format(role, sql.SQL(" ").join(options))
         statements.append(altered)
     return [*statements, _comment_statement(action, row.comment, password)]

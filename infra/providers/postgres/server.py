@@ -1,7 +1,7 @@
 """The connections to one PostgreSQL server: each statement sent once, each failure classified.
 
-The provider is a user of its own there: what the environment says to libpq (``PGPASSWORD``, a
-service file, a password file) is not looked at.
+The provider is a separate user there: it ignores the environment of libpq (``PGPASSWORD``, a
+service file, a password file).
 """
 
 from __future__ import annotations
@@ -41,19 +41,18 @@ _NEWER: Final = {
     140_000: "idle_session_timeout",
     170_000: "transaction_timeout",
 }
-"""Settings that would end our sessions, by the version of the server since which there are."""
+"""Settings that would end our sessions, by the version of the server that introduced them."""
 
 _NO_FILE: Final = "/dev/null/none"
 _LOCK: Final = 0x7265636F
-"""Of the advisory lock under which all of our writes are made: two at once on one row of the
-catalog would fail, and be tried again. Every role may take this lock, so a write does not need it.
-"""
+"""Of the advisory lock for all of our writes, because two concurrent ones on one row of the catalog
+would fail and be repeated. Every role may take this lock, so a write can proceed without it."""
 
 _LOCK_TRIES: Final = 10
 _LOCK_WAIT_SECONDS: Final = 0.1
 
 _LOCKS_SHARE: Final = 4
-"""Of the time of a call, a quarter may pass until other sessions release a lock."""
+"""Divisor of the time of a call: a quarter may pass until other sessions release a lock."""
 
 _ENDPOINT = re.compile(
     r"postgresql://(?:(?P<user>[^@:/?#]+)@)?"
@@ -65,7 +64,7 @@ _S = TypeVar("_S", bound=msgspec.Struct)
 
 
 class Place(NamedTuple):
-    """Where a server is, and who we are there."""
+    """The address of a server, and our user there."""
 
     host: str
     port: int
@@ -78,7 +77,7 @@ class Place(NamedTuple):
         return f"postgresql://{host}:{self.port}/{quote(database, safe='')}"
 
     def outputs(self, database: str) -> Fields:
-        """Return where a database is, for others to use."""
+        """Return where a database is, for other resources."""
         return {
             "host": self.host.strip("[]"),
             "port": self.port,
@@ -102,7 +101,8 @@ class Session:
     ) -> list[DictRow]:
         """Send statements in one round trip, and return the rows of the last one.
 
-        ``read_at``: when what they rely on was read. ``may_be_done``: they take effect at once.
+        ``read_at``: when the read was made on which they rely. ``may_be_done``: they take effect
+        immediately.
         """
         await self._permit.before_request(read_at=read_at)
         try:
@@ -147,10 +147,10 @@ class PostgresServer:
 
     @asynccontextmanager
     async def session(self, database: str | None = None) -> AsyncGenerator[Session]:
-        """Lend a connection; one to another database is closed afterwards: it is in its way.
+        """Lend a connection. One to another database is closed afterwards, as it blocks statements.
 
-        A connection on which anything went wrong is closed, which undoes what was not committed. A
-        call that has one must not ask for another: all might wait for each other.
+        A connection with any error is closed, which rolls back uncommitted changes. A call that has
+        one must not request another, because all might wait for each other.
         """
         async with self._slots:
             connection = self._usable() if database is None else None
@@ -168,7 +168,7 @@ class PostgresServer:
 
     @asynccontextmanager
     async def transaction(self, database: str | None = None) -> AsyncGenerator[Session]:
-        """Lend a connection in a transaction, mostly one of ours at a time; commit at the end."""
+        """Lend a connection in a transaction, usually one of ours at a time, and commit it."""
         async with self.session(database) as session:
             await session.run(sql.SQL("BEGIN"))
             lock = sql.SQL("SELECT pg_try_advisory_xact_lock({}) AS is_ours").format(_LOCK)
@@ -188,12 +188,12 @@ class PostgresServer:
     async def run(
         self, *statements: sql.Composable, read_at: float | None = None
     ) -> Sequence[DictRow]:
-        """Send statements that take effect at once."""
+        """Send statements that take effect immediately."""
         async with self.session() as session:
             return await session.run(*statements, read_at=read_at, may_be_done=True)
 
     async def close(self) -> None:
-        """Close all connections that nobody uses; the others follow when they are given back."""
+        """Close all unused connections. The others are closed when they are returned."""
         self._closed = True
         while self._idle:
             await _closed(self._idle.pop())
@@ -218,10 +218,10 @@ class PostgresServer:
             "application_name": "reconciler",
             "client_encoding": "utf-8",
             "connect_timeout": max(2, round(self.timeout_seconds)),
-            "target_session_attrs": "read-write",  # what a replica does not show may be there
+            "target_session_attrs": "read-write",  # a replica may lack existing objects
             "gssencmode": "disable",
-            # No schema of users is searched: their functions would run with our rights. The owner
-            # of a database sets the defaults of its connections, which must not end ours.
+            # No schema of users is searched, because their functions would run with our rights. The
+            # owner of a database sets the defaults of its connections, which must not end ours.
             "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
             f" -c lock_timeout={max(1, milliseconds // _LOCKS_SHARE)}"
             " -c default_transaction_read_only=off -c local_preload_libraries="
@@ -230,7 +230,8 @@ class PostgresServer:
             **self._tls,
         }
         if psycopg.pq.version() >= _REQUIRE_AUTH_SINCE and "sslrootcert" not in settings:
-            settings["require_auth"] = "!password"  # nobody who listens may ask for it in clear
+            # a server must not request the password in clear
+            settings["require_auth"] = "!password"
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 connection = await self._logins.connect(settings)
@@ -244,14 +245,14 @@ class PostgresServer:
         except psycopg.Error as error:
             raise not_connected(error) from error
         # An older server refuses a connection that sets these. The first one is to the operator's
-        # own database, whose defaults are no tenant's.
+        # own database, whose defaults no tenant sets.
         newer = (each for since, each in _NEWER.items() if connection.info.server_version >= since)
         self._newer_options = "".join(f" -c {each}=0" for each in newer)
         return connection
 
 
 def place_of(endpoint: str) -> Place:
-    """Read an endpoint; raises ``ConfigurationError``."""
+    """Parse an endpoint. Raises ``ConfigurationError``."""
     found = _ENDPOINT.fullmatch(endpoint)
     port = int(found["port"] or DEFAULT_PORT) if found else 0
     if found is None or not 0 < port < 65_536:  # noqa: PLR2004 - the ports that there are
@@ -269,7 +270,7 @@ def place_of(endpoint: str) -> Place:
 
 
 def as_structs(wanted: type[_S], rows: Sequence[DictRow]) -> list[_S]:
-    """Convert rows; raises ``NotDoneError`` for what is not what was asked for."""
+    """Convert rows. Raises ``NotDoneError`` for rows of another form."""
     try:
         return msgspec.convert(rows, list[wanted])
     except msgspec.ValidationError as error:
@@ -292,7 +293,7 @@ def _tls(tls: Tls | None) -> dict[str, str]:
 
 
 def _has_news(connection: psycopg.AsyncConnection[DictRow]) -> bool:
-    """Return whether the server has said anything since: to one that idles, only its end."""
+    """Return whether the server has sent anything since then: an idle one sends only its end."""
     try:
         readable, _, _ = select.select([connection.fileno()], [], [], 0)
     except (OSError, ValueError, psycopg.Error):

@@ -1,7 +1,7 @@
-"""What an expression costs at most for an input, counted on its tree before it is evaluated.
+"""The maximum cost of an expression for an input, counted on its tree before the evaluation.
 
-``common-expression-language`` copies a list for each element that ``map`` and ``filter`` add to it,
-with all that is in it. So a loop over n elements copies n²/2 results (ADR 0057).
+For each element that ``map`` and ``filter`` add, ``common-expression-language`` copies the list
+with all its contents. So a loop over n elements copies n²/2 results (ADR 0057).
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from typing import Any, Final, Protocol, cast
 from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
 
 MAX_COPIES: Final = 2_500_000
-"""Values that an expression may copy: 0.2 s, since one takes 80 ns."""
+"""Values that an expression may copy. One takes 80 ns, so these take 0.2 s."""
 
 _CHARACTERS: Final = 256
-"""A text of so many characters takes as long to copy as one more value."""
+"""A text of this length takes as long to copy as one more value."""
 
 _SCALARS: Final = frozenset({*LOOPS, "has", "size", "contains", "startsWith", "endsWith"}) | {
     *("matches", "int", "double", "bool", "type")
 }
 
 _ITSELF: Final = frozenset({"dyn", "min", "max"})
-"""What returns one of its arguments."""
+"""Functions that return one of their arguments."""
 
 
 class _Value(Protocol):
-    """What a part of an expression is at most."""
+    """The largest possible value of a part of an expression."""
 
     def size(self) -> int:
-        """Count the values in it, texts by their length."""
+        """Count its values; texts count by their length."""
         ...
 
     def members(self) -> int:
-        """Count what a loop goes through."""
+        """Count the members over which a loop iterates."""
         ...
 
     def element(self) -> _Value:
-        """Return what a loop's variable is."""
+        """Return the value of a loop's variable."""
         ...
 
     def field(self, name: str) -> _Value:
@@ -45,12 +45,12 @@ class _Value(Protocol):
         ...
 
     def items(self) -> _Value:
-        """Return what is at any index or key."""
+        """Return the value at any index or key."""
         ...
 
 
 class _Input:
-    """One of some values of the input."""
+    """One of several values of the input."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
@@ -77,7 +77,10 @@ class _Input:
 
 
 class _Made:
-    """A value that the expression makes; ``within``: what any of its members or fields is."""
+    """A value that the expression creates.
+
+    ``within``: the value of any of its members or fields.
+    """
 
     def __init__(self, size: int, members: int = 0, within: Sequence[_Value] = ()) -> None:
         self._size = size
@@ -102,7 +105,7 @@ class _Made:
 
 
 class _OneOf:
-    """One of some values: as large as the largest, with as many members as the longest."""
+    """One of several values: as large as the largest, with as many members as the longest."""
 
     def __init__(self, values: Sequence[_Value]) -> None:
         self._values = values
@@ -128,7 +131,7 @@ def _one_of(values: Sequence[_Value]) -> _Value:
 
 
 class Cost:
-    """Counts what an expression copies; ``copies`` is the result."""
+    """Counts the values that an expression copies; ``copies`` is the result."""
 
     def __init__(self, tree: Node, variables: Mapping[str, Any]) -> None:
         self.copies = 0

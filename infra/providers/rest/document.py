@@ -1,8 +1,8 @@
-"""The document of an object: what it should have, in the API's own words, and what is read back.
+"""The document of an object: its desired fields in the format of the API, and those that are read.
 
-It is made of a spec where decisions are made, and its result is in the log. So an object's fields
-in the log are the API's own, at the API's own places, and never change their meaning with a
-definition.
+The decider builds it from a spec, and the log contains the result. So an object's fields in the log
+are those of the API, at their places in the API, and a changed definition does not change their
+meaning.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _Steps = tuple[str, ...]
 
 
 class Document:
-    """Makes an object's document of a spec, and finds it in what the API shows."""
+    """Builds the document of an object from a spec, and finds it in what the API shows."""
 
     def __init__(self, spec: KindDefinitionSpec, rest: RestSpec) -> None:
-        """Compile it; raises ``InvalidManifestError``."""
+        """Compile it. Raises ``InvalidManifestError``."""
         tree = _tree(spec, rest)
         self._template = Template(tree, "spec.rest.document", {"spec"})
         slots = [*_slots(tree, ())]
@@ -61,7 +61,7 @@ class Document:
             _known(path, self.shows, "spec.rest.immutable")
 
     def of_spec(self, fields: Fields) -> Fields:
-        """Return what an object should have; raises ``InvalidManifestError``."""
+        """Return the fields that an object should have. Raises ``InvalidManifestError``."""
         try:
             made = self._template.made({"spec": fields})
         except ExpressionError as error:
@@ -69,10 +69,10 @@ class Document:
         return self.normalized(without_nothing(made))
 
     def of_object(self, shown: Any) -> Fields:
-        """Return what an object has at each place, null for nothing.
+        """Return the value of an object at each place, null for none.
 
-        What an expression makes nothing of is nothing: of our object it is written again, and
-        somebody else's, which may have any form, must not end a listing.
+        An expression without a value gives null. An own object is then written again. An object of
+        another client may have any form, and must not end a listing.
         """
         result: Fields = {}
         for slot in self.slots:
@@ -85,19 +85,20 @@ class Document:
         return self.normalized(result)
 
     def normalized(self, fields: Fields) -> Fields:
-        """Return fields with one order of the lists whose order means nothing."""
+        """Return fields in which lists without a meaningful order are sorted."""
         for slot in self._unordered:
             value = found_at(fields, slot)
             if isinstance(value, list):
                 ordered = sorted(cast("list[Any]", value), key=_encoder.encode)
                 if ordered != value:
-                    fields = msgspec.to_builtins(fields)  # a copy: it is somebody's
+                    # a copy: the original belongs to the caller
+                    fields = msgspec.to_builtins(fields)
                     put_at(fields, slot, ordered)
         return fields
 
 
 def without_nothing(fields: Any) -> Any:
-    """Return JSON without members that are null: they are not there."""
+    """Return JSON without null members, which count as missing."""
     if not isinstance(fields, dict):
         return fields
     of_map = cast("dict[str, Any]", fields)
@@ -140,14 +141,14 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
 
 
 def _members(place: str, field: DefinedField) -> Any:
-    """Return an object's members each for itself: what the API adds to it is left to others."""
+    """Return the members of an object one by one. Those that the API adds do not count."""
     if field.type != "Object":
         return f"= {place}"
     return {name: _members(f"{place}.{name}", each) for name, each in field.fields.items()}
 
 
 def _slots(node: Any, above: _Steps) -> Iterator[_Steps]:
-    """Yield the places that are compared each for itself: all that is no object of the template."""
+    """Yield the places that are compared separately: those that are no object in the template."""
     of_map = cast("Mapping[str, Any]", node if isinstance(node, dict) else {})
     for name, each in of_map.items():
         if "." in name or not name:

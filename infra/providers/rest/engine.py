@@ -1,4 +1,4 @@
-"""Makes the kind beneath a definition with ``rest``: what the definition's fields are put over."""
+"""Builds the kind beneath a definition with ``rest``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class RestFactory:
-    """Builds the providers of one definition; two of one definition are equal."""
+    """Builds the providers of one definition. The factories of equal definitions are equal."""
 
     protocol: Protocol = field(compare=False, repr=False)
     digest: str
@@ -33,18 +33,18 @@ class RestFactory:
     def __call__(
         self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
     ) -> RestProvider:
-        """Build a client; opens no connection yet."""
+        """Build a client, without opening a connection."""
         watches = self.protocol.rest.changes is not None
         provider = WatchingRestProvider if watches else RestProvider
         return provider(self.protocol, config, secrets, permit)
 
 
 class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a definition are its own."""
+    """No fields: those of a definition are its own."""
 
 
 def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
-    """Return the kind of a definition's API; raises ``InvalidManifestError``."""
+    """Return the kind of a definition's API. Raises ``InvalidManifestError``."""
     protocol = Protocol(spec)
     rest = protocol.rest
     immutable = {*rest.immutable}
@@ -73,7 +73,7 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 
 
 def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
-    """Return what was found where the object was read: it is in the log, an expression is not."""
+    """Return the recorded readiness, found at the read: the log contains no expressions."""
     if shown.outputs.get(READY) is False:
         return Readiness(False, "NotReady", "the API does not report the object as ready")
     return IS_READY

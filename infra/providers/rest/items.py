@@ -1,8 +1,8 @@
-"""The items of a list in JSON, each decoded by itself where the whole cannot be decoded.
+"""The items of a list in JSON, each decoded separately if the whole cannot be decoded.
 
 Any client of an API may store a lone surrogate, the number 1e400 or a thousand nested lists. The
-decoder refuses the whole response then. So its text is split at the commas of the list: only the
-item is unreadable. It must be JSON in all other places, and end where its brackets do.
+decoder then refuses the whole response. So its text is split at the commas of the list, and only
+this item is unreadable. The rest must be JSON, and its brackets must match.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from infra.providers.answers import UNDECODABLE
 _TURN_SECONDS: Final = 0.01
 _TOKENS_OF_TURN: Final = 256
 _READABLE_LEVELS: Final = 4
-"""Of an item in which its name and id are found, although the item cannot be decoded."""
+"""Levels of an undecodable item in which its name and id are searched."""
 
 _READABLE_BYTES: Final = 2 * 1024 * 1024
-"""Of the items of a response that are searched for a name: it takes a second per MiB."""
+"""Bytes of a response's items that are searched for a name. The search takes a second per MiB."""
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _SCALAR: Final = re.compile(rb'[^\s,:"\[\]{}]+')
 _RUN: Final = rb'(?>(?:[^"\[\]{}]{1,4096}|"[^"\\]{0,4096}"){0,256})'
-"""What is between brackets, up to a string that has escapes or is long."""
+"""The text between brackets, up to a string that has escapes or is long."""
 
 _LEVELS: Final = 4
 
 
 def _shallow(levels: int) -> bytes:
-    """Return the expression of what is in an object or a list of at most so many levels."""
+    """Return the pattern of the contents of an object or a list with at most this many levels."""
     if not levels:
         return _RUN
     inner = _shallow(levels - 1)
@@ -44,7 +44,7 @@ def _shallow(levels: int) -> bytes:
 
 _INNER: Final = _shallow(_LEVELS - 1)
 _SHALLOW: Final = re.compile(rb"\{" + _INNER + rb"\}|\[" + _INNER + rb'\]|"[^"\\]{0,4096}"')
-"""Most values, in one step: of a few levels, and without escapes."""
+"""Matches most values in one step: those of few levels and without escapes."""
 
 _BETWEEN: Final = re.compile(_RUN)
 _OF_STRING: Final = re.compile(rb'(?>(?:[^"\\]{1,4096}|\\.){0,256})', re.DOTALL)
@@ -55,11 +55,11 @@ _decoder = msgspec.json.Decoder(Any)
 
 
 class SplitError(ValueError):
-    """A text is no JSON with a list at the given place."""
+    """A text is not JSON with a list at the given place."""
 
 
 class UndecodableItem(NamedTuple):
-    """An item that cannot be decoded, and why; ``readable`` has the members that can be."""
+    """An item that cannot be decoded, and why. ``readable`` has the members that can be."""
 
     content: bytes
     reason: str
@@ -74,7 +74,7 @@ class Split(NamedTuple):
 
 
 async def split(content: bytes, steps: Sequence[str]) -> Split:
-    """Decode the items of the list at a path one by one; raises ``SplitError``.
+    """Decode the items of the list at a path one by one. Raises ``SplitError``.
 
     An item that cannot be decoded is an ``UndecodableItem``.
     """
@@ -92,7 +92,7 @@ async def split(content: bytes, steps: Sequence[str]) -> Split:
 
 
 async def check_structure(content: bytes) -> None:
-    """Raise ``SplitError`` for what is neither an object nor a list of JSON."""
+    """Raise ``SplitError`` for a text that is neither an object nor a list of JSON."""
     scanner = _Scanner(content)
     begin = scanner.skip_space(0)
     if content[begin : begin + 1] not in _OPENING:
@@ -101,7 +101,7 @@ async def check_structure(content: bytes) -> None:
 
 
 class _Scanner:
-    """Finds where values begin and end, in short turns of the event loop."""
+    """Finds the ends of values, in short turns of the event loop."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -111,7 +111,7 @@ class _Scanner:
         self._found: tuple[int, int, list[tuple[int, int]]] | None = None
 
     async def find_list(self, steps: Sequence[str]) -> tuple[int, int, list[tuple[int, int]]]:
-        """Return where a list begins and ends, and its items do; raises ``SplitError``."""
+        """Return the start and end of a list, and those of its items. Raises ``SplitError``."""
         self.check_end(await self._follow(self.skip_space(0), steps))
         if self._found is None:
             raise SplitError("it has no list at this path")
@@ -140,14 +140,14 @@ class _Scanner:
             try:
                 readable[name] = _decoder.decode(self._content[start:stop])
             except UNDECODABLE:
-                readable.pop(name, None)  # an earlier one of the name
+                readable.pop(name, None)  # an earlier member of this name
                 if levels and (inner := await self._readable(start, stop, levels - 1)):
                     readable[name] = inner
             await self.give_way()
         return readable
 
     async def _follow(self, begin: int, steps: Sequence[str]) -> int:
-        """Find the list at a path from a value; return the end of the value."""
+        """Find the list at a path in a value, and return the end of the value."""
         if not steps:
             places, end = await self._items(begin)
             if self._found is not None:
@@ -161,7 +161,7 @@ class _Scanner:
         return end
 
     async def _items(self, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """Return where the items of a list are, and the end of the list."""
+        """Return the places of the items of a list, and the end of the list."""
         places: list[tuple[int, int]] = []
         at = self._first(begin, b"[")
         if self._is_at(at, b"]"):
@@ -190,7 +190,7 @@ class _Scanner:
                 raise SplitError(f"it has no value at byte {at}")
             at = self.skip_space(at + 1)
             end = await self.value_end(at)
-            with suppress(*UNDECODABLE):  # no path has such a name
+            with suppress(*UNDECODABLE):  # no path contains such a name
                 members.append((str(_decoder.decode(name)), (at, end)))
             await self.give_way()
             at, is_last = self._behind(end, b"}")
@@ -198,7 +198,7 @@ class _Scanner:
                 return members, at
 
     async def value_end(self, begin: int) -> int:
-        """Return the end of a value; within it, only strings and brackets are looked at."""
+        """Return the end of a value. Only its strings and brackets are examined."""
         content = self._content
         if shallow := _SHALLOW.match(content, begin):
             return shallow.end()
@@ -250,7 +250,7 @@ class _Scanner:
         return self.skip_space(begin + 1)
 
     def _behind(self, end: int, bracket: bytes) -> tuple[int, bool]:
-        """Return where the next value begins, or the end of the list or object, and which it is."""
+        """Return the start of the next value, or the end of the list or object, and which it is."""
         at = self.skip_space(end)
         if self._is_at(at, bracket):
             return at + 1, True
@@ -259,12 +259,12 @@ class _Scanner:
         return self.skip_space(at + 1), False
 
     def check_end(self, end: int) -> None:
-        """Raise ``SplitError`` if anything follows."""
+        """Raise ``SplitError`` if any text follows."""
         if self.skip_space(end) != len(self._content):
             raise SplitError(f"it has more text at byte {end}")
 
     def skip_space(self, at: int) -> int:
-        """Return where the next character that is no space is."""
+        """Return the place of the next character that is not white space."""
         found = _SPACE.match(self._content, at)
         assert found is not None
         return found.end()
@@ -273,7 +273,7 @@ class _Scanner:
         return self._content[at : at + 1] == character
 
     async def give_way(self) -> None:
-        """Let others work after a while."""
+        """Yield to the event loop when the turn has lasted long enough."""
         if time.monotonic() >= self._until:
             await asyncio.sleep(0)
             self._until = time.monotonic() + _TURN_SECONDS
