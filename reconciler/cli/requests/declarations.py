@@ -270,7 +270,7 @@ def _set_paused(
         results = dict(zip(declared, replies, strict=True))
         return [results.get(key, _UNDECLARED) for key in keys]
 
-    done = "paused until you resume it" if paused else "resumed"
+    done = "paused until you resume it or declare it again" if paused else "resumed"
     return request(connection, keys, ask, output=output, done=done)
 
 
