@@ -224,8 +224,8 @@ def observation_within_grace(of: Happening[ExternalObserved]) -> Iterator[str]:
 def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     """An object that is recorded as missing was missing at some moment (invariant 6).
 
-    A listing that left it out is not the product's fault. An object that another resource deletes
-    is not that of the declared one, which creates its own afterwards.
+    A listing that left it out is not the product's fault. A listed object that another resource is
+    deleting is not the object of a resource that has none.
     """
     name, known = of.data.external_name, of.resource.owned or of.resource.observed
     began = of.ledger.history.message(of.data.as_of)
@@ -233,7 +233,7 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     since = 0.0 if began is None else began.stored_at
     if of.data.object is not None or cause is None or of.truth.was_hidden_since(name, since):
         return
-    if _is_deleted_by_another(of.ledger, of.resource, of.data):
+    if known is None and of.data.evidence == "CompleteListing" and _is_being_deleted(of):
         return
     begin = since - _grace_of(of.settings(of.data.provider_config))
     uid = None if known is None else known.uid
@@ -241,20 +241,18 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
         yield f"{name} was held for missing, but existed all the time"
 
 
-def _is_deleted_by_another(ledger: Ledger, resource: Resource, data: ExternalObserved) -> bool:
-    """Return whether another resource is deleting an object of the observed name."""
-    place = ("Delete", data.provider_config, data.external_name)
-    return any(
-        other.key != resource.key
-        and other.in_flight is not None
-        and place
-        == (
-            other.in_flight.action.operation,
-            other.in_flight.action.provider_config,
-            other.in_flight.action.external_name,
-        )
-        for other in ledger.resources.values()
-    )
+def _is_being_deleted(of: Happening[ExternalObserved]) -> bool:
+    """Return whether another resource is deleting an object of its own with the observed name."""
+    place = (of.data.provider_config, of.data.external_name)
+    for other in of.ledger.resources.values():
+        flight, owned = other.in_flight, other.owned
+        if other.key == of.resource.key or other.is_declared or flight is None or owned is None:
+            continue
+        action = flight.action
+        is_there = (action.provider_config, action.external_name) == place
+        if is_there and action.operation == "Delete" and action.uid in (None, owned.uid):
+            return True
+    return False
 
 
 @on(OutcomeRecorded)
