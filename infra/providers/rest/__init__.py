@@ -1,4 +1,4 @@
-"""The engine of kinds that are defined as an HTTP API (``rest`` of a ``KindDefinition``)."""
+"""The engine of kinds that are defined by an HTTP API (``rest`` of a ``KindDefinition``)."""
 
 from __future__ import annotations
 

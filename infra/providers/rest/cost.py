@@ -1,7 +1,7 @@
-"""What an expression costs at most for an input, counted on its tree before it is evaluated.
+"""The maximal cost of an expression for an input, computed from its tree before evaluation.
 
-``common-expression-language`` copies a list for each element that ``map`` and ``filter`` add to it,
-with all that is in it. So a loop over n elements copies n²/2 results (ADR 0057).
+For each element that ``map`` and ``filter`` append, ``common-expression-language`` copies the list
+so far, including all nested values. A loop over n elements copies n²/2 results (ADR 0057).
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from typing import Any, Final, Protocol, cast
 from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
 
 MAX_COPIES: Final = 2_500_000
-"""Values that an expression may copy: 0.2 s, since one takes 80 ns."""
+"""Limit of values that an expression may copy. One takes 80 ns, so the limit is 0.2 s."""
 
 _CHARACTERS: Final = 256
-"""A text of so many characters takes as long to copy as one more value."""
+"""Number of characters that take as long to copy as one more value."""
 
 _SCALARS: Final = frozenset({*LOOPS, "has", "size", "contains", "startsWith", "endsWith"}) | {
     *("matches", "int", "double", "bool", "type")
 }
 
 _ITSELF: Final = frozenset({"dyn", "min", "max"})
-"""What returns one of its arguments."""
+"""Functions that return one of their arguments."""
 
 
 class _Value(Protocol):
-    """What a part of an expression is at most."""
+    """The maximal size and structure of the value of an expression or a part of it."""
 
     def size(self) -> int:
-        """Count the values in it, texts by their length."""
+        """Return the number of nested values, in which long texts count by their length."""
         ...
 
     def members(self) -> int:
-        """Count what a loop goes through."""
+        """Return the number of elements that a loop over this value visits."""
         ...
 
     def element(self) -> _Value:
-        """Return what a loop's variable is."""
+        """Return the value that the variable of a loop over this value has."""
         ...
 
     def field(self, name: str) -> _Value:
-        """Return a field."""
+        """Return the value of a field."""
         ...
 
     def items(self) -> _Value:
-        """Return what is at any index or key."""
+        """Return the value at any index or key."""
         ...
 
 
 class _Input:
-    """One of some values of the input."""
+    """One of several possible values of the input."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
@@ -77,7 +77,7 @@ class _Input:
 
 
 class _Made:
-    """A value that the expression makes; ``within``: what any of its members or fields is."""
+    """A value that the expression builds; ``within``: the value of any of its members or fields."""
 
     def __init__(self, size: int, members: int = 0, within: Sequence[_Value] = ()) -> None:
         self._size = size
@@ -102,7 +102,7 @@ class _Made:
 
 
 class _OneOf:
-    """One of some values: as large as the largest, with as many members as the longest."""
+    """One of several values: as large as the largest, with as many members as the longest."""
 
     def __init__(self, values: Sequence[_Value]) -> None:
         self._values = values
@@ -128,14 +128,14 @@ def _one_of(values: Sequence[_Value]) -> _Value:
 
 
 class Cost:
-    """Counts what an expression copies; ``copies`` is the result."""
+    """Counts the values that an expression copies; ``copies`` is the result."""
 
     def __init__(self, tree: Node, variables: Mapping[str, Any]) -> None:
         self.copies = 0
         self._use(tree, {name: _Input([each]) for name, each in variables.items()})
 
     def _use(self, node: Node, known: Mapping[str, _Value]) -> _Value:
-        """Count a part, and the copy of its result."""
+        """Count a part of the expression, and the copy of its result."""
         value = self._value(node, known)
         self.copies += value.size()
         return value
@@ -196,7 +196,7 @@ def _elements(value: Any) -> Iterable[Any]:
 
 
 def _size(value: Any) -> int:
-    """Count the values in JSON, and the characters of its texts."""
+    """Return the number of values in JSON, plus one for each ``_CHARACTERS`` of a text."""
     count, waiting = 0, [value]
     while waiting:
         each = waiting.pop()

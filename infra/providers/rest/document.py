@@ -1,8 +1,7 @@
-"""The document of an object: what it should have, in the API's own words, and what is read back.
+"""The document of an object: its desired and its observed fields, in the API's own terms.
 
-It is made of a spec where decisions are made, and its result is in the log. So an object's fields
-in the log are the API's own, at the API's own places, and never change their meaning with a
-definition.
+The document is built from a spec when a decision is made, and recorded in the log. So the fields in
+the log have the API's own names and places, and a changed definition does not change their meaning.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _Steps = tuple[str, ...]
 
 
 class Document:
-    """Makes an object's document of a spec, and finds it in what the API shows."""
+    """Builds the document of an object from its spec, and extracts it from the API's responses."""
 
     def __init__(self, spec: KindDefinitionSpec, rest: RestSpec) -> None:
-        """Compile it; raises ``InvalidManifestError``."""
+        """Compile the template of the document; raises ``InvalidManifestError``."""
         tree = _tree(spec, rest)
         self._template = Template(tree, "spec.rest.document", {"spec"})
         slots = [*_slots(tree, ())]
@@ -61,7 +60,7 @@ class Document:
             _known(path, self.shows, "spec.rest.immutable")
 
     def of_spec(self, fields: Fields) -> Fields:
-        """Return what an object should have; raises ``InvalidManifestError``."""
+        """Return the desired document of an object; raises ``InvalidManifestError``."""
         try:
             made = self._template.made({"spec": fields})
         except ExpressionError as error:
@@ -69,10 +68,10 @@ class Document:
         return self.normalized(without_nothing(made))
 
     def of_object(self, shown: Any) -> Fields:
-        """Return what an object has at each place, null for nothing.
+        """Return the observed document of an object: its value at each place, null if it has none.
 
-        What an expression makes nothing of is nothing: of our object it is written again, and
-        somebody else's, which may have any form, must not end a listing.
+        If an expression fails, its place is null. An owned object is then written again. A foreign
+        object, which may have any form, must not abort the listing.
         """
         result: Fields = {}
         for slot in self.slots:
@@ -85,19 +84,20 @@ class Document:
         return self.normalized(result)
 
     def normalized(self, fields: Fields) -> Fields:
-        """Return fields with one order of the lists whose order means nothing."""
+        """Return the fields; lists are sorted where the definition declares order irrelevant."""
         for slot in self._unordered:
             value = found_at(fields, slot)
             if isinstance(value, list):
                 ordered = sorted(cast("list[Any]", value), key=_encoder.encode)
                 if ordered != value:
-                    fields = msgspec.to_builtins(fields)  # a copy: it is somebody's
+                    # a copy, because the caller keeps its fields
+                    fields = msgspec.to_builtins(fields)
                     put_at(fields, slot, ordered)
         return fields
 
 
 def without_nothing(fields: Any) -> Any:
-    """Return JSON without members that are null: they are not there."""
+    """Return JSON without members that are null, because they stand for absent values."""
     if not isinstance(fields, dict):
         return fields
     of_map = cast("dict[str, Any]", fields)
@@ -140,14 +140,14 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
 
 
 def _members(place: str, field: DefinedField) -> Any:
-    """Return an object's members each for itself: what the API adds to it is left to others."""
+    """Return one place per member of an object, so that members that the API adds are ignored."""
     if field.type != "Object":
         return f"= {place}"
     return {name: _members(f"{place}.{name}", each) for name, each in field.fields.items()}
 
 
 def _slots(node: Any, above: _Steps) -> Iterator[_Steps]:
-    """Yield the places that are compared each for itself: all that is no object of the template."""
+    """Yield the places that are compared separately: all template values that are not objects."""
     of_map = cast("Mapping[str, Any]", node if isinstance(node, dict) else {})
     for name, each in of_map.items():
         if "." in name or not name:

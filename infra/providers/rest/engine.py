@@ -1,4 +1,4 @@
-"""Makes the kind beneath a definition with ``rest``: what the definition's fields are put over."""
+"""Builds the inner kind of a definition with ``rest``, to which ``DefinedKind`` adds the fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class RestFactory:
-    """Builds the providers of one definition; two of one definition are equal."""
+    """Builds the providers of one definition; two factories of the same definition are equal."""
 
     protocol: Protocol = field(compare=False, repr=False)
     digest: str
@@ -33,14 +33,14 @@ class RestFactory:
     def __call__(
         self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
     ) -> RestProvider:
-        """Build a client; opens no connection yet."""
+        """Return a client, which opens its connections with its first request."""
         watches = self.protocol.rest.changes is not None
         provider = WatchingRestProvider if watches else RestProvider
         return provider(self.protocol, config, secrets, permit)
 
 
 class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a definition are its own."""
+    """The empty spec of the inner kind; the definition declares the fields."""
 
 
 def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
@@ -73,7 +73,7 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 
 
 def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
-    """Return what was found where the object was read: it is in the log, an expression is not."""
+    """Return the readiness that the read recorded; the log does not contain the expression."""
     if shown.outputs.get(READY) is False:
         return Readiness(False, "NotReady", "the API does not report the object as ready")
     return IS_READY

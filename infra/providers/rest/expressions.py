@@ -1,7 +1,7 @@
-"""CEL, bounded: the library has no limit of cost, so what it is given is small (ADR 0049).
+"""CEL with limits: the library does not limit the cost, so inputs must be small (ADR 0049).
 
-Limits are counted on the syntax tree (ADR 0057). The library goes through a map in another order
-each time, so what a loop goes through is put in order first: a decision must not depend on chance.
+Limits are computed from the syntax tree (ADR 0057). The library iterates over a map in random
+order, so the input of each loop is sorted first: a decision must be deterministic.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ FUNCTIONS: Final = frozenset(
         *("string", "int", "double", "bool", "type", "dyn"),
     }
 )
-"""What may be called: pure, and the same on every machine."""
+"""Functions that an expression may call: pure, and with the same result on every machine."""
 
 _ORDERED: Final = "__ordered"
 _INT64: Final = 2**63
 
 
 class ExpressionError(ValueError):
-    """An expression has no value for this input; ``text`` is the expression."""
+    """The expression ``text`` has no value for this input."""
 
     def __init__(self, message: str, text: str) -> None:
         super().__init__(message)
@@ -47,14 +47,14 @@ class ExpressionError(ValueError):
 
 
 class NothingThereError(ExpressionError):
-    """An expression asks for a field or an item that is not there."""
+    """An expression refers to a field or an item that does not exist."""
 
 
 class Expression:
-    """One compiled expression over variables of some names."""
+    """One compiled expression over a set of variable names."""
 
     def __init__(self, text: str, where: str, variables: Collection[str]) -> None:
-        """Compile it; raises ``InvalidManifestError`` for one that cannot work here."""
+        """Compile the expression; raises ``InvalidManifestError`` for one that always fails."""
         self.text = text.strip()
         if len(self.text) > MAX_CHARACTERS:
             raise InvalidManifestError(
@@ -63,7 +63,7 @@ class Expression:
             )
         tree, problem = _tree(self.text)
         try:
-            # As it was written: what is said of it has its places.
+            # Compile the text as written first, so that the positions in an error message fit it.
             program = None if problem.startswith("brackets") else cel.compile(self.text)
         except ValueError as error:
             what = " ".join(str(error).split("|")[0].split())
@@ -96,12 +96,12 @@ class Expression:
             raise InvalidManifestError(f"{where}: unknown function {strange[0]!r}; use {known}")
 
     def work(self, values: int) -> int:
-        """Return about how many microseconds it takes for so many values, at most."""
+        """Return the maximal duration for an input of ``values`` values, in about microseconds."""
         looped = values * values // 10 if self._nesting else 0
         return 20 + values + looped * (200 if self._nesting >= MAX_NESTED_LOOPS else 1)
 
     def value(self, variables: Mapping[str, Any]) -> Any:
-        """Evaluate it to JSON; raises ``ExpressionError``."""
+        """Evaluate the expression to JSON; raises ``ExpressionError``."""
         given = {name: variables[name] for name in self.variables if name in variables}
         _check_input(self.text, given, self._members)
         if self._nesting and Cost(self._tree, given).copies > MAX_COPIES:
@@ -123,7 +123,7 @@ class Expression:
 
 
 def _tree(text: str) -> tuple[Node | None, str]:
-    """Return the tree of an expression, or why it has none."""
+    """Return the tree of an expression, or None and the reason."""
     try:
         return parsed(text), ""
     except ExpressionSyntaxError as problem:
@@ -131,7 +131,7 @@ def _tree(text: str) -> tuple[Node | None, str]:
 
 
 def _with_order(text: str, loops: Collection[Node]) -> str:
-    """Return an expression whose loops go through the keys of a map in their order."""
+    """Return the expression with loops that visit the keys of a map in sorted order."""
     for at in sorted((each.at for each in loops), reverse=True):
         text = f"{text[:at]}.{_ORDERED}(){text[at:]}"
     return text
@@ -157,7 +157,7 @@ def _problem(tree: Node, loops: int, nesting: int) -> str:
 
 
 def count_values(value: Any) -> int:
-    """Count what there is in JSON."""
+    """Return the number of values in JSON, including nested ones."""
     if isinstance(value, dict):
         return 1 + sum(map(count_values, cast("dict[str, Any]", value).values()))
     if isinstance(value, list):
@@ -166,7 +166,7 @@ def count_values(value: Any) -> int:
 
 
 def _check_input(text: str, variables: Mapping[str, Any], most: int) -> None:
-    """Raise for an input that is larger than an expression may be asked to work on."""
+    """Raise ``ExpressionError`` for an input of more than ``most`` values."""
     values = characters = 0
     waiting: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
     while waiting:

@@ -1,8 +1,8 @@
-"""The items of a list in JSON, each decoded by itself where the whole cannot be decoded.
+"""The items of a list in JSON, decoded one by one if the whole document cannot be decoded.
 
 Any client of an API may store a lone surrogate, the number 1e400 or a thousand nested lists. The
-decoder refuses the whole response then. So its text is split at the commas of the list: only the
-item is unreadable. It must be JSON in all other places, and end where its brackets do.
+decoder then rejects the whole response. So the text is split at the commas of the list, and only
+that item is unreadable. The rest of the document must be valid JSON, and its brackets must match.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from infra.providers.answers import UNDECODABLE
 _TURN_SECONDS: Final = 0.01
 _TOKENS_OF_TURN: Final = 256
 _READABLE_LEVELS: Final = 4
-"""Of an item in which its name and id are found, although the item cannot be decoded."""
+"""Nesting depth to which the name and id of an undecodable item are searched."""
 
 _READABLE_BYTES: Final = 2 * 1024 * 1024
-"""Of the items of a response that are searched for a name: it takes a second per MiB."""
+"""Bytes of undecodable items per response that are searched for a name, at one second per MiB."""
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _SCALAR: Final = re.compile(rb'[^\s,:"\[\]{}]+')
 _RUN: Final = rb'(?>(?:[^"\[\]{}]{1,4096}|"[^"\\]{0,4096}"){0,256})'
-"""What is between brackets, up to a string that has escapes or is long."""
+"""Text between brackets, up to a string that has escapes or is long."""
 
 _LEVELS: Final = 4
 
 
 def _shallow(levels: int) -> bytes:
-    """Return the expression of what is in an object or a list of at most so many levels."""
+    """Return the regular expression of an object or list of at most ``levels`` nested levels."""
     if not levels:
         return _RUN
     inner = _shallow(levels - 1)
@@ -44,7 +44,7 @@ def _shallow(levels: int) -> bytes:
 
 _INNER: Final = _shallow(_LEVELS - 1)
 _SHALLOW: Final = re.compile(rb"\{" + _INNER + rb"\}|\[" + _INNER + rb'\]|"[^"\\]{0,4096}"')
-"""Most values, in one step: of a few levels, and without escapes."""
+"""Matches most values in one step: those with few levels and without escapes."""
 
 _BETWEEN: Final = re.compile(_RUN)
 _OF_STRING: Final = re.compile(rb'(?>(?:[^"\\]{1,4096}|\\.){0,256})', re.DOTALL)
@@ -55,11 +55,11 @@ _decoder = msgspec.json.Decoder(Any)
 
 
 class SplitError(ValueError):
-    """A text is no JSON with a list at the given place."""
+    """A text is not JSON with a list at the given path."""
 
 
 class UndecodableItem(NamedTuple):
-    """An item that cannot be decoded, and why; ``readable`` has the members that can be."""
+    """An item that cannot be decoded, and the reason; ``readable``: its members that can."""
 
     content: bytes
     reason: str
@@ -67,7 +67,7 @@ class UndecodableItem(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A document with an empty list, and the items of this list."""
+    """A document whose list is emptied, and the items of that list."""
 
     document: Any
     items: list[Any]
@@ -76,7 +76,7 @@ class Split(NamedTuple):
 async def split(content: bytes, steps: Sequence[str]) -> Split:
     """Decode the items of the list at a path one by one; raises ``SplitError``.
 
-    An item that cannot be decoded is an ``UndecodableItem``.
+    An item that cannot be decoded is returned as an ``UndecodableItem``.
     """
     scanner = _Scanner(content)
     start, end, places = await scanner.find_list(steps)
@@ -92,7 +92,7 @@ async def split(content: bytes, steps: Sequence[str]) -> Split:
 
 
 async def check_structure(content: bytes) -> None:
-    """Raise ``SplitError`` for what is neither an object nor a list of JSON."""
+    """Raise ``SplitError`` for a text that is neither a JSON object nor a JSON list."""
     scanner = _Scanner(content)
     begin = scanner.skip_space(0)
     if content[begin : begin + 1] not in _OPENING:
@@ -101,7 +101,7 @@ async def check_structure(content: bytes) -> None:
 
 
 class _Scanner:
-    """Finds where values begin and end, in short turns of the event loop."""
+    """Finds the bounds of values, and yields to the event loop after short intervals."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -111,14 +111,14 @@ class _Scanner:
         self._found: tuple[int, int, list[tuple[int, int]]] | None = None
 
     async def find_list(self, steps: Sequence[str]) -> tuple[int, int, list[tuple[int, int]]]:
-        """Return where a list begins and ends, and its items do; raises ``SplitError``."""
+        """Return the bounds of the list at a path and of its items; raises ``SplitError``."""
         self.check_end(await self._follow(self.skip_space(0), steps))
         if self._found is None:
             raise SplitError("it has no list at this path")
         return self._found
 
     async def decode(self, begin: int, end: int) -> Any:
-        """Decode a value."""
+        """Decode the value between two positions."""
         content = self._content[begin:end]
         try:
             return _decoder.decode(content)
@@ -127,7 +127,7 @@ class _Scanner:
             return UndecodableItem(content, str(error), readable)
 
     async def _readable(self, begin: int, end: int, levels: int) -> dict[str, Any]:
-        """Decode the members of an object that can be decoded."""
+        """Return the decodable members of an object."""
         readable: dict[str, Any] = {}
         if not self._is_at(begin, b"{") or end - begin > self._readable_bytes:
             return readable
@@ -140,14 +140,14 @@ class _Scanner:
             try:
                 readable[name] = _decoder.decode(self._content[start:stop])
             except UNDECODABLE:
-                readable.pop(name, None)  # an earlier one of the name
+                readable.pop(name, None)  # also drop an earlier member with this name
                 if levels and (inner := await self._readable(start, stop, levels - 1)):
                     readable[name] = inner
             await self.give_way()
         return readable
 
     async def _follow(self, begin: int, steps: Sequence[str]) -> int:
-        """Find the list at a path from a value; return the end of the value."""
+        """Return the end of the value at ``begin``, and find the list at a path within it."""
         if not steps:
             places, end = await self._items(begin)
             if self._found is not None:
@@ -161,7 +161,7 @@ class _Scanner:
         return end
 
     async def _items(self, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """Return where the items of a list are, and the end of the list."""
+        """Return the bounds of a list's items, and the end of the list."""
         places: list[tuple[int, int]] = []
         at = self._first(begin, b"[")
         if self._is_at(at, b"]"):
@@ -175,7 +175,7 @@ class _Scanner:
                 return places, at
 
     async def _members(self, begin: int) -> tuple[list[tuple[str, tuple[int, int]]], int]:
-        """Return the names and values of an object, and the end of the object."""
+        """Return the names and bounds of an object's values, and the end of the object."""
         members: list[tuple[str, tuple[int, int]]] = []
         at = self._first(begin, b"{")
         if self._is_at(at, b"}"):
@@ -190,7 +190,7 @@ class _Scanner:
                 raise SplitError(f"it has no value at byte {at}")
             at = self.skip_space(at + 1)
             end = await self.value_end(at)
-            with suppress(*UNDECODABLE):  # no path has such a name
+            with suppress(*UNDECODABLE):  # an undecodable name cannot be part of a path
                 members.append((str(_decoder.decode(name)), (at, end)))
             await self.give_way()
             at, is_last = self._behind(end, b"}")
@@ -198,7 +198,7 @@ class _Scanner:
                 return members, at
 
     async def value_end(self, begin: int) -> int:
-        """Return the end of a value; within it, only strings and brackets are looked at."""
+        """Return the end of a value, of which only strings and brackets are checked."""
         content = self._content
         if shallow := _SHALLOW.match(content, begin):
             return shallow.end()
@@ -250,7 +250,7 @@ class _Scanner:
         return self.skip_space(begin + 1)
 
     def _behind(self, end: int, bracket: bytes) -> tuple[int, bool]:
-        """Return where the next value begins, or the end of the list or object, and which it is."""
+        """Return where the next value begins, or where the list or object ends, and which it is."""
         at = self.skip_space(end)
         if self._is_at(at, bracket):
             return at + 1, True
@@ -259,12 +259,12 @@ class _Scanner:
         return self.skip_space(at + 1), False
 
     def check_end(self, end: int) -> None:
-        """Raise ``SplitError`` if anything follows."""
+        """Raise ``SplitError`` if any text follows."""
         if self.skip_space(end) != len(self._content):
             raise SplitError(f"it has more text at byte {end}")
 
     def skip_space(self, at: int) -> int:
-        """Return where the next character that is no space is."""
+        """Return the position of the next character that is not white space."""
         found = _SPACE.match(self._content, at)
         assert found is not None
         return found.end()
@@ -273,7 +273,7 @@ class _Scanner:
         return self._content[at : at + 1] == character
 
     async def give_way(self) -> None:
-        """Let others work after a while."""
+        """Yield to other tasks if this one has run for a while."""
         if time.monotonic() >= self._until:
             await asyncio.sleep(0)
             self._until = time.monotonic() + _TURN_SECONDS

@@ -67,7 +67,7 @@ class Marking:
 
 
 def made_uid(idempotency_key: str) -> str:
-    """Return the uid of what an action creates where the API has none: the same in every repeat."""
+    """Return the uid of a created object for an API without ids; a retry computes the same one."""
     return hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
 
 
@@ -75,4 +75,4 @@ def _decoded(value: Any) -> Found:
     try:
         return _decoder.decode(value) if isinstance(value, str) else _NONE
     except (*UNDECODABLE, UnicodeEncodeError):
-        return _NONE  # a person's own words
+        return _NONE  # the text of a user, not metadata of Reconciler

@@ -1,8 +1,8 @@
-"""Pages of a listing, by one of four styles; a listing that moves under us is none.
+"""Pages of a listing, by one of four styles; raises if the collection moves during the listing.
 
-Where pages are counted, what is deleted meanwhile moves all that comes behind it, and an object may
-be on no page. So each page is bound to the one before it: an offset begins one item earlier, and a
-numbered page is read once more after the next. Absence is proved by a listing that stood still.
+In styles that count items, a deletion moves all later items forward, and an object may be on no
+page. So consecutive pages are compared: an offset begins one item earlier, and a numbered page is
+read again after the next one. Only a listing that did not move proves absence.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGN
 
 _Query = list[tuple[str, str]]
 ObjectsOf = Callable[[Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
-"""Finds the objects of the kind among the items of a page."""
+"""Returns the objects of the kind among the items of a page."""
 
 
 class Listed(NamedTuple):
-    """One page: the answer, its JSON, and the items in it, as they are."""
+    """One page: the response, its JSON, and its raw items."""
 
     answer: Answer
     content: Any
@@ -39,15 +39,15 @@ class Listed(NamedTuple):
 
 
 class Fetch(Interface):
-    """Fetches one page: at a path of its own, or with more parameters."""
+    """Fetches one page, from another path or with additional parameters."""
 
     def __call__(self, path: str | None, query: Sequence[tuple[str, str]]) -> Awaitable[Listed]:
-        """Fetch it; raises ``ProviderError``."""
+        """Return the page; raises ``ProviderError``."""
         ...
 
 
 class Pages:
-    """One listing, page by page."""
+    """Fetches one listing page by page."""
 
     def __init__(
         self, protocol: Protocol, fetch: Fetch, objects_of: ObjectsOf, page_size: int
@@ -65,11 +65,12 @@ class Pages:
             if self._paging.by == "Token":
                 self._token_at = Finder(self._paging.at, "", "answer")
             if self._paging.size is not None:
-                size = max(2, min(page_size, self._paging.max_size))  # an overlap is one of them
+                # at least two, because consecutive pages overlap by one
+                size = max(2, min(page_size, self._paging.max_size))
                 self._size = [(self._paging.size, str(size))]
 
     async def fetch(self, token: str) -> Page[ExternalObject]:
-        """Fetch the page of a token, the first with an empty one."""
+        """Return the page of a token; the empty token is the first page."""
         paging = self._paging
         if paging is None:
             return await self._page(await self._fetch(None, ()), None)
@@ -111,7 +112,7 @@ class Pages:
         if listed.items[: len(before)] != before:
             raise _moved()
         behind = listed.items[len(before) :]
-        if before and not behind:  # the end, or an API that shows one at a time
+        if before and not behind:  # the end, or an API that returns one item per page
             listed = await self._more(paging, str(begin))
             if listed.items:
                 what = "a page has one object, but paging by offset requires pages of two or more"
@@ -139,7 +140,7 @@ def _moved() -> NotDoneError:
 
 
 def _next_query(answer: Answer) -> str | None:
-    """Return the query of the next page; whatever host the link names, only ours is asked."""
+    """Return the query of the ``next`` link; its host is ignored, so no other host is called."""
     header = answer.headers.get("Link", "")
     for link, parameters in _LINK.findall(header):
         if _NEXT.search(parameters):
@@ -150,6 +151,7 @@ def _next_query(answer: Answer) -> str | None:
             if there.path != own.path or not there.query:
                 raise unusable(answer, f"the next page is at another path, {there.path[:200]!r}")
             return there.query
-    if re.search(r"\bnext\b", _LINK.sub("", header)):  # else it would end early, and look complete
+    # otherwise the listing would end early and count as complete
+    if re.search(r"\bnext\b", _LINK.sub("", header)):
         raise unusable(answer, f"its header Link is invalid: {header[:200]!r}")
     return None

@@ -1,4 +1,4 @@
-"""Places and templates: where something is found in JSON, and how JSON is made."""
+"""Paths and templates: read a value from JSON, and build JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-"""What is found where nothing is."""
+"""Result of a path that does not exist."""
 
 
 def is_expression(text: str) -> bool:
@@ -31,7 +31,7 @@ def is_expression(text: str) -> bool:
 
 
 def steps_of(path: str, where: str) -> tuple[str, ...]:
-    """Take a path apart; raises ``InvalidManifestError`` for an empty step."""
+    """Split a path into its steps; raises ``InvalidManifestError`` for an empty step."""
     if path == WHOLE:
         return ()
     steps = tuple(path.split("."))
@@ -43,7 +43,7 @@ def steps_of(path: str, where: str) -> tuple[str, ...]:
 
 
 def found_at(root: Any, steps: Collection[str]) -> Any:
-    """Follow a path, a number being the index of a list; ``MISSING`` where it ends early."""
+    """Return the value at a path, in which a number is a list index; ``MISSING`` without one."""
     value = root
     for step in steps:
         if isinstance(value, dict):
@@ -57,7 +57,7 @@ def found_at(root: Any, steps: Collection[str]) -> Any:
 
 
 def put_at(root: Fields, steps: Collection[str], value: Any) -> None:
-    """Put a value into nested objects, which are made as they are needed."""
+    """Store a value in nested objects, which are created as needed."""
     *above, last = steps
     for step in above:
         inner = root.get(step)
@@ -68,7 +68,7 @@ def put_at(root: Fields, steps: Collection[str], value: Any) -> None:
 
 
 class Finder:
-    """Finds what is at a place; an expression knows the place's whole by the name ``about``."""
+    """Returns the value at a path, or of an expression, whose variable ``about`` is the root."""
 
     def __init__(self, place: str, where: str, about: str, *more: str) -> None:
         self.text = place
@@ -86,7 +86,7 @@ class Finder:
         return self._steps if self._expression is None else None
 
     def find(self, root: Any, **more: Any) -> Any:
-        """Return what is there, or ``MISSING``; raises ``ExpressionError``."""
+        """Return the value, or ``MISSING``; raises ``ExpressionError``."""
         if self._expression is None:
             return found_at(root, self._steps)
         try:
@@ -96,10 +96,10 @@ class Finder:
 
 
 class Template:
-    """JSON with expressions in it.
+    """A JSON document with embedded expressions.
 
-    An expression that is only names with dots between them may find nothing: then its place is
-    left out, unless the first name is one of ``needed``.
+    An expression that consists only of names and dots may have no value. Its place is then omitted,
+    unless the first name is in ``needed``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Template:
                 self._compiled[node] = names if is_plain else expression
 
     def made(self, variables: Mapping[str, Any]) -> Any:
-        """Return the JSON, ``MISSING`` if it is nothing; raises ``ExpressionError``."""
+        """Return the JSON, or ``MISSING`` if it is empty; raises ``ExpressionError``."""
         return self._made(self._tree, variables)
 
     def _made(self, node: Any, variables: Mapping[str, Any]) -> Any:

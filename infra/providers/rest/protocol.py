@@ -41,7 +41,7 @@ _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
 BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
 MAX_RULE_CHARACTERS: Final = 64 * 1024
-"""Of a response, in which the text of a rule is found: to search 32 MiB takes seconds."""
+"""Length of the response in which the text of a rule is searched: 32 MiB would take seconds."""
 
 OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
     "String": str,
@@ -58,11 +58,11 @@ _OF_EACH_REQUEST: Final = frozenset({"host", "content-length", "transfer-encodin
 
 
 class UnusableObjectError(ValueError):
-    """What the API shows is not what its definition says."""
+    """A response does not match the definition."""
 
 
 class Request:
-    """One request's method, path, query, headers and body, compiled."""
+    """The method, path, query, headers and body of one request, compiled."""
 
     def __init__(
         self, call: Call | Listing | Reading, where: str, default: Method, rest: RestSpec
@@ -100,11 +100,11 @@ class Request:
             self.body = Template(call.body, f"{where}.body", BODY_VARIABLES)
 
     def path(self, values: Mapping[str, str]) -> str:
-        """Return the path, with values URL-encoded."""
+        """Return the path, with URL-encoded values."""
         return _PLACEHOLDER.sub(lambda found: quote(values[found[1]], safe=""), self._path)
 
     def query(self, values: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Return the query; it is encoded with the request."""
+        """Return the query, which is encoded with the request."""
         return [
             (name, _PLACEHOLDER.sub(lambda found: values[found[1]], text))
             for name, text in self._query.items()
@@ -112,10 +112,10 @@ class Request:
 
 
 class Protocol:
-    """What a provider needs to know of an API: where things are, and what is sent and answered."""
+    """The definition of an API for its provider: paths of values, requests and error rules."""
 
     def __init__(self, spec: KindDefinitionSpec) -> None:
-        """Compile it; raises ``InvalidManifestError`` for what could never work."""
+        """Compile the definition; raises ``InvalidManifestError`` for one that can never work."""
         rest = spec.rest
         assert rest is not None
         self.rest, self.digest = rest, spec.digest
@@ -170,7 +170,7 @@ class Protocol:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What follows from the definition, and nothing more."""
+        """The capabilities that follow from the definition."""
         rest = self.rest
         return Capabilities(
             idempotency_keys=rest.idempotency is not None,
@@ -184,17 +184,17 @@ class Protocol:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether the API itself refuses to create what is there."""
+        """Whether the API itself refuses to create an object that exists."""
         return bool(self.rest.create.conflict)
 
     @property
     def outputs(self) -> Mapping[str, Output]:
-        """What objects give to others; ``ready`` if the definition says when they are."""
+        """Outputs that resources can reference; ``ready`` if the definition has a condition."""
         ready = {READY: Output("", "Boolean", "Whether it can be used.")} if self._ready else {}
         return {**self.rest.outputs, **ready}
 
     def has_token_within(self, steps: Sequence[str]) -> bool:
-        """Return whether the token of the next page may be found below a path."""
+        """Return whether the token of the next page may be below a path."""
         paging = None if self.rest.list is None else self.rest.list.paging
         if paging is None or paging.by != "Token":
             return False
@@ -202,7 +202,7 @@ class Protocol:
         return found is None or found[: len(steps)] == tuple(steps)
 
     def name_problem(self, name: str) -> str | None:
-        """Describe what is wrong with a name for this API, or None."""
+        """Return why the API cannot have an object of this name, or None."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             return f"use 1 to {MAX_NAME_CHARACTERS} characters"
         is_path = "/" in name or leads_elsewhere(name)
@@ -242,11 +242,11 @@ class Protocol:
         return name.startswith(named.prefix) and name.endswith(named.suffix)
 
     def api_name(self, external_name: str) -> str:
-        """Return what the API calls an object."""
+        """Return the API's name of an object."""
         return f"{self.rest.name.prefix}{external_name}{self.rest.name.suffix}"
 
     def seen(self, shown: Any) -> ExternalObject:
-        """Return an object as the log knows it; raises ``UnusableObjectError``."""
+        """Return an object in the form of the log; raises ``UnusableObjectError``."""
         marks = self.marking.found(shown) if self.marking else None
         name, uid = self._place(shown, marks)
         return ExternalObject(
@@ -260,9 +260,9 @@ class Protocol:
         )
 
     def place_of(self, item: Any) -> tuple[str | None, str | None] | None:
-        """Return the name and the uid of an item that cannot be shown, None for what is unknown.
+        """Return the name and uid of an item that cannot be converted, each None if unknown.
 
-        None if it is of another kind, as far as its name shows that.
+        Returns None if the name shows that the item is of another kind.
         """
         shown, is_whole = item, True
         if isinstance(item, UndecodableItem):
@@ -280,7 +280,7 @@ class Protocol:
         return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
     def _known_text(self, finder: Finder, shown: Any, *, is_whole: bool) -> str | None:
-        """Return a text; without some members, an expression could find another one."""
+        """Return a text of an object, None if an expression would read an incomplete object."""
         if not is_whole and finder.steps is None:
             return None
         try:
@@ -313,7 +313,7 @@ class Protocol:
         return str(value)
 
     def _given(self, shown: Any) -> Fields:
-        """Find the outputs; one that is not there, or of another type, is none."""
+        """Return the outputs; one that is absent or has another type is omitted."""
         given: Fields = {}
         for name, (finder, output) in self._outputs.items():
             try:
@@ -328,7 +328,7 @@ class Protocol:
         return given
 
     def rule_for(self, status: int, content: bytes) -> ErrorRule | None:
-        """Return what the definition says of an answer, if it does."""
+        """Return the definition's first rule for a response, or None."""
         rules = [each for each in self.rest.errors if status in each.status]
         if not rules:
             return None
@@ -345,7 +345,7 @@ def _default_success(where: str, call: Call | Listing | Reading) -> tuple[int, .
 
 
 def _check(protocol: Protocol) -> None:
-    """Refuse a definition that could never work, or not without harm."""
+    """Raise for a definition that can never work, or that would do harm."""
     rest, where = protocol.rest, "spec.rest"
     if protocol.uid_at is None and protocol.marking is None:
         raise InvalidManifestError(
@@ -449,7 +449,7 @@ def _check_writes(protocol: Protocol, where: str) -> None:
 
 
 def _check_default_body(protocol: Protocol, where: str) -> None:
-    """Refuse a body that is left out where the paths in it are expressions."""
+    """Raise if the body is omitted although its paths are expressions, which cannot be written."""
     finders = [protocol.name_at.steps]
     if protocol.marking is not None:
         finders.append(protocol.marking.steps)

@@ -1,11 +1,12 @@
-"""The provider of kinds that are defined as an HTTP API: it knows no API, only its protocol.
+"""The provider of kinds that are defined as an HTTP API, driven by the compiled protocol.
 
-What an API may not be able to promise, and what is done about it:
+How it handles guarantees that an API may lack:
 
-- Where nothing but a blind write creates, it is read first; where no condition binds a write, the
-  uid is compared first. An object that appears between two such calls is overwritten or deleted:
-  only the API could prevent that. They are seconds apart at most (``CallPermit.before_request``).
-- Where there is no idempotency key, the marks in the object tell our own earlier attempt.
+- If creation is an unconditional write, the object is read first. If no condition protects a write,
+  the uid is compared first. An object that appears between two such calls is overwritten or
+  deleted, and only the API could prevent that. Both calls are at most seconds apart
+  (``CallPermit.before_request``).
+- Without idempotency keys, the metadata in the object identifies an earlier attempt.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ from reconciler.provider.secrets import Secrets
 _ETAG: Final = "ETag"
 
 MAX_MARK_CHARACTERS: Final = 64 * 1024
-"""Of what changes with the objects of an API: it is kept, and compared each time."""
+"""Limit of a change cursor, which is stored and compared with each poll."""
 
 _decoder = msgspec.json.Decoder(Any)
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """An object as it was read, with its ETag, and when that was (``time.monotonic``)."""
+    """An object, its ETag, and the time of the read (``time.monotonic``)."""
 
     object: ExternalObject
     etag: str | None
@@ -78,7 +79,7 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 class RestProvider:
-    """A client of a JSON API over HTTP, by the protocol of one definition."""
+    """A client of a JSON API over HTTP, for the protocol of one definition."""
 
     def __init__(
         self, protocol: Protocol, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
@@ -93,7 +94,7 @@ class RestProvider:
         )
 
     async def create(self, action: Action) -> Effect:
-        """Create an object; our own earlier attempt counts as the first answer."""
+        """Create an object; an object of an earlier attempt counts as created."""
         protocol, read_at = self._protocol, None
         name = self._checked(action.external_name)
         if not (protocol.is_guarded or protocol.ids_are_made):
@@ -107,7 +108,8 @@ class RestProvider:
             return await self._done(answer, action, "create", None)
         means = self._meaning(answer, protocol.rest.create.conflict)
         if not means and answer.status_code == HTTPStatus.NOT_FOUND:
-            # The API's own if a read works there: what the creation needs does not exist.
+            # If a read succeeds, the API itself returned this 404: the creation needs a missing
+            # object.
             with in_doubt(answer):
                 there = await self._found(name)
             if there is None:
@@ -118,11 +120,12 @@ class RestProvider:
         there = None if protocol.ids_are_made else await self._found(name)
         if there is not None:
             return self._own(there.object, action, text, status=answer.status_code)
-        # A conflict though its cause is gone: the API may keep this answer with the key.
+        # Report a conflict although the obstacle was deleted: the API may repeat the stored
+        # response.
         raise ConflictError(text, status=answer.status_code, replayed=self._is_replay(answer))
 
     async def update(self, action: Action) -> Effect:
-        """Replace an object that is still the action's, at the action's version."""
+        """Replace an object that the action owns and whose version is still the action's."""
         protocol = self._protocol
         name = self._checked(action.external_name)
         if protocol.update is None:
@@ -157,7 +160,7 @@ class RestProvider:
         return self._own(now.object, action, text, status=answer.status_code)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete an object that is still the action's."""
+        """Delete an object that the action owns."""
         protocol, call = self._protocol, self._protocol.rest.delete
         name = self._checked(action.external_name)
         there = await self._found(name, action.uid)
@@ -166,7 +169,7 @@ class RestProvider:
         check_uid(there.object, action)
         answer = await self._write(
             protocol.delete,
-            msgspec.structs.replace(action, version=None),  # whatever its version
+            msgspec.structs.replace(action, version=None),  # at any version
             uid=there.object.uid,
             there=there,
             read_at=there.read_at,
@@ -188,14 +191,14 @@ class RestProvider:
         raise self._classified(answer, means)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read one object, by its uid where the API makes the ids."""
+        """Return one object, read by its uid if the API generates ids."""
         found = await self._found(self._checked(external_name), uid)
         return None if found is None else found.object
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List all objects of this kind; the scope is looked at here."""
+        """List all objects of this kind in the scope, which is applied here, not by the API."""
         unreadable = Unreadable()
         pages = self._pages(page_size, unreadable)
         listed: dict[tuple[str, str | None], str | None] = {}
@@ -209,12 +212,13 @@ class RestProvider:
         listed: dict[tuple[str, str | None], str | None],
         unreadable: Unreadable,
     ) -> bool:
-        """Return whether an object is the first one of the listing with its name, or its id."""
+        """Return whether no earlier item of the listing has this name or id."""
         place = found.name, found.uid if self._protocol.ids_are_made else None
         if place not in listed:
             listed[place] = found.uid
             return True
-        if listed[place] == found.uid:  # it moved to a later page, and another may have moved back
+        # it moved to a later page, and another object may have moved to an earlier one
+        if listed[place] == found.uid:
             unreadable.add(None, None, f"{quoted(found.name)} is listed twice")
         else:
             unreadable.add(found.name, None, "several objects have this name")
@@ -253,13 +257,14 @@ class RestProvider:
     def _one_shown(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
         shown = _at(self._protocol.read_at, answer, content)
         if shown is None and self._protocol.read_at.text != WHOLE:
-            return None  # its place is there, and empty: a whole that is null is no answer
+            # the path exists and its value is null, while a null document is not a valid response
+            return None
         if shown is None or shown is MISSING:
             raise unusable(answer, f"it has no object at {self._protocol.read_at.text}")
         return self._about(answer, shown, name)
 
     async def _one_of(self, answer: Answer, items_at: Finder, name: str) -> ExternalObject | None:
-        """Find an object among several; one of another name is no answer to a question for one."""
+        """Return the object of a name among several; a response with another name is invalid."""
         unreadable = Unreadable()
         _, items = await self._items_of(answer, items_at)
         found = await self._those_of_kind(items, unreadable)
@@ -317,7 +322,7 @@ class RestProvider:
         )
 
     async def _confirm_absence(self, name: str, uid: str | None, answer: Answer) -> None:
-        """Have the collection answer, too, before a 404 counts: any gateway can say that."""
+        """Read the collection to confirm a 404, which a gateway can also return."""
         protocol = self._protocol
         confirm = protocol.rest.read.confirm
         if confirm is not None:
@@ -344,7 +349,7 @@ class RestProvider:
         return Listed(answer, content, items)
 
     async def _items_of(self, answer: Answer, items_at: Finder) -> tuple[Any, list[Any]]:
-        """Decode a document and a list in it: one odd item must not hide the others."""
+        """Decode a document and its list, in which one invalid item must not hide the others."""
         try:
             content = _decoder.decode(answer.content)
         except UNDECODABLE as error:
@@ -366,7 +371,7 @@ class RestProvider:
         path: str | None = None,
         more: Sequence[tuple[str, str]] = (),
     ) -> Answer:
-        """Send a request that changes nothing, whatever its method: no result is unknown."""
+        """Send a request that changes nothing, whatever its method; no result is unknown."""
         answer = await self._api.call(
             request.method,
             request.path(values) if path is None else path,
@@ -375,7 +380,7 @@ class RestProvider:
             body=self._body(request, variables),
             writes=False,
         )
-        # It is classified as a read.
+        # Errors are classified as those of a read.
         return answer if is_read(answer.method) else msgspec.structs.replace(answer, method="GET")
 
     # --- writing
@@ -424,7 +429,7 @@ class RestProvider:
         uid: str | None = None,
         version: str | None = None,
     ) -> dict[str, Any]:
-        """Return what a body may be made of."""
+        """Return the variables of a request body."""
         variables: dict[str, Any] = {
             "name": values.get("name"),
             "uid": uid or values.get("uid"),
@@ -471,7 +476,7 @@ class RestProvider:
     async def _done(
         self, answer: Answer, action: Action, operation: str, uid: str | None
     ) -> Effect:
-        """Return what a write did: as its answer shows it, or as it is read."""
+        """Return the effect of a write, from its response or from a read."""
         is_replay, shown_at = self._is_replay(answer), self._protocol.shown_at.get(operation)
         if shown_at is not None:
             content = decoded(answer, _decoder)
@@ -483,7 +488,7 @@ class RestProvider:
         await self._check_body(answer)
         try:
             found = await self._found(action.external_name, uid)
-        except ProviderError as error:  # it is done, so `NotDoneError` would be wrong
+        except ProviderError as error:  # the write is done, so `NotDoneError` would be wrong
             raise UnknownResultError(
                 f"{action.external_name!r} was written, but reading it failed: {error.message}",
                 status=error.status,
@@ -500,18 +505,18 @@ class RestProvider:
     def _own(
         self, thing: ExternalObject, action: Action, why: str, *, status: int | None = None
     ) -> Effect:
-        """Tell our own earlier attempt from what stands in the way."""
+        """Return the effect of an earlier attempt; raise ``ConflictError`` for a foreign object."""
         if thing.written_by == action.idempotency_key:
             return Effect(thing, replayed=True)
         raise ConflictError(why, status=status, obstacle=thing)
 
     async def _check_body(self, answer: Answer) -> None:
-        """Take an answer for a success only if it is empty, or JSON: a login page is neither."""
+        """Raise unless the response is empty or JSON: a login page is not a success."""
         if answer.content.strip():
             await self._check_json(answer)
 
     async def _check_json(self, answer: Answer) -> None:
-        """Raise for what is no JSON; an odd value in it, which any client may store, is JSON."""
+        """Raise for a response that is not JSON; JSON with an undecodable value is accepted."""
         try:
             _decoder.decode(answer.content)
         except UNDECODABLE as error:
@@ -520,17 +525,17 @@ class RestProvider:
             except SplitError:
                 raise undecodable(answer, error) from error
 
-    # --- what answers mean
+    # --- meaning of responses
 
     def _meaning(
         self, answer: Answer, conflict: Sequence[int] = (), absent: Sequence[int] = ()
     ) -> str:
-        """Return the class of an answer that is no success; empty where nobody says."""
+        """Return the class of a response that is not a success; empty if no rule applies."""
         rule = self._protocol.rule_for(answer.status_code, answer.content)
         if rule is not None:
             return rule.means
         if answer.status_code in conflict:
-            # The API still executes another request with this key: that one may succeed.
+            # The API still executes another request with this key, which may succeed.
             return "Unknown" if "Retry-After" in answer.headers else "Conflict"
         return "Absent" if answer.status_code in absent else ""
 
@@ -562,7 +567,7 @@ class RestProvider:
         return external_name
 
     def _values(self, external_name: str, uid: str | None) -> dict[str, str]:
-        """Return what placeholders stand for; a step such as .. would be another path."""
+        """Return the values of the placeholders; a step such as .. would lead to another path."""
         values = {"name": self._protocol.api_name(external_name)}
         if uid is not None:
             if leads_elsewhere(uid):
@@ -572,10 +577,10 @@ class RestProvider:
 
 
 class WatchingRestProvider(RestProvider):
-    """A client of an API that has a mark that changes with its objects."""
+    """A client of an API with a change cursor."""
 
     async def changes(self, after: str | None) -> str:
-        """Return the newest mark; the API has no call that waits."""
+        """Return the current change cursor; the API has no call that waits for a change."""
         del after
         changes, mark_at = self._protocol.rest.changes, self._protocol.mark_at
         assert changes is not None

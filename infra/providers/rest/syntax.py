@@ -1,8 +1,8 @@
-"""The syntax tree of a CEL expression: what its limits are counted on.
+"""The syntax tree of a CEL expression, from which the limits are computed.
 
-The library compiles an expression and does not show its tree. What it would not compile need not be
-an error here, but whatever it compiles must be read as it reads it, or be refused: comments, raw
-texts and brackets around a variable change no meaning.
+The library compiles an expression but does not return its tree. This parser may accept more than
+the library. It must parse everything that the library compiles in the same way, or reject it. In
+particular, comments, raw texts and brackets around a variable change no meaning.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Kind = Literal[
 
 
 class ExpressionSyntaxError(ValueError):
-    """An expression cannot be read, or has too many levels; the message says why."""
+    """An expression has a syntax error or too many levels; the message contains the reason."""
 
 
 class Token(NamedTuple):
-    """A word of an expression, and where it begins."""
+    """A token of an expression, and its position."""
 
     kind: str
     text: str
@@ -58,9 +58,9 @@ class Token(NamedTuple):
 class Node:
     """A part of an expression.
 
-    ``name``: of a variable, a field, a function, a loop, or a text as it is written. ``parts``: of
-    a loop the list and the body, of a field or a method first the object. ``variable`` and ``at``,
-    the place of its point, are a loop's.
+    ``name``: the name of a variable, field, function or loop, or a literal as written. ``parts``:
+    the list and the body of a loop; the object of a field or a method, then its arguments. Only
+    loops have a ``variable`` and ``at``, the position of the dot.
     """
 
     kind: Kind
@@ -71,7 +71,7 @@ class Node:
     levels: int = 1
 
     def walk(self) -> Iterator[Node]:
-        """Yield this part and all that is in it."""
+        """Yield this part and all nested parts."""
         yield self
         for each in self.parts:
             yield from each.walk()
@@ -86,7 +86,7 @@ def parsed(text: str) -> Node:
 
 
 def loops_in(tree: Node, around: int = 0) -> Iterator[tuple[Node, int]]:
-    """Yield each loop, and within how many others it runs."""
+    """Yield each loop, and the number of loops around it."""
     is_loop = tree.kind == "Loop"
     if is_loop:
         yield tree, around
@@ -95,7 +95,7 @@ def loops_in(tree: Node, around: int = 0) -> Iterator[tuple[Node, int]]:
 
 
 def _checked(text: str) -> list[Token]:
-    """Take an expression apart, and count its brackets before anything calls itself for them."""
+    """Return the tokens of an expression, and limit nested brackets before the parser recurses."""
     tokens: list[Token] = []
     at = depth = most = 0
     while at < len(text):
@@ -117,14 +117,14 @@ def _checked(text: str) -> list[Token]:
 
 
 class _Parser:
-    """Reads the grammar of CEL; a run of operators of one level is one part of the tree."""
+    """Parses the grammar of CEL; operators of the same level become one part of the tree."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
         self._at = 0
 
     def expression(self, level: int = 0) -> Node:
-        """Read an expression, with what may follow ``?``."""
+        """Parse an expression, including a conditional (``? :``)."""
         asked = self._operators(level)
         if not self._takes("?"):
             return asked
@@ -133,7 +133,7 @@ class _Parser:
         return _node("Choice", parts=(asked, yes, self.expression()))
 
     def expect(self, sign: str) -> None:
-        """Take a sign that must follow; an empty one is the end."""
+        """Consume the required token ``sign``; an empty one stands for the end."""
         if sign and self._takes(sign):
             return
         if sign or self._at < len(self._tokens):
