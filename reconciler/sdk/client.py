@@ -1,7 +1,7 @@
-"""The client that other services use: declare, wait, follow, read; see ``reconciler.sdk``.
+"""The client that other services use to declare, wait for, follow and read resources.
 
-Resources are named by ``ResourceKey`` or ``"namespace/kind/name"``; positions are those of the
-stream that a method reads. Every method may raise ``BusError``.
+See ``reconciler.sdk``. Resources are named by ``ResourceKey`` or ``"namespace/kind/name"``.
+Positions are those of the stream that a method reads. Every method may raise ``BusError``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from projections.status import StatusRow
 from reconciler.errors import DeclarationRefusedError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 from reconciler.sdk.dead_letters import (
-    ANSWERED,
+    REPLIED_TO,
     DeadLetter,
     Retried,
     check_not_overtaken,
@@ -52,7 +52,7 @@ from reconciler.sdk.listing_writer import ListingWriter
 from reconciler.sdk.messages import (
     approval,
     as_key,
-    checked_answers,
+    check_replies,
     checked_manifest,
     declaration,
     finalizer_release,
@@ -74,7 +74,7 @@ AnyManifest = Manifest | Mapping[str, Any]
 
 
 class Client:
-    """A service's connection to the reconciler; many tasks may use it at once."""
+    """A service's connection to the reconciler; concurrent tasks may share it."""
 
     def __init__(self, bus: JetStreamClientBus, nc: Connection) -> None:
         self._bus = bus
@@ -91,15 +91,17 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Declare a resource and wait until the declaration is accepted: not until it is done.
+        """Declare a resource and wait until it is accepted, but not until it converges.
 
-        With ``expected_generation`` it is refused unless the resource's generation is that one (0:
-        it does not exist yet). The ``reason`` is kept in the history; alone it is nothing new.
+        With ``expected_generation``, the decider refuses the declaration unless the resource has
+        that generation (0: it does not exist). The history records the ``reason``. A different
+        reason alone changes nothing.
 
         Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
-        ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` when it is
-        unknown whether it was stored or decided: repeat it, which is safe (with an expected
-        generation the repeat may be refused as stale, since the first did it).
+        ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` if it is
+        unknown whether the declaration was stored or decided. You can then safely repeat it. With
+        an expected generation, the repeat may be refused as stale, because the first attempt
+        succeeded.
         """
         message = declaration(manifest, expected_generation, reason=reason)
         return await self._ask_one(message, timeout_seconds)
@@ -112,10 +114,10 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Declare many resources at once; gives each one's answer or refusal, in order.
+        """Declare many resources concurrently; return the reply or refusal of each, in order.
 
-        All are checked before the first is sent. ``expected_generations``: of each, as far as they
-        go. Raises as ``declare``, but gives refusals.
+        All are checked before the first is sent. ``expected_generations`` belong to the manifests
+        in order, and may be fewer. Raises as ``declare``, but returns refusals.
         """
         messages = [
             declaration(manifest, expected, reason=reason)
@@ -126,42 +128,43 @@ class Client:
     async def plan(
         self, manifests: Iterable[AnyManifest] = (), *, withdraw: Iterable[ResourceName] = ()
     ) -> Plan:
-        """Foresee exactly what would come of declarations, by the kinds that are installed here.
+        """Compute the exact result of declarations, by the kinds that are installed here.
 
-        ``withdraw``: whose declarations are taken back after that. Nothing is declared. Raises
-        ``InvalidManifestError`` or ``InvalidNameError``.
+        ``withdraw``: resources whose declarations are withdrawn after that. Nothing is declared.
+        Raises ``InvalidManifestError`` or ``InvalidNameError``.
         """
-        from reconciler.sdk.plan import planned  # noqa: PLC0415 - who plans pays: it has a decider
+        from reconciler.sdk.plan import compute_plan  # noqa: PLC0415 - it imports a whole decider
 
         checked = [checked_manifest(each) for each in manifests]
-        return await planned(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
+        return await compute_plan(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
 
     def manifest_sets(self, *, timeout_seconds: float = 30.0) -> ManifestSets:
-        """Return what declares sets of manifests by name, and knows what each has."""
-        from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - who needs it pays
+        """Return the interface to named sets of manifests, which the bus stores."""
+        from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - rarely used
 
         async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
-            answers = await self._ask(messages, timeout_seconds)
-            if refused := [each for each in answers if isinstance(each, DeclarationRefusedError)]:
+            results = await self._ask(messages, timeout_seconds)
+            if refused := [each for each in results if isinstance(each, DeclarationRefusedError)]:
                 raise refused[0]
-            return [each for each in answers if isinstance(each, Reply)]
+            return [each for each in results if isinstance(each, Reply)]
 
         return ManifestSets(self._nc, ask, self.declare)
 
     async def apply_planned(
         self,
-        planned: Iterable[PlannedResource],
+        resources: Iterable[PlannedResource],
         *,
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Declare what was planned: of each exactly that comes, or it is refused (PlanOutdated).
+        """Declare planned resources; a result that differs from the plan is refused (PlanOutdated).
 
-        Gives and raises as ``declare_many``; what a plan only follows is left out.
+        Returns and raises as ``declare_many``. Resources that the plan only contains as
+        consequences are skipped.
         """
         messages = [
             declaration(each.manifest, plan=each.ref, reason=reason)
-            for each in planned
+            for each in resources
             if each.manifest is not None
         ]
         return await self._ask(messages, timeout_seconds)
@@ -174,23 +177,23 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Take a declaration back; raises as ``declare``."""
+        """Delete a declaration; raises as ``declare``."""
         message = withdrawal(resource, expected_generation, reason)
         return await self._ask_one(message, timeout_seconds)
 
     async def withdraw_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Take many declarations back; gives and raises as ``declare_many``."""
+        """Delete many declarations; returns and raises as ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def reconcile_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Have resources looked at now, and whatever waits there done; the history says who asked.
+        """Reconcile resources now, including what they wait for; the history records the requester.
 
-        Of a ``ProviderConfig`` all that it lists. Gives and raises as ``declare_many``.
+        For a ``ProviderConfig``, list its whole scope. Returns and raises as ``declare_many``.
         """
         messages = [look(resource, reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
@@ -198,21 +201,21 @@ class Client:
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> None:
-        """Declare resources and return when they are stored, whether accepted or not.
+        """Declare resources and return when the messages are stored, before they are decided.
 
-        Refusals are among the outcomes. Raises as ``declare``, but no refusals.
+        Refusals are among the outcomes. Raises as ``declare``, except for refusals.
         """
         messages = [declaration(manifest) for manifest in manifests]
         await self._bus.store(messages, timeout_seconds=timeout_seconds)
 
-    # --- what holds a resource
+    # --- finalizers and holds
 
     async def request_finalizer(
         self, resource: ResourceName, finalizer: str, *, timeout_seconds: float = 10.0
     ) -> Reply:
-        """Hold a declared resource: it is neither deleted nor released until you let it go.
+        """Add a finalizer to a declared resource, which blocks its deletion until you release it.
 
-        ``finalizer`` is a name of your own, such as ``billing/last-invoice``. Raises as
+        ``finalizer`` is a name that you choose, such as ``billing/last-invoice``. Raises as
         ``declare``.
         """
         return await self._ask_one(finalizer_request(resource, finalizer), timeout_seconds)
@@ -226,7 +229,7 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Take a finalizer off; another service's only with ``force``. Raises as ``declare``."""
+        """Remove a finalizer; another service's only with ``force``. Raises as ``declare``."""
         message = finalizer_release(resource, finalizer, force=force, reason=reason)
         return await self._ask_one(message, timeout_seconds)
 
@@ -241,7 +244,7 @@ class Client:
     ) -> list[Reply | DeclarationRefusedError]:
         """Decide about resources that are held by ``hold``, the reason of their outcome.
 
-        Gives and raises as ``declare_many``.
+        Returns and raises as ``declare_many``.
         """
         messages = [approval(resource, hold, decision, reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
@@ -254,10 +257,10 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Approve or reject what waits for approval: of each resource exactly this plan.
+        """Approve or reject exactly this pending plan of each resource.
 
-        The plan is ``pending_plan`` of its status; if another one waits by then, it is refused
-        (``PlanOutdated``), and nothing is done. Gives and raises as ``declare_many``.
+        The plan is ``pending_plan`` of its status. If another plan is pending by then, the decision
+        is refused (``PlanOutdated``), and nothing is done. Returns and raises as ``declare_many``.
         """
         decision: ApprovalDecision = "Proceed" if approve else "Reject"
         messages = [
@@ -273,24 +276,24 @@ class Client:
         orphan: bool = False,
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Take off all that keeps withdrawn resources; with ``orphan`` their objects stay.
+        """Release withdrawn resources whatever holds them; with ``orphan`` their objects stay.
 
-        Gives and raises as ``declare_many``.
+        Returns and raises as ``declare_many``.
         """
         messages = [forced_release(resource, reason, orphan=orphan) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Reply:
-        told = (await self._ask([message], timeout_seconds))[0]
-        if isinstance(told, DeclarationRefusedError):
-            raise told
-        return told
+        result = (await self._ask([message], timeout_seconds))[0]
+        if isinstance(result, DeclarationRefusedError):
+            raise result
+        return result
 
     async def _ask(
         self, messages: Sequence[IntakeMessageOut], timeout_seconds: float
     ) -> list[Reply | DeclarationRefusedError]:
-        answers = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
-        return checked_answers(messages, answers, timeout_seconds)
+        replies = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
+        return check_replies(messages, replies, timeout_seconds)
 
     # --- outcomes
 
@@ -303,11 +306,11 @@ class Client:
         after: int | None = None,
         durable: str | None = None,
     ) -> OutcomeStream:
-        """Follow outcomes: ``async with client.outcomes(...) as stream``, then loop over it.
+        """Follow outcomes: ``async with client.outcomes(...) as stream``, then iterate over it.
 
-        ``after``: from behind this position of the log, 0 for all of it; None: from now on.
-        Rejections are kept for 30 days. ``durable``: the server remembers under this name what was
-        dealt with, and ``after`` counts only the first time; its processes stand in for each other.
+        ``after``: start after this position of the log, 0 for its beginning; None: only new
+        outcomes. Rejections are kept for 30 days. ``durable``: the server stores the progress under
+        this name, and uses ``after`` only the first time. Several processes may share the name.
 
         Raises ``InvalidNameError``.
         """
@@ -330,10 +333,10 @@ class Client:
         ready: bool = True,
         timeout_seconds: float = 60.0,
     ) -> Outcome:
-        """Wait until a generation, or a newer one, has one of these outcomes; gives it.
+        """Wait until a generation, or a newer one, has one of these outcomes; return the outcome.
 
-        It counts if it is there already. ``Converged`` counts when the object is ready, too, unless
-        ``ready`` is false. Raises ``WaitTimeoutError``, which says what was seen.
+        An existing outcome counts. ``Converged`` counts only when the object is also ready, unless
+        ``ready`` is false. Raises ``WaitTimeoutError`` with the outcomes so far.
         """
         key = as_key(resource)
         found = await self.wait_for_many(
@@ -350,22 +353,22 @@ class Client:
         timeout_seconds: float = 60.0,
         on_outcome: OnOutcome | None = None,
     ) -> dict[ResourceKey, Outcome]:
-        """Wait for many resources, each with its generation, as ``wait_for`` does for one.
+        """Wait for many resources and their generations, as ``wait_for`` does for one.
 
-        ``on_outcome`` is called with every new outcome of them, also with those that do not end the
-        wait: for showing progress.
+        ``on_outcome`` is called with every new outcome of these resources, including those that do
+        not end the wait, so that you can show progress.
         """
-        wanted = {as_key(resource): generation for resource, generation in resources.items()}
-        waiting = Waiting(wanted, outcomes, on_outcome, ready=ready)
+        generations = {as_key(resource): generation for resource, generation in resources.items()}
+        waiting = Waiting(generations, outcomes, on_outcome, ready=ready)
         await wait(self._bus, waiting, timeout_seconds)
-        return waiting.found
+        return waiting.accepted
 
     # --- the log
 
     async def history(self, resource: ResourceName) -> list[StoredEvent]:
-        """Read every event of one resource, from its first declaration or observation on.
+        """Return every event of one resource, since its first declaration or observation.
 
-        Raises ``LogDamagedError`` where the log does not have the history that was written.
+        Raises ``LogDamagedError`` if the log lacks events that were written.
         """
         return await self._events_of(as_key(resource), None)
 
@@ -388,10 +391,10 @@ class Client:
         kind: str = "*",
         name: str = "*",
     ) -> AsyncGenerator[list[StoredEvent]]:
-        """Read the log in batches, in order, from behind a position.
+        """Read the log in batches, in order, after a position.
 
-        It ends when all that was there at the start has been read; with ``follow`` it goes on.
-        Raises ``InvalidNameError``.
+        It ends when all events that existed at the start have been read; with ``follow`` it
+        continues. Raises ``InvalidNameError``.
         """
         tokens = _pattern(namespace, kind, name)
         async with aclosing(self._bus.replay(tokens, after=after, follow=follow)) as batches:
@@ -411,31 +414,31 @@ class Client:
         until: When | None = None,
         limit: int = 50,
     ) -> list[StoredEvent]:
-        """Read the newest events of many resources, in the log's order: at most ``limit``.
+        """Return the newest events of many resources, in the log's order: at most ``limit``.
 
-        In ``actor``, ``*`` stands for anything; ``event_names`` are names of event types, such as
-        ``SpecDeclared``; ``since`` and ``until`` are positions or times.
-        Raises ``InvalidNameError`` and ``NoSuchMomentError``.
+        In ``actor``, ``*`` matches any text. ``event_names`` are names of event types, such as
+        ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
+        ``InvalidNameError`` and ``NoSuchMomentError``.
         """
         interest = Interest(namespace, kind, name, actor, outcome, event_names)
         between = await span(self._nc, since, until)
         return await newest_events(self._nc, interest, between, limit)
 
     async def moment(self, when: When) -> Moment:
-        """Find a position, or the newest event at or before a time, in the log.
+        """Return a moment of the log: a position, or the newest event at or before a time.
 
-        Its position is what to ask for ``at`` where several answers must be of one moment. Raises
-        ``NoSuchMomentError``: the log has nothing of then.
+        Pass its position as ``at`` if several responses must be of the same moment. Raises
+        ``NoSuchMomentError`` if the log has no events of that time.
         """
         return await moment(self._nc, when)
 
-    # --- read models: a moment behind the log
+    # --- read models, which lag slightly behind the log
 
     async def status(self, resource: ResourceName, *, at: When | None = None) -> StatusRow | None:
-        """Read how a resource stands; None if nothing is left of it but history.
+        """Return the status of a resource; None if only its history is left.
 
-        ``at``: how it stood at a position of the log, or at a time; that is folded from its
-        history. Raises ``NoSuchMomentError`` and ``LogDamagedError`` then.
+        ``at``: the status at a position of the log or at a time, folded from the history. Raises
+        ``NoSuchMomentError`` and ``LogDamagedError`` then.
         """
         key = as_key(resource)
         if at is None:
@@ -448,18 +451,18 @@ class Client:
     async def statuses(
         self, namespace: str | None = None, kind: str | None = None, *, at: When | None = None
     ) -> list[StatusRow]:
-        """Read how all resources stand, sorted by key.
+        """Return the status of all resources, sorted by key.
 
-        ``at``: how they stood at a position of the log, or at a time. That reads the log up to
-        there, if it is before the read models' own position; of one namespace or kind only what it
-        has of them. Raises ``NoSuchMomentError`` then.
+        ``at``: the status at a position of the log or at a time. If this is before the read models'
+        own position, the log is read up to it, limited to the namespace or kind. Raises
+        ``NoSuchMomentError`` then.
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
         if at is None:
             stored = await self._bus.rows(f"{STATUS}.{tokens}")
             rows = [decode_status(row) for row in stored.values()]
         else:
-            from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - who needs it pays
+            from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - rarely used
 
             then = await moment(self._nc, at)
             async with replayed_to(self._nc, then.position, tokens=tokens) as replay:
@@ -471,20 +474,20 @@ class Client:
         return sorted(rows, key=lambda row: row.key)
 
     async def ownership(self, resource: ResourceName) -> OwnershipRow | None:
-        """Read which external object a resource owns or may own; None for none."""
+        """Return the external object that a resource owns or may own, or None."""
         row = await self._bus.row(status_name(as_key(resource)))
         return None if row is None else ownership_of(decode_status(row))
 
     async def ownerships(
         self, namespace: str | None = None, kind: str | None = None
     ) -> dict[ResourceKey, OwnershipRow]:
-        """Read all that is owned or may be, sorted by key."""
+        """Return all objects that are owned or may be, sorted by resource."""
         rows = await self.statuses(namespace, kind)
-        found = ((row.key, ownership_of(row)) for row in rows)
-        return {key: owned for key, owned in found if owned is not None}
+        owners = ((row.key, ownership_of(row)) for row in rows)
+        return {key: owned for key, owned in owners if owned is not None}
 
     async def fleet(self) -> FleetSummary:
-        """Read how many resources stand how."""
+        """Return the number of resources in each state."""
         row = await self._bus.row(FLEET)
         return FleetSummary() if row is None else decode_fleet(row)
 
@@ -499,17 +502,17 @@ class Client:
         only_open: bool = True,
         most: int | None = None,
     ) -> list[DeadLetter]:
-        """Read what could not be used, newest last.
+        """Return dead letters, newest last.
 
-        ``only_open``: without those that were retried or dismissed; ``most``: look through no more
-        than about so many of the newest. Raises ``InvalidNameError``.
+        ``only_open``: without those that were retried or dismissed. ``most``: approximate number of
+        the newest ones that are searched. Raises ``InvalidNameError``.
         """
         key = None if resource is None else as_key(resource)
         letters = collect(*await self._bus.dead_letters(most=most))
         return matching(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Read how many messages got no dead letter, beyond the share of their namespace."""
+        """Return the number of messages that were discarded beyond the share of their namespace."""
         return await self._bus.discarded()
 
     async def read_clock(self) -> BusClock:
@@ -522,30 +525,30 @@ class Client:
         *,
         payload: bytes | None = None,
         force: bool = False,
-        answer_seconds: float = 5.0,
+        reply_seconds: float = 5.0,
     ) -> Retried:
         """Publish a dead letter's message again on its subject, or a corrected payload for it.
 
-        The letter is then marked as retried; if the message cannot be used this time either, there
-        will be another letter. Done twice by chance, it is recognised at its resource. Raises
-        ``LetterRefusedError`` for what cannot be retried.
+        The letter is then marked as retried. If the message is undeliverable again, it becomes
+        another letter. The resource recognizes a duplicate retry. Raises ``LetterRefusedError`` for
+        a letter that cannot be retried.
         """
         message = prepare_retry(letter, payload, force=force)
         if message.what == "desired" and not force:
             check_not_overtaken(letter, await self.history(message.key))
-        position, answer = await self._bus.publish_again(
+        position, reply = await self._bus.publish_again(
             message.subject,
             message.payload,
             message.message_id,
-            answer_seconds=answer_seconds if message.what in ANSWERED else 0,
+            answer_seconds=reply_seconds if message.what in REPLIED_TO else 0,
         )
         await self._bus.letter_handled(
             self._handling(letter, "Retried", position=position, corrected=payload is not None)
         )
-        return Retried(letter.number, position, answer)
+        return Retried(letter.number, position, reply)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
-        """Mark a dead letter as dealt with: it stays, and is no longer counted as open."""
+        """Mark a dead letter as dismissed: it is kept, but no longer counted as open."""
         await self._bus.letter_handled(self._handling(letter, "Dismissed", note=note))
 
     def _handling(
@@ -571,13 +574,13 @@ class Client:
     # --- observed state
 
     async def observation_time(self) -> int:
-        """Return the logical time of now: take it before reading an API, for ``Observed.as_of``."""
+        """Return the current logical time for ``Observed.as_of``; call it before the reading."""
         return await self._bus.last_intake_position()
 
     async def publish_observation(
         self, resource: ResourceName, observed: Observed, *, timeout_seconds: float = 10.0
     ) -> None:
-        """Publish what was seen of one resource; returns when it is stored.
+        """Publish an observation of one resource; returns when it is stored.
 
         Raises ``InvalidNameError`` and ``WaitTimeoutError``.
         """
@@ -594,7 +597,7 @@ class Client:
     ) -> ListingWriter:
         """Publish all objects of a scope: ``async with client.listing(...) as listing``.
 
-        ``prefix`` and ``labels`` must be those of the configuration's scope: a listing of another
+        ``prefix`` and ``labels`` must be those of the configuration's scope. A listing of another
         scope proves nothing, and is dropped. Raises ``InvalidNameError``.
         """
         check_token(provider_config, what="provider_config")
@@ -604,19 +607,19 @@ class Client:
         )
 
     async def close(self) -> None:
-        """End what this client follows; the connection belongs to who made it."""
+        """End the subscriptions of this client; the caller closes the connection."""
         for stream in list(self._streams):
             await stream.aclose()
 
 
 def observation(resource: ResourceName, observed: Observed) -> IntakeMessageOut:
-    """Make the message that tells what was seen of a resource; raises ``InvalidNameError``."""
+    """Return the message that reports an observation; raises ``InvalidNameError``."""
     check_token(observed.provider_config, what="provider_config")
     return IntakeMessageOut("observed", as_key(resource), observed, uuid.uuid4().hex)
 
 
 def _pattern(namespace: str, kind: str, name: str) -> str:
-    """Return ``namespace.kind.name``, each a checked token or ``*``."""
+    """Return ``namespace.kind.name``, in which each part is a valid token or ``*``."""
     named = {"namespace": namespace, "kind": kind, "name": name}
     return ".".join(
         value if value == "*" else check_token(value, what=what) for what, value in named.items()

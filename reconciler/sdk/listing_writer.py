@@ -1,4 +1,4 @@
-"""Publishing a listing: all objects of a scope, as another team's observer saw them."""
+"""Publishing a listing: all objects of a scope, as an external observer has read them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _PARTS_AT_ONCE: Final = 500
 class ListingWriter:
     """One listing: ``async with`` it, and ``add`` every object of the scope.
 
-    It is completed, and so proves what is absent, only if the block ends without an error. Begin to
-    list the API inside the block: the beginning holds the logical time of what is seen.
+    The listing is complete, and so proves absence, only if the block ends without an error. Call
+    the API inside the block, because the beginning contains the logical time of the reading.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class ListingWriter:
 
     @property
     def count(self) -> int:
-        """How many objects were added; one that was added twice, from two pages, counts once."""
+        """Number of different objects that were added; one that two pages contain counts once."""
         return len(self._names)
 
     async def __aenter__(self) -> Self:
-        """Publish the beginning; raises the ``BusError`` of the failure."""
+        """Publish the beginning; raises ``BusError`` on failure."""
         as_of = await self._bus.last_intake_position()
         provider_config, kind, prefix, labels = self._began
         began = ListingBegan(provider_config, kind, as_of, prefix, labels)
@@ -50,9 +50,9 @@ class ListingWriter:
         return self
 
     async def add(self, thing: ExternalObject) -> None:
-        """Publish an object; soon, and in any case before the end of the block.
+        """Publish an object soon, at the latest at the end of the block.
 
-        Raises ``ValueError`` for an object of another scope, which would spoil the listing.
+        Raises ``ValueError`` for an object of another scope, which would invalidate the listing.
         """
         _config, _kind, prefix, labels = self._began
         if not thing.name.startswith(prefix or "") or not labels.items() <= thing.labels.items():
