@@ -24,18 +24,18 @@ from reconciler.provider.secrets import Secrets
 class Capabilities(msgspec.Struct, frozen=True):
     """What an external API can do.
 
-    ``idempotency_keys``: a repeat with the same key gives the first answer.
+    ``idempotency_keys``: a repeat with the same key returns the first response.
     ``deterministic_names``: we choose the name, and it is unique. ``labels``: objects carry our
-    owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the API tells
-    when something changed, and each of the kind's providers is a ``WatchingProvider``. Without
-    ``listing`` the objects of resources are read one by one, at the interval of listings; what
-    nobody declares is then never seen.
-    ``consistency_grace_seconds``: reads and listings may show an effect only so long after it; a
-    ``ProviderConfig`` can raise it. Each is declared because a decision rests on it (ADR 0003).
+    owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the API
+    reports changes, and each of the kind's providers is a ``WatchingProvider``. Without
+    ``listing``, the objects of resources are read one by one, at the interval of listings, and
+    unmanaged objects are never detected. ``consistency_grace_seconds``: time until reads and
+    listings show an effect; a ``ProviderConfig`` can raise it. Each is declared because a decision
+    depends on it (ADR 0003).
 
-    What an action of unknown result needs (ADR 0012) follows from these: without keys and unique
-    names a creation must not be repeated before a look, and without labels besides nobody but a
-    person can tell what came of it.
+    They also determine how an unknown result is resolved (ADR 0012). Without keys and unique names,
+    a creation must not be repeated before a lookup. If labels are missing, too, only an operator
+    can determine the result.
     """
 
     idempotency_keys: bool
@@ -48,10 +48,11 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What a write did: the object as the API shows it afterwards (None after a deletion).
+    """The result of a write: the object as the API returns it afterwards (None after a deletion).
 
-    ``replayed``: the API said that this was the kept answer to an earlier call with the same key.
-    ``absent``: a deletion met nothing: an earlier call of ours, or somebody else, had done it.
+    ``replayed``: the API returned the stored response to an earlier call with the same key.
+    ``absent``: the object of a deletion did not exist: an earlier call or another client deleted
+    it.
     """
 
     object: ExternalObject | None
@@ -69,8 +70,8 @@ class Provider(Protocol):
         """Create ``action.external_name`` with the action's fields and labels, under its key.
 
         Raises ``ConflictError`` with the obstacle if an object of that name exists that this key
-        did not create, and without one if it is gone by then; never overwrites one. A call that
-        still runs under the key is an ``UnknownResultError``.
+        did not create, and without an obstacle if that was deleted meanwhile. Never overwrites an
+        object. If another call with this key still runs, raises ``UnknownResultError``.
         """
         ...
 
@@ -82,7 +83,7 @@ class Provider(Protocol):
         ...
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the object if it is still ``action.uid``; one that is gone is a success, absent.
+        """Delete the object if it is still ``action.uid``; a missing one is a success, absent.
 
         Raises ``ConflictError`` with the obstacle if another object has taken the name.
         """
@@ -115,9 +116,9 @@ class Provider(Protocol):
 
 @runtime_checkable
 class WatchingProvider(Provider, Protocol):
-    """A provider of an API that tells when something changed: its kind declares ``watch``.
+    """A provider of an API that reports changes: its kind declares ``watch``.
 
-    What it tells is a hint: the next complete listing begins earlier, and nothing is concluded.
+    A report is only a hint, after which the next complete listing begins earlier.
     """
 
     async def changes(self, after: str | None) -> str:
@@ -147,9 +148,9 @@ class LoggingProvider(Provider, Protocol):
 
 @runtime_checkable
 class MeasuredProvider(Provider, Protocol):
-    """A provider that can say what changes by itself all the time: counters, ages, backlogs.
+    """A provider that reads values which change continuously: counters, ages, backlogs.
 
-    Such readings are no outputs: they are never recorded, and shown only to who asks.
+    Such readings are not outputs: they are never recorded, and returned only on request.
     """
 
     async def readings(self, external_name: str) -> Fields | None:

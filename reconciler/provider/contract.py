@@ -264,7 +264,7 @@ class ContractCase:
         return required(effect.object)
 
     def is_shown_as_ours(self, thing: ExternalObject | None, written: Action) -> bool:
-        """Return whether nothing is shown of an action, or nothing that may be somebody else's."""
+        """Return whether an object, if there is one, is identified as the action's."""
         if thing is None or thing.written_by == written.idempotency_key:
             return True
         if self.can("labels"):
@@ -284,7 +284,7 @@ class ContractCase:
         seen, declared = self.kind.normalize(required(thing).fields), self.object_fields(fields)
         if self.kind.comparable is not None:
             seen, declared = self.kind.comparable(seen), self.kind.comparable(declared)
-        # Null is as nothing: that is how a defined kind shows what nobody has declared.
+        # Null equals an absent field: a defined kind shows undeclared fields as null.
         return _without_null(seen) == _without_null(declared)
 
     def check_declared(self, thing: ExternalObject | None, fields: Fields, when: str = "") -> None:

@@ -107,7 +107,7 @@ def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struc
 def _with_default(value: Any, wanted: Any) -> Any:
     if not isinstance(value, list | dict):
         return value
-    # Each object has one of its own, with what its fields have if nobody declares them.
+    # Each object has its own default, which includes the defaults of its fields.
     return msgspec.field(default_factory=lambda: msgspec.convert(value, wanted))
 
 

@@ -17,7 +17,7 @@ from events.manifest import Fields
 _METADATA: Final = frozenset(
     {"100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"}
 )
-"""Where clouds give credentials to a machine, besides link-local addresses."""
+"""Addresses at which clouds serve credentials to a machine, except link-local ones."""
 
 _WITH_IPV4_AT_THE_END: Final = (
     ipaddress.ip_network("::/96"),
@@ -53,7 +53,7 @@ def first_refused(uses: Sequence[HostUse], allow: Allow) -> HostUse | None:
 
 
 def is_host_address(address: str) -> bool:
-    """Return whether an IP address leads to the machine that connects, or to nobody in particular.
+    """Return whether an IP address leads to the machine that connects, or to no specific machine.
 
     These are loopback, link-local, unspecified, multicast and broadcast addresses, metadata
     services of clouds, and IPv6 addresses that stand for such an IPv4 address.

@@ -131,7 +131,7 @@ class Proxy:
             await self._treat(head, body, reader, writer)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client is gone: that is part of some plans
+            pass  # the client has disconnected, which is part of some plans
         finally:
             writer.close()
 
@@ -169,7 +169,7 @@ class Proxy:
 
 
 def _closing(head: str) -> bytes:
-    """Have a head say that its connection ends: nobody shall send a second request over it."""
+    """Return a head that announces the end of its connection, so that no client reuses it."""
     lines = [line for line in head.split("\r\n") if not line.lower().startswith("connection:")]
     return "\r\n".join([*lines, "Connection: close"]).encode("latin-1")
 

@@ -461,10 +461,9 @@ def _checked_config(fields: Fields) -> Fields:
 def _without_secret(fields: Fields) -> Fields:
     """Return a ProviderConfig's fields; refuse what may be a secret where a reference belongs.
 
-    What is accepted stays in the log for ever. So an endpoint has no password and no query in its
-    URL (and no user but a role of PostgreSQL), and what should name a variable or a file looks
-    like one: tokens have other characters.
-    The refusal does not repeat them.
+    Accepted fields stay in the log permanently. So the URL of an endpoint has no password and no
+    query (and no user but a role of PostgreSQL), and the name of a variable or file must look like
+    one: tokens have other characters. The refusal does not repeat them.
     """
     reference = cast("dict[str, str | None]", fields.get("credentialsRef") or {})
     env, file = reference.get("env"), reference.get("file")
@@ -526,7 +525,7 @@ REFERENCE = Kind(
     schema=ReferenceSpec,
     refers=reliance,
 )
-"""Somebody's reliance on a resource of somebody else."""
+"""The dependency of a client on a resource of another client."""
 
 
 class KindRegistry(Mapping[str, Kind]):
@@ -633,7 +632,7 @@ class KindRegistry(Mapping[str, Kind]):
         It tells what was installed since this process started from what is not installed at all.
         """
         looked_at = self._looked_at
-        # Anybody can ask, as often as they like; and a clock may go backwards.
+        # Any client can request this at any rate; and a clock may go backwards.
         if looked_at is None or abs(now - looked_at) >= _LOOK_AGAIN:
             self._looked_at = now
             installed = frozenset(() if self._installed is None else self._installed())

@@ -49,7 +49,7 @@ class SecretStore(Protocol):
         ...
 
     async def remove(self, key: SecretKey) -> None:
-        """Remove a generated secret; one that is gone is a success."""
+        """Remove a generated secret; a missing one is a success."""
         ...
 
 
@@ -119,7 +119,7 @@ class Secrets:
         return replace(reference, digest=self.digest(value))
 
     async def remove(self, reference: SecretRef, namespace: str) -> None:
-        """Remove a generated secret of a namespace; one that is gone is a success."""
+        """Remove a generated secret of a namespace; a missing one is a success."""
         await self._store(reference.store).remove(_own(reference, namespace))
 
     def is_of_another_time(self, reference: SecretRef, namespace: str) -> bool:

@@ -75,11 +75,18 @@ IN_SOURCES = {
 }
 """The same for docstrings and comments."""
 
+PROVIDERS = REPOSITORY / "infra" / "providers"
 SOURCES = sorted(
     module
-    for folder in ("infra", "reconciler/cli", "reconciler/roles")
+    for folder in (
+        "infra",
+        "reconciler/cli",
+        "reconciler/provider",
+        "reconciler/roles",
+        "reconciler/sdk",
+    )
     for module in (REPOSITORY / folder).rglob("*.py")
-    if not module.is_relative_to(REPOSITORY / "infra" / "providers")
+    if module.is_relative_to(PROVIDERS / "rest") or not module.is_relative_to(PROVIDERS)
 )
 """The modules whose docstrings and comments are checked."""
 

@@ -1,4 +1,4 @@
-"""What both kinds of certificates declare alike: spans of time, keys, names, places. Pure."""
+"""What both kinds of certificates share: durations, keys, names and paths. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 STORE: Final = ".reconciler-certificates"
-"""Where what is kept is, beneath the root: keys, certificates, accounts."""
+"""Folder of the stored keys, certificates and accounts, beneath the root."""
 
 MARKER: Final = ".reconciler-certificate"
-"""What says whose a folder with delivered files is."""
+"""Name of the file that records the owner of a folder with delivered files."""
 
 Span = Annotated[
     str,
@@ -31,7 +31,7 @@ CA_FILE: Final = "ca.crt"
 COMBINED_FILE: Final = "tls.pem"
 
 FILE_NAMES: Final = frozenset({KEY_FILE, CERTIFICATE_FILE, CA_FILE, COMBINED_FILE})
-"""A directory of such a name would keep the files of a certificate from being delivered."""
+"""File names of a delivery. A directory with such a name would block the delivery."""
 
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Place = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
@@ -43,31 +43,31 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def seconds_of(span: str) -> int:
-    """Return how long a span is."""
+    """Return the seconds of a duration."""
     return int(span[:-1]) * _SECONDS[span[-1]]
 
 
 def canonical_span(span: str) -> str:
-    """Return a span in its largest whole unit: 48h is 2d."""
+    """Return a duration in its largest whole unit: 48h is 2d."""
     seconds = seconds_of(span)
     unit = next(unit for unit in "dhms" if seconds % _SECONDS[unit] == 0)
     return f"{seconds // _SECONDS[unit]}{unit}"
 
 
 def name_problem(name: str) -> str | None:
-    """Describe what is wrong with the name of an issuer or a certificate, or nothing."""
+    """Return why an issuer or a certificate cannot have this name; empty if it can."""
     if _NAME.fullmatch(name) is None:
         return "use at most 200 letters, digits, . _ and -, and start with a letter or digit"
     return None
 
 
 def place_problem(place: str) -> str | None:
-    """Describe what is wrong with a path beneath the root, or nothing."""
+    """Return why a path beneath the root is invalid; empty if it is valid."""
     segments = place.split("/")
     if all(_SEGMENT.fullmatch(segment) for segment in segments):
-        taken = FILE_NAMES.intersection(segments)
+        reserved = FILE_NAMES.intersection(segments)
         what = "is the name of a file of a certificate; use another directory"
-        return f"{min(taken)!r} {what}" if taken else None
+        return f"{min(reserved)!r} {what}" if reserved else None
     return (
         "use a path below the root, such as tls/web: letters, digits, . _ and -, no segment "
         "that starts with a dot, no leading or trailing /"
