@@ -125,13 +125,13 @@ def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
 
 def outcome_of(retried: Retried) -> Outcome:
     """Return the result of a retry. A rejection by the decider counts as not done."""
-    answer = retried.answer
-    if answer is None:
+    reply = retried.reply
+    if reply is None:
         return Outcome(retried.number, True, "Stored", retried.position)
-    if answer.accepted:
-        message = f"generation {answer.generation}"
-        return Outcome(retried.number, True, answer.reason, retried.position, message)
-    return Outcome(retried.number, False, answer.reason, retried.position, answer.message)
+    if reply.accepted:
+        message = f"generation {reply.generation}"
+        return Outcome(retried.number, True, reply.reason, retried.position, message)
+    return Outcome(retried.number, False, reply.reason, retried.position, reply.message)
 
 
 # --- showing

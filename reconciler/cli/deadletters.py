@@ -180,7 +180,7 @@ def retry(
     async def one(client: Client, letter: DeadLetter) -> Outcome:
         try:
             retried = await client.retry_dead_letter(
-                letter, payload=payload, force=force, answer_seconds=timeout
+                letter, payload=payload, force=force, reply_seconds=timeout
             )
         except LetterRefusedError as error:
             return Outcome(letter.number, False, "Refused", message=str(error))

@@ -225,7 +225,7 @@ async def look(
 async def _check_log(nc: Client, *, full: bool) -> list[Finding]:
     async with replay_for_checks(nc, full=full) as replay:
         with progress_bar("reading the log", await (await log_of(nc)).last_position()) as progress:
-            await replay.go_on(progress=progress)
+            await replay.advance(progress=progress)
         rows = replay.models.status.values()
         return [
             check_damage(replay),

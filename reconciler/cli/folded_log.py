@@ -12,7 +12,13 @@ from events.integrity import LogDamage
 from infra.bus.event_log import JetStreamLog, open_log
 from projections.read_models import ReadModels
 from reconciler.cli.progress import progress_bar
-from reconciler.sdk.log_replay import LogReplay, closing, losses, replayed_to, stored_models
+from reconciler.sdk.log_replay import (
+    LogReplay,
+    closing,
+    read_losses,
+    read_stored_models,
+    replayed_to,
+)
 from reconciler.sdk.moments import Moment, When, moment
 
 MAX_EVENTS = 300_000
@@ -32,7 +38,7 @@ async def replay_from_start(nc: Client) -> AsyncGenerator[LogReplay]:
     """
     log = await log_of(nc)
     replay = LogReplay(log)
-    replay.damage = await losses(nc, log)
+    replay.damage = await read_losses(nc, log)
     async with closing(replay):
         yield replay
 
@@ -44,7 +50,7 @@ async def replay_for_checks(nc: Client, *, full: bool) -> AsyncGenerator[LogRepl
     Its damage includes events that the log has lost, according to the stored rows.
     """
     log = await log_of(nc)
-    stored = await stored_models(nc, log)
+    stored = await read_stored_models(nc, log)
     replay = LogReplay(log, stored)
     if full or await log.last_position() <= MAX_EVENTS:
         remembered = replay.damage
@@ -57,8 +63,8 @@ async def replay_for_checks(nc: Client, *, full: bool) -> AsyncGenerator[LogRepl
 async def current_models(nc: Client) -> ReadModels:
     """Return the current read models, whether or not a projector is running."""
     log = await log_of(nc)
-    async with closing(LogReplay(log, await stored_models(nc, log))) as replay:
-        await replay.go_on()
+    async with closing(LogReplay(log, await read_stored_models(nc, log))) as replay:
+        await replay.advance()
         return replay.models
 
 

@@ -40,7 +40,7 @@ from reconciler.sdk.plan import (
     PlannedAction,
     PlannedChange,
     PlannedResource,
-    planned,
+    compute_plan,
 )
 
 _SIGNS: Final = {"Create": ("+", "green"), "Update": ("~", "yellow"), "Delete": ("-", "red")}
@@ -138,7 +138,7 @@ async def make_plan(
 ) -> Plan:
     """Predict the effects of manifests and withdrawals from the current log."""
     await log_of(nc)
-    return await planned(nc, manifests, withdraw=withdraw, listing=_list if refresh else None)
+    return await compute_plan(nc, manifests, withdraw=withdraw, listing=_list if refresh else None)
 
 
 async def _list(foresight: Foresight, places: Collection[Place]) -> None:

@@ -106,7 +106,7 @@ async def _replay(
         async with replay_from_start(nc) as replay:
             with progress_bar("replaying", last) as progress:
                 verified = await compare(nc, replay, progress) if verify else None
-                await replay.go_on(last, progress)
+                await replay.advance(last, progress)
             integrity = replay.integrity
             repaired = repair and await _repair(nc, verified, integrity)
             seconds = max(time.perf_counter() - began, _NO_TIME)

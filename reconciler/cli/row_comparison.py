@@ -67,7 +67,7 @@ async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison
     if not checkpoint.is_whole:
         note = "a projector has not finished writing all rows; it or the next one completes them"
         return Comparison(checkpoint.position, len(rows), [], note)
-    await replay.go_on(checkpoint.position, progress)
+    await replay.advance(checkpoint.position, progress)
     rows_differing = differences(dict(replay.models.rows()), rows)
     return Comparison(checkpoint.position, len(rows), rows_differing)
 

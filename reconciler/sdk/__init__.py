@@ -93,14 +93,14 @@ async def connect(
     patience_seconds: float = 30.0,
     on_retry: OnRetry = log_retry,
 ) -> AsyncGenerator[Client]:
-    """Connect to the bus of a reconciler. Lost connections are restored.
+    """Connect to the bus of a reconciler; lost connections are restored.
 
-    ``source`` is the name of your service: the actor in the history. ``access`` is the key to use
-    and whom to trust; missing values come from the environment (``RECONCILER_CREDENTIALS``,
-    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds`` is the time limit of the
-    first connection. ``on_retry`` is called with the number of messages that the server did not
-    confirm within five seconds, before they are sent again. Raises ``BusError`` if the bus cannot
-    be used, and ``ConfigurationError`` for an invalid source or a bus without a reconciler.
+    ``source`` names your service: it is the actor in the history. ``access``: the key to use and
+    the authorities to trust. Unset fields come from the environment (``RECONCILER_CREDENTIALS``,
+    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds``: timeout of the first
+    connection. ``on_retry`` is called with the number of messages that the server did not confirm
+    within five seconds, before they are sent again. Raises ``BusError`` if the bus is unavailable,
+    and ``ConfigurationError`` for an invalid source or a bus without a reconciler.
     """
     _check_source(source)
     nc = await connection.connect(
@@ -118,10 +118,7 @@ async def connect(
 async def client_on(
     nc: Connection, *, source: str, on_retry: OnRetry = log_retry
 ) -> AsyncGenerator[Client]:
-    """Make a client on an existing connection, which the client does not close.
-
-    Raises as ``connect``.
-    """
+    """Create a client on a connection that the caller closes; raises as ``connect``."""
     _check_source(source)
     await check_log_format(nc)
     if not await has_log(nc):

@@ -1,7 +1,7 @@
-"""The client of other services: declare, wait, follow, read; see ``reconciler.sdk``.
+"""The client that other services use to declare, wait for, follow and read resources.
 
-A resource is named by a ``ResourceKey`` or ``"namespace/kind/name"``. Positions are those of the
-stream that a method reads. Every method may raise ``BusError``.
+See ``reconciler.sdk``. Resources are named by ``ResourceKey`` or ``"namespace/kind/name"``.
+Positions are those of the stream that a method reads. Every method may raise ``BusError``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from projections.status import StatusRow
 from reconciler.errors import DeclarationRefusedError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 from reconciler.sdk.dead_letters import (
-    ANSWERED,
+    REPLIED_TO,
     DeadLetter,
     Retried,
     check_not_overtaken,
@@ -52,7 +52,7 @@ from reconciler.sdk.listing_writer import ListingWriter
 from reconciler.sdk.messages import (
     approval,
     as_key,
-    checked_answers,
+    check_replies,
     checked_manifest,
     declaration,
     finalizer_release,
@@ -74,7 +74,7 @@ AnyManifest = Manifest | Mapping[str, Any]
 
 
 class Client:
-    """A service's connection to the reconciler. Many tasks may use it concurrently."""
+    """A service's connection to the reconciler; concurrent tasks may share it."""
 
     def __init__(self, bus: JetStreamClientBus, nc: Connection) -> None:
         self._bus = bus
@@ -91,16 +91,17 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Declare a resource, and wait until the declaration is accepted: not until it converges.
+        """Declare a resource and wait until it is accepted, but not until it converges.
 
-        With ``expected_generation``, it is refused unless the resource has that generation (0: it
-        does not exist yet). The ``reason`` is kept in the history; a new reason alone makes no new
-        generation.
+        With ``expected_generation``, the decider refuses the declaration unless the resource has
+        that generation (0: it does not exist). The history records the ``reason``. A different
+        reason alone changes nothing.
 
         Raises ``InvalidManifestError`` or ``InvalidNameError`` before anything is sent,
         ``DeclarationRefusedError`` with the decider's reason, and ``WaitTimeoutError`` if it is
-        unknown whether it was stored or decided. Repeat it then, which is safe. With an expected
-        generation the repeat may be refused as stale, because the first one was accepted.
+        unknown whether the declaration was stored or decided. You can then safely repeat it. With
+        an expected generation, the repeat may be refused as stale, because the first attempt
+        succeeded.
         """
         message = declaration(manifest, expected_generation, reason=reason)
         return await self._ask_one(message, timeout_seconds)
@@ -113,10 +114,10 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Declare many resources at once. Return each reply or refusal, in order.
+        """Declare many resources concurrently; return the reply or refusal of each, in order.
 
-        All are checked before the first is sent. ``expected_generations``: one for each, as far as
-        the list goes. Raises as ``declare``, but returns refusals.
+        All are checked before the first is sent. ``expected_generations`` belong to the manifests
+        in order, and may be fewer. Raises as ``declare``, but returns refusals.
         """
         messages = [
             declaration(manifest, expected, reason=reason)
@@ -127,42 +128,43 @@ class Client:
     async def plan(
         self, manifests: Iterable[AnyManifest] = (), *, withdraw: Iterable[ResourceName] = ()
     ) -> Plan:
-        """Compute the exact effect of declarations, with the kinds that are installed here.
+        """Compute the exact result of declarations, by the kinds that are installed here.
 
-        ``withdraw``: resources whose declarations are then withdrawn. Nothing is declared. Raises
-        ``InvalidManifestError`` or ``InvalidNameError``.
+        ``withdraw``: resources whose declarations are withdrawn after that. Nothing is declared.
+        Raises ``InvalidManifestError`` or ``InvalidNameError``.
         """
-        from reconciler.sdk.plan import planned  # noqa: PLC0415 - who plans pays: it has a decider
+        from reconciler.sdk.plan import compute_plan  # noqa: PLC0415 - it imports a whole decider
 
         checked = [checked_manifest(each) for each in manifests]
-        return await planned(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
+        return await compute_plan(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
 
     def manifest_sets(self, *, timeout_seconds: float = 30.0) -> ManifestSets:
-        """Return the named sets of manifests on this bus, and their contents."""
-        from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - who needs it pays
+        """Return the interface to named sets of manifests, which the bus stores."""
+        from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - rarely used
 
         async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
-            answers = await self._ask(messages, timeout_seconds)
-            if refused := [each for each in answers if isinstance(each, DeclarationRefusedError)]:
+            results = await self._ask(messages, timeout_seconds)
+            if refused := [each for each in results if isinstance(each, DeclarationRefusedError)]:
                 raise refused[0]
-            return [each for each in answers if isinstance(each, Reply)]
+            return [each for each in results if isinstance(each, Reply)]
 
         return ManifestSets(self._nc, ask, self.declare)
 
     async def apply_planned(
         self,
-        planned: Iterable[PlannedResource],
+        resources: Iterable[PlannedResource],
         *,
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Declare a plan: each resource changes exactly as planned, or is refused (PlanOutdated).
+        """Declare planned resources; a result that differs from the plan is refused (PlanOutdated).
 
-        Returns and raises as ``declare_many``. Resources that a plan only follows are left out.
+        Returns and raises as ``declare_many``. Resources that the plan only contains as
+        consequences are skipped.
         """
         messages = [
             declaration(each.manifest, plan=each.ref, reason=reason)
-            for each in planned
+            for each in resources
             if each.manifest is not None
         ]
         return await self._ask(messages, timeout_seconds)
@@ -175,23 +177,23 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Withdraw a declaration. Raises as ``declare``."""
+        """Delete a declaration; raises as ``declare``."""
         message = withdrawal(resource, expected_generation, reason)
         return await self._ask_one(message, timeout_seconds)
 
     async def withdraw_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Withdraw many declarations. Returns and raises as ``declare_many``."""
+        """Delete many declarations; returns and raises as ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
 
     async def reconcile_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Read the objects of resources now, and end their waits. The history names the client.
+        """Reconcile resources now, including what they wait for; the history records the requester.
 
-        For a ``ProviderConfig``, everything that it lists. Returns and raises as ``declare_many``.
+        For a ``ProviderConfig``, list its whole scope. Returns and raises as ``declare_many``.
         """
         messages = [look(resource, reason) for resource in resources]
         return await self._ask(messages, timeout_seconds)
@@ -199,21 +201,21 @@ class Client:
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> None:
-        """Declare resources, and return when they are stored, whether they are accepted or not.
+        """Declare resources and return when the messages are stored, before they are decided.
 
         Refusals are among the outcomes. Raises as ``declare``, except for refusals.
         """
         messages = [declaration(manifest) for manifest in manifests]
         await self._bus.store(messages, timeout_seconds=timeout_seconds)
 
-    # --- what holds a resource
+    # --- finalizers and holds
 
     async def request_finalizer(
         self, resource: ResourceName, finalizer: str, *, timeout_seconds: float = 10.0
     ) -> Reply:
-        """Hold a declared resource: it is not deleted or released until you remove the finalizer.
+        """Add a finalizer to a declared resource, which blocks its deletion until you release it.
 
-        ``finalizer`` is a name of your own, such as ``billing/last-invoice``. Raises as
+        ``finalizer`` is a name that you choose, such as ``billing/last-invoice``. Raises as
         ``declare``.
         """
         return await self._ask_one(finalizer_request(resource, finalizer), timeout_seconds)
@@ -227,7 +229,7 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 10.0,
     ) -> Reply:
-        """Remove a finalizer; one of another service only with ``force``. Raises as ``declare``."""
+        """Remove a finalizer; another service's only with ``force``. Raises as ``declare``."""
         message = finalizer_release(resource, finalizer, force=force, reason=reason)
         return await self._ask_one(message, timeout_seconds)
 
@@ -255,10 +257,10 @@ class Client:
         reason: str = "",
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Approve or reject the plans that wait for approval: exactly this plan of each resource.
+        """Approve or reject exactly this pending plan of each resource.
 
-        The plan is ``pending_plan`` of its status. If another one waits by then, it is refused
-        (``PlanOutdated``), and nothing is done. Returns and raises as ``declare_many``.
+        The plan is ``pending_plan`` of its status. If another plan is pending by then, the decision
+        is refused (``PlanOutdated``), and nothing is done. Returns and raises as ``declare_many``.
         """
         decision: ApprovalDecision = "Proceed" if approve else "Reject"
         messages = [
@@ -274,7 +276,7 @@ class Client:
         orphan: bool = False,
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Remove everything that keeps withdrawn resources. With ``orphan``, their objects stay.
+        """Release withdrawn resources whatever holds them; with ``orphan`` their objects stay.
 
         Returns and raises as ``declare_many``.
         """
@@ -282,16 +284,16 @@ class Client:
         return await self._ask(messages, timeout_seconds)
 
     async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Reply:
-        told = (await self._ask([message], timeout_seconds))[0]
-        if isinstance(told, DeclarationRefusedError):
-            raise told
-        return told
+        result = (await self._ask([message], timeout_seconds))[0]
+        if isinstance(result, DeclarationRefusedError):
+            raise result
+        return result
 
     async def _ask(
         self, messages: Sequence[IntakeMessageOut], timeout_seconds: float
     ) -> list[Reply | DeclarationRefusedError]:
-        answers = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
-        return checked_answers(messages, answers, timeout_seconds)
+        replies = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
+        return check_replies(messages, replies, timeout_seconds)
 
     # --- outcomes
 
@@ -306,10 +308,9 @@ class Client:
     ) -> OutcomeStream:
         """Follow outcomes: ``async with client.outcomes(...) as stream``, then iterate over it.
 
-        ``after``: begin after this position of the log; 0 for all outcomes, None for new ones only.
-        Rejections are kept for 30 days. ``durable``: the server remembers under this name which
-        outcomes were processed, and ``after`` applies only to the first use. Several processes with
-        this name share the work.
+        ``after``: start after this position of the log, 0 for its beginning; None: only new
+        outcomes. Rejections are kept for 30 days. ``durable``: the server stores the progress under
+        this name, and uses ``after`` only the first time. Several processes may share the name.
 
         Raises ``InvalidNameError``.
         """
@@ -332,10 +333,10 @@ class Client:
         ready: bool = True,
         timeout_seconds: float = 60.0,
     ) -> Outcome:
-        """Wait until a generation, or a newer one, has one of these outcomes, and return it.
+        """Wait until a generation, or a newer one, has one of these outcomes; return the outcome.
 
-        An existing outcome counts. ``Converged`` counts once the object is ready, unless ``ready``
-        is false. Raises ``WaitTimeoutError``, which describes the outcomes until then.
+        An existing outcome counts. ``Converged`` counts only when the object is also ready, unless
+        ``ready`` is false. Raises ``WaitTimeoutError`` with the outcomes so far.
         """
         key = as_key(resource)
         found = await self.wait_for_many(
@@ -352,22 +353,22 @@ class Client:
         timeout_seconds: float = 60.0,
         on_outcome: OnOutcome | None = None,
     ) -> dict[ResourceKey, Outcome]:
-        """Wait for many resources, each with its generation, as ``wait_for`` does for one.
+        """Wait for many resources and their generations, as ``wait_for`` does for one.
 
-        ``on_outcome`` is called with every new outcome of them, also with those that do not end the
-        wait, for example to show progress.
+        ``on_outcome`` is called with every new outcome of these resources, including those that do
+        not end the wait, so that you can show progress.
         """
-        wanted = {as_key(resource): generation for resource, generation in resources.items()}
-        waiting = Waiting(wanted, outcomes, on_outcome, ready=ready)
+        generations = {as_key(resource): generation for resource, generation in resources.items()}
+        waiting = Waiting(generations, outcomes, on_outcome, ready=ready)
         await wait(self._bus, waiting, timeout_seconds)
-        return waiting.found
+        return waiting.accepted
 
     # --- the log
 
     async def history(self, resource: ResourceName) -> list[StoredEvent]:
-        """Read every event of one resource, from its first declaration or observation on.
+        """Return every event of one resource, since its first declaration or observation.
 
-        Raises ``LogDamagedError`` if the log does not contain the history that was written.
+        Raises ``LogDamagedError`` if the log lacks events that were written.
         """
         return await self._events_of(as_key(resource), None)
 
@@ -392,7 +393,7 @@ class Client:
     ) -> AsyncGenerator[list[StoredEvent]]:
         """Read the log in batches, in order, after a position.
 
-        It ends when all events that existed at the start have been read. With ``follow``, it
+        It ends when all events that existed at the start have been read; with ``follow`` it
         continues. Raises ``InvalidNameError``.
         """
         tokens = _pattern(namespace, kind, name)
@@ -413,9 +414,9 @@ class Client:
         until: When | None = None,
         limit: int = 50,
     ) -> list[StoredEvent]:
-        """Read the newest events of many resources, in the log's order: at most ``limit``.
+        """Return the newest events of many resources, in the log's order: at most ``limit``.
 
-        In ``actor``, ``*`` stands for any text. ``event_names`` are names of event types, such as
+        In ``actor``, ``*`` matches any text. ``event_names`` are names of event types, such as
         ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
         ``InvalidNameError`` and ``NoSuchMomentError``.
         """
@@ -424,20 +425,20 @@ class Client:
         return await newest_events(self._nc, interest, between, limit)
 
     async def moment(self, when: When) -> Moment:
-        """Find a position in the log, or the newest event at or before a time.
+        """Return a moment of the log: a position, or the newest event at or before a time.
 
-        Pass its position as ``at`` to several methods, so that their results are of one moment.
-        Raises ``NoSuchMomentError`` if the log contains nothing of that moment.
+        Pass its position as ``at`` if several responses must be of the same moment. Raises
+        ``NoSuchMomentError`` if the log has no events of that time.
         """
         return await moment(self._nc, when)
 
-    # --- read models, which are slightly behind the log
+    # --- read models, which lag slightly behind the log
 
     async def status(self, resource: ResourceName, *, at: When | None = None) -> StatusRow | None:
-        """Read the status of a resource; None if only its history is left.
+        """Return the status of a resource; None if only its history is left.
 
-        ``at``: the status at a position of the log, or at a time, computed from the history. It may
-        raise ``NoSuchMomentError`` and ``LogDamagedError``.
+        ``at``: the status at a position of the log or at a time, folded from the history. Raises
+        ``NoSuchMomentError`` and ``LogDamagedError`` then.
         """
         key = as_key(resource)
         if at is None:
@@ -450,18 +451,18 @@ class Client:
     async def statuses(
         self, namespace: str | None = None, kind: str | None = None, *, at: When | None = None
     ) -> list[StatusRow]:
-        """Read the status of all resources, sorted by key.
+        """Return the status of all resources, sorted by key.
 
-        ``at``: the status at a position of the log, or at a time. If that is before the position of
-        the read models, this reads the log up to it; for one namespace or kind, only their events.
-        It may raise ``NoSuchMomentError``.
+        ``at``: the status at a position of the log or at a time. If this is before the read models'
+        own position, the log is read up to it, limited to the namespace or kind. Raises
+        ``NoSuchMomentError`` then.
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
         if at is None:
             stored = await self._bus.rows(f"{STATUS}.{tokens}")
             rows = [decode_status(row) for row in stored.values()]
         else:
-            from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - who needs it pays
+            from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - rarely used
 
             then = await moment(self._nc, at)
             async with replayed_to(self._nc, then.position, tokens=tokens) as replay:
@@ -473,20 +474,20 @@ class Client:
         return sorted(rows, key=lambda row: row.key)
 
     async def ownership(self, resource: ResourceName) -> OwnershipRow | None:
-        """Read which external object a resource owns or may own; None for none."""
+        """Return the external object that a resource owns or may own, or None."""
         row = await self._bus.row(status_name(as_key(resource)))
         return None if row is None else ownership_of(decode_status(row))
 
     async def ownerships(
         self, namespace: str | None = None, kind: str | None = None
     ) -> dict[ResourceKey, OwnershipRow]:
-        """Read all owned or possibly owned objects, sorted by key."""
+        """Return all objects that are owned or may be, sorted by resource."""
         rows = await self.statuses(namespace, kind)
-        found = ((row.key, ownership_of(row)) for row in rows)
-        return {key: owned for key, owned in found if owned is not None}
+        owners = ((row.key, ownership_of(row)) for row in rows)
+        return {key: owned for key, owned in owners if owned is not None}
 
     async def fleet(self) -> FleetSummary:
-        """Read the numbers of resources by outcome."""
+        """Return the number of resources in each state."""
         row = await self._bus.row(FLEET)
         return FleetSummary() if row is None else decode_fleet(row)
 
@@ -501,21 +502,21 @@ class Client:
         only_open: bool = True,
         most: int | None = None,
     ) -> list[DeadLetter]:
-        """Read the messages that could not be processed, newest last.
+        """Return dead letters, newest last.
 
         ``only_open``: without those that were retried or dismissed. ``most``: approximate number of
-        the newest letters to search. Raises ``InvalidNameError``.
+        the newest ones that are searched. Raises ``InvalidNameError``.
         """
         key = None if resource is None else as_key(resource)
         letters = collect(*await self._bus.dead_letters(most=most))
         return matching(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Read the number of messages without a dead letter, beyond a namespace's share."""
+        """Return the number of messages that were discarded beyond the share of their namespace."""
         return await self._bus.discarded()
 
     async def read_clock(self) -> BusClock:
-        """Return the offset of the bus's clock from this machine's. Raises ``BusError``."""
+        """Return how far the bus's clock is ahead of this machine's; raises ``BusError``."""
         return await read_clock(self._nc)
 
     async def retry_dead_letter(
@@ -524,30 +525,30 @@ class Client:
         *,
         payload: bytes | None = None,
         force: bool = False,
-        answer_seconds: float = 5.0,
+        reply_seconds: float = 5.0,
     ) -> Retried:
         """Publish a dead letter's message again on its subject, or a corrected payload for it.
 
-        The letter is then marked as retried. If the message still cannot be processed, it gets
-        another letter. A second retry of the same letter is recognized as a duplicate. Raises
-        ``LetterRefusedError`` for a letter that cannot be retried.
+        The letter is then marked as retried. If the message is undeliverable again, it becomes
+        another letter. The resource recognizes a duplicate retry. Raises ``LetterRefusedError`` for
+        a letter that cannot be retried.
         """
         message = prepare_retry(letter, payload, force=force)
         if message.what == "desired" and not force:
             check_not_overtaken(letter, await self.history(message.key))
-        position, answer = await self._bus.publish_again(
+        position, reply = await self._bus.publish_again(
             message.subject,
             message.payload,
             message.message_id,
-            answer_seconds=answer_seconds if message.what in ANSWERED else 0,
+            answer_seconds=reply_seconds if message.what in REPLIED_TO else 0,
         )
         await self._bus.letter_handled(
             self._handling(letter, "Retried", position=position, corrected=payload is not None)
         )
-        return Retried(letter.number, position, answer)
+        return Retried(letter.number, position, reply)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
-        """Mark a dead letter as handled. It is kept, and no longer counts as open."""
+        """Mark a dead letter as dismissed: it is kept, but no longer counted as open."""
         await self._bus.letter_handled(self._handling(letter, "Dismissed", note=note))
 
     def _handling(
@@ -573,16 +574,13 @@ class Client:
     # --- observed state
 
     async def observation_time(self) -> int:
-        """Return the current logical time.
-
-        Read it before you read an API, for ``Observed.as_of``.
-        """
+        """Return the current logical time for ``Observed.as_of``; call it before the reading."""
         return await self._bus.last_intake_position()
 
     async def publish_observation(
         self, resource: ResourceName, observed: Observed, *, timeout_seconds: float = 10.0
     ) -> None:
-        """Publish an observation of one resource. Return when it is stored.
+        """Publish an observation of one resource; returns when it is stored.
 
         Raises ``InvalidNameError`` and ``WaitTimeoutError``.
         """
@@ -599,8 +597,8 @@ class Client:
     ) -> ListingWriter:
         """Publish all objects of a scope: ``async with client.listing(...) as listing``.
 
-        ``prefix`` and ``labels`` must equal those of the configuration's scope. A listing of
-        another scope proves nothing and is ignored. Raises ``InvalidNameError``.
+        ``prefix`` and ``labels`` must be those of the configuration's scope. A listing of another
+        scope proves nothing, and is dropped. Raises ``InvalidNameError``.
         """
         check_token(provider_config, what="provider_config")
         check_token(kind, what="kind")
@@ -609,19 +607,19 @@ class Client:
         )
 
     async def close(self) -> None:
-        """End the subscriptions of this client. Its maker closes the connection."""
+        """End the subscriptions of this client; the caller closes the connection."""
         for stream in list(self._streams):
             await stream.aclose()
 
 
 def observation(resource: ResourceName, observed: Observed) -> IntakeMessageOut:
-    """Build the message of an observation of a resource. Raises ``InvalidNameError``."""
+    """Return the message that reports an observation; raises ``InvalidNameError``."""
     check_token(observed.provider_config, what="provider_config")
     return IntakeMessageOut("observed", as_key(resource), observed, uuid.uuid4().hex)
 
 
 def _pattern(namespace: str, kind: str, name: str) -> str:
-    """Return ``namespace.kind.name``; each is a checked token or ``*``."""
+    """Return ``namespace.kind.name``, in which each part is a valid token or ``*``."""
     named = {"namespace": namespace, "kind": kind, "name": name}
     return ".".join(
         value if value == "*" else check_token(value, what=what) for what, value in named.items()

@@ -1,4 +1,4 @@
-"""Dead letters for people and programs: their content, and the ways to handle them."""
+"""Dead letters for operators and programs: their content, their state and how to retry them."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _COMES_AGAIN: Mapping[str, str] = {
         "a single part of a listing cannot be retried; its observer publishes the next listing"
     ),
 }
-ANSWERED = ("desired", "finalizer", "approval")
-"""Sources of messages that get a reply from the decider."""
+REPLIED_TO = ("desired", "finalizer", "approval")
+"""Subjects of requests by users and services, to which the decider replies."""
 
 _MAX_ID_CHARACTERS = 240
 
 
 class LetterRefusedError(ReconcilerError):
-    """A dead letter cannot be retried or dismissed. The message states the reason and a remedy."""
+    """A dead letter cannot be retried or dismissed; the message states the reason and a remedy."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
-    """A dead letter with its number and the records of its handling, oldest first."""
+    """A dead letter with its number, and how it was handled, oldest first."""
 
     number: int
     record: DeadLetterRecord
@@ -57,7 +57,7 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def state(self) -> State:
-        """The state after the newest record."""
+        """The state after the last handling."""
         return self.handled[-1].resolution if self.handled else "Open"
 
     @property
@@ -67,12 +67,12 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def sender(self) -> str:
-        """The source of the message, if it can be read."""
+        """The source of the message, if it is readable."""
         return sender_of(self.record)
 
     @property
     def payload(self) -> bytes:
-        """The stored content of the message."""
+        """The stored bytes of the message, which may be truncated."""
         return payload_of(self.record)
 
 
@@ -84,11 +84,11 @@ class Retried(msgspec.Struct, frozen=True, rename="camel"):
 
     number: int
     position: int
-    answer: Reply | None = None
+    reply: Reply | None = None
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A message that is to be published once more."""
+    """A message that will be published again."""
 
     subject: str
     payload: bytes
@@ -98,15 +98,15 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 def collect(
-    letters: Mapping[int, DeadLetterRecord], handled: Iterable[DeadLetterHandled]
+    records: Mapping[int, DeadLetterRecord], handled: Iterable[DeadLetterHandled]
 ) -> list[DeadLetter]:
-    """Combine letters with the records of their handling, newest last."""
-    done: dict[int, list[DeadLetterHandled]] = {}
+    """Return the letters with their handling, newest last."""
+    by_number: dict[int, list[DeadLetterHandled]] = {}
     for each in handled:
-        done.setdefault(each.number, []).append(each)
+        by_number.setdefault(each.number, []).append(each)
     return [
-        DeadLetter(number, record, tuple(done.get(number, ())))
-        for number, record in sorted(letters.items())
+        DeadLetter(number, record, tuple(by_number.get(number, ())))
+        for number, record in sorted(records.items())
     ]
 
 
@@ -118,7 +118,7 @@ def matching(
     since: datetime | None = None,
     only_open: bool = True,
 ) -> list[DeadLetter]:
-    """Select letters."""
+    """Return the letters that match all of the filters."""
     return [
         each
         for each in letters
@@ -130,9 +130,9 @@ def matching(
 
 
 def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> Retry:
-    """Build the message that retries a letter, with its own payload or a corrected one.
+    """Return the message that retries a letter, with its own payload or a corrected one.
 
-    Raises ``LetterRefusedError`` for a message that would only become the next dead letter.
+    Raises ``LetterRefusedError`` for a message that would only become another dead letter.
     """
     record = letter.record
     if record.stage in _COMES_AGAIN:
@@ -165,13 +165,15 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         identity = f"{record.message_id[:_MAX_ID_CHARACTERS]}.retry-{len(letter.handled) + 1}"
         decode_intake(chosen, expected=what, fallback_id=identity)
     except (ValueError, InvalidMessageError) as error:
-        still = "its payload is still invalid" if payload is None else "the new payload is invalid"
-        raise _refused(letter, f"{still}: {error}") from None
+        problem = (
+            "its payload is still invalid" if payload is None else "the new payload is invalid"
+        )
+        raise _refused(letter, f"{problem}: {error}") from None
     return Retry(subject, chosen, identity, what, key)
 
 
 def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> None:
-    """Raise ``LetterRefusedError`` if a newer declaration exists, which a retry would revert."""
+    """Raise ``LetterRefusedError`` if a retry would revert a newer declaration."""
     for _position, event in history:
         is_declaration = isinstance(event.data, (SpecDeclared, SpecWithdrawn))
         if is_declaration and event.causationposition > letter.record.position:
@@ -182,5 +184,5 @@ def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> N
             )
 
 
-def _refused(letter: DeadLetter, why: str) -> LetterRefusedError:
-    return LetterRefusedError(f"dead letter {letter.number} cannot be retried: {why}")
+def _refused(letter: DeadLetter, reason: str) -> LetterRefusedError:
+    return LetterRefusedError(f"dead letter {letter.number} cannot be retried: {reason}")

@@ -1,8 +1,8 @@
-"""The history of a resource, read with the `eventsourcing` library.
+"""The past of a resource, read with the `eventsourcing` library: its events and former states.
 
-`ResourceLog` is the log as an application of the library, for separate programs: its repository,
-and the library's projections. `History` is the same for a program that is already connected.
-Neither of them writes: clients declare, and the deciders write the log.
+`ResourceLog` is the log as an application of the library, with its repository and the library's
+projections, for standalone programs. `History` offers the same to a program that is already
+connected. Both only read: users declare resources, and the deciders write the log.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _LAYOUT: Final = "infra.eventstore.resource_layout:ResourceLayout"
 class Past(msgspec.Struct, frozen=True):
     """A resource as of one version: its state, and the events that led to it.
 
-    ``id`` is its ``namespace/kind/name``. ``damage``: where the log is damaged. Only the sound
-    events before the damage are included.
+    ``id`` is its ``namespace/kind/name``. ``damage`` states where the log is damaged. Everything
+    before it is intact and included.
     """
 
     id: str
@@ -56,47 +56,47 @@ class Past(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> int:
-        """Number of the resource's events."""
+        """Number of events of the resource."""
         return self.state.version
 
     def until(self, position: int) -> Past:
-        """Return the past as of a position of the log, without later damage."""
-        before = [each for each in self.events if each.position <= position]
-        past = project(None, before) or Past(self.id, NEW, ())
+        """Return the past as of a position of the log, without damage after that position."""
+        earlier = [each for each in self.events if each.position <= position]
+        past = project(None, earlier) or Past(self.id, NEW, ())
         is_damaged = self.damage is not None and self.damage.position <= position
         return msgspec.structs.replace(past, damage=self.damage) if is_damaged else past
 
 
 def project(past: Past | None, events: Iterable[StoredEvent]) -> Past | None:
-    """Fold events into the past of a resource: a `projector_func` of the library's repository."""
-    state, known = (NEW, []) if past is None else (past.state, list(past.events))
+    """Fold events into a resource's past: a `projector_func` of the library's repository."""
+    state, folded = (NEW, []) if past is None else (past.state, list(past.events))
     for stored in events:
         state = evolve(state, stored.event)
-        known.append(stored)
-    return Past(known[0].originator_id, state, tuple(known)) if known else None
+        folded.append(stored)
+    return Past(folded[0].originator_id, state, tuple(folded)) if folded else None
 
 
 class LogMapper(Mapper[str]):
-    """Decodes the library's stored events as events of this project, with their positions."""
+    """Converts the library's stored events to events of the log, with their positions."""
 
     def __init__(self) -> None:
-        super().__init__(JSONTranscoder())  # not used: events.envelope decodes
+        super().__init__(JSONTranscoder())  # not used, because events.envelope decodes
 
     def to_domain_event(self, stored_event: RecordedEvent) -> StoredEvent:
-        """Decode an event. Raises `InvalidMessageError` for an event of a newer release."""
+        """Return an event; raises `InvalidMessageError` for one of a newer release."""
         position = stored_event.id if isinstance(stored_event, Notification) else 0
         return StoredEvent(position, decode_log(stored_event.state))
 
     def to_stored_event(self, domain_event: Any) -> RecordedEvent:
-        """Refuse with `NotSupportedError`."""
+        """Raise `NotSupportedError`, because only deciders write."""
         del domain_event
         raise NotSupportedError("only deciders write the log; declare resources instead")
 
 
 class LogStore(EventStore[str]):
-    """The library's event store over the log. Unlike the library's own, it reads positions, too."""
+    """The library's event store over the log, which also reads positions."""
 
-    mapper: LogMapper  # pyright: ignore[reportIncompatibleVariableOverride] - it gives our events
+    mapper: LogMapper  # pyright: ignore[reportIncompatibleVariableOverride] - gives StoredEvent
     recorder: JetStreamAggregateRecorder
 
     def get(
@@ -108,41 +108,40 @@ class LogStore(EventStore[str]):
         desc: bool = False,
         limit: int | None = None,
     ) -> Iterator[StoredEvent]:
-        """Read a resource's events by version. Raises `HistoryDamagedError`."""
-        found = self.recorder.select_history(originator_id, gt=gt, lte=lte, desc=desc, limit=limit)
-        return map(self.mapper.to_domain_event, found)
+        """Return a resource's events by version; raises `HistoryDamagedError`."""
+        recorded = self.recorder.select_history(
+            originator_id, gt=gt, lte=lte, desc=desc, limit=limit
+        )
+        return map(self.mapper.to_domain_event, recorded)
 
 
 class ResourceLog(Application[str]):
-    """The log as an application of the library; `NATS_URL` says where it is.
+    """The log as an application of the library; `NATS_URL` is the address of the bus.
 
     ::
 
         log = ResourceLog(env={"NATS_URL": "nats://127.0.0.1:4222"})
         past = log.repository.get("default/Shape/foo", version=3, projector_func=project)
 
-    Its `name` is what a projection tracks its position by.
+    A projection stores its position under this `name`.
     """
 
     def construct_factory(self, env: Environment) -> InfrastructureFactory[Any]:
-        """Construct the factory of the recorders.
-
-        Raises `OperationalError` without a connection.
-        """
+        """Return the recorders' factory; raises `OperationalError` without a connection."""
         settings = {**env, EVENT_LAYOUT_TOPIC: _LAYOUT, CREATE_TABLE: "no"}
         return JetStreamFactory(Environment(env.name, settings))
 
     def construct_mapper(self) -> LogMapper:
-        """Construct the mapper of events."""
+        """Return the mapper that decodes the events of the log."""
         return LogMapper()
 
     def construct_event_store(self) -> LogStore:
-        """Construct the event store of the repository."""
+        """Return the event store of the repository."""
         return LogStore(self.mapper, self.recorder)
 
 
 class History:
-    """Reads the history of resources over a connection of the running event loop."""
+    """Reads the past of resources over a connection of the running event loop."""
 
     def __init__(self, nc: Client) -> None:
         recorder = JetStreamAggregateRecorder(Bus(nc, RunningLoop()), ResourceLayout())
@@ -150,7 +149,7 @@ class History:
         self._repository = Repository(LogStore(LogMapper(), recorder))
 
     async def get(self, key: ResourceKey, *, version: int | None = None) -> Past:
-        """Read a resource's past as of a version, or now; of a damaged resource, its sound part.
+        """Return a resource's past as of a version, or as of now; if damaged, its intact part.
 
         An event of a newer release counts as damage. Raises ``BusError`` classes.
         """

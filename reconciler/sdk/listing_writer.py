@@ -1,4 +1,4 @@
-"""Publish a listing: all objects of a scope, as another team's observer has read them."""
+"""Publishing a listing: all objects of a scope, as an external observer has read them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PARTS_AT_ONCE: Final = 500
 
 
 class ListingWriter:
-    """One listing: use ``async with``, and ``add`` every object of the scope.
+    """One listing: ``async with`` it, and ``add`` every object of the scope.
 
-    Only if the block ends without an error is the listing complete, so that it proves absence.
-    Begin to list the API inside the block, because the start of the block records the logical time.
+    The listing is complete, and so proves absence, only if the block ends without an error. Call
+    the API inside the block, because the beginning contains the logical time of the reading.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class ListingWriter:
 
     @property
     def count(self) -> int:
-        """Number of objects. An object that two pages contain counts once."""
+        """Number of different objects that were added; one that two pages contain counts once."""
         return len(self._names)
 
     async def __aenter__(self) -> Self:
-        """Publish the beginning. Raises the ``BusError`` of a failure."""
+        """Publish the beginning; raises ``BusError`` on failure."""
         as_of = await self._bus.last_intake_position()
         provider_config, kind, prefix, labels = self._began
         began = ListingBegan(provider_config, kind, as_of, prefix, labels)
@@ -50,7 +50,7 @@ class ListingWriter:
         return self
 
     async def add(self, thing: ExternalObject) -> None:
-        """Publish an object, soon, and at the latest at the end of the block.
+        """Publish an object soon, at the latest at the end of the block.
 
         Raises ``ValueError`` for an object of another scope, which would invalidate the listing.
         """

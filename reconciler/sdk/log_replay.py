@@ -1,4 +1,4 @@
-"""The log folded into read models up to a chosen position, and the places of its damage."""
+"""Fold the log into read models up to a position, and report damage."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from reconciler.sdk.timeline import Progress, no_progress
 
 
 class Integrity(msgspec.Struct, frozen=True, rename="camel"):
-    """Result of a check of all versions and digests in the log."""
+    """The result of checking versions and digests of the whole log."""
 
     resources: int
     damage: list[LogDamage]
 
 
 class LogReplay:
-    """Folds the log step by step. `since` is the position before the first event that it reads.
+    """Folds the log step by step; `since` is the position before the first event that it reads.
 
-    `tokens`, a pattern of `namespace.kind.name`, selects resources.
+    `tokens`, a pattern of `namespace.kind.name`, selects the resources.
     """
 
     def __init__(
@@ -48,76 +48,78 @@ class LogReplay:
         self.damage = [one for one in self.models.damage.values() if one.problem == "Lost"]
         self._log = log
         self._tokens = tokens
-        self._wanted = self.position
-        self._later: list[LogDamage] = []
+        self._target = self.position
+        self._postponed: list[LogDamage] = []
         self._closing = AsyncExitStack()
         self._feed: CheckedFeed | None = None
         self._waiting: list[StoredEvent] = []
 
     @property
     def integrity(self) -> Integrity:
-        """Result of the check of all events that were read."""
+        """The result of checking all events so far."""
         if self._feed is None:
             return Integrity(0, self.damage)
         return Integrity(len(self._feed.chains.chains), self.damage)
 
-    async def go_on(self, to: int | None = None, progress: Progress = no_progress) -> None:
-        """Fold the events up to a position, or to the current end.
+    async def advance(self, to: int | None = None, progress: Progress = no_progress) -> None:
+        """Fold further events up to a position, or up to the current end.
 
-        It ends earlier if the log has lost its end, which counts as damage.
+        It stops earlier if the log has lost its end, which it reports as damage.
         """
         last = await self._log.last_position()
-        wanted = last if to is None else to
-        if wanted <= self.position or last == 0:
+        target = last if to is None else to
+        if target <= self.position or last == 0:
             return
-        self._wanted = wanted
-        self._tell_what_was_later()
+        self._target = target
+        self._report_postponed()
         if self._feed is None:
-            follow = self._log.follow(self.position, damaged=self._damaged, tokens=self._tokens)
+            follow = self._log.follow(
+                self.position, damaged=self._record_damage, tokens=self._tokens
+            )
             self._feed = await self._closing.enter_async_context(follow)
         while True:
-            self._apply(wanted)
+            self._apply(target)
             progress(self.position)
-            if self.position >= wanted:
+            if self.position >= target:
                 return
-            if self._feed.caught_up and await self._has_lost(wanted):
+            if self._feed.caught_up and await self._has_lost(target):
                 return
             self._waiting = list(await self._feed.next_events())
 
     async def close(self) -> None:
-        """Stop reading the log."""
+        """Close the reader of the log."""
         await self._closing.aclose()
 
-    def _apply(self, wanted: int) -> None:
+    def _apply(self, target: int) -> None:
         assert self._feed is not None
-        done = 0
+        count = 0
         for position, event in self._waiting:
-            if position > wanted:
+            if position > target:
                 break
             self.models.apply(position, event)
-            done += 1
-        self.events += done
-        del self._waiting[:done]
-        self.position = wanted if self._waiting else min(self._feed.position, wanted)
+            count += 1
+        self.events += count
+        del self._waiting[:count]
+        self.position = target if self._waiting else min(self._feed.position, target)
 
-    async def _has_lost(self, wanted: int) -> bool:
+    async def _has_lost(self, target: int) -> bool:
         last = await self._log.last_position()
-        if last >= wanted:
+        if last >= target:
             return False
-        expected = f"a log that ends at position {wanted} or later, according to the stored rows"
-        damage = LogDamage("Lost", wanted, 0, expected, f"one that ends at position {last}")
+        expected = f"a log that ends at position {target} or later, according to the stored rows"
+        damage = LogDamage("Lost", target, 0, expected, f"one that ends at position {last}")
         if damage not in self.damage:
-            self._damaged(damage)
+            self._record_damage(damage)
         return True
 
-    def _tell_what_was_later(self) -> None:
-        later, self._later = self._later, []
-        for damage in later:
-            self._damaged(damage)
+    def _report_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        for damage in postponed:
+            self._record_damage(damage)
 
-    def _damaged(self, damage: LogDamage) -> None:
-        if damage.position > self._wanted:  # a batch may extend beyond the requested position
-            self._later.append(damage)
+    def _record_damage(self, damage: LogDamage) -> None:
+        if damage.position > self._target:  # a batch may extend beyond the requested position
+            self._postponed.append(damage)
             return
         if damage not in self.damage:
             self.damage.append(damage)
@@ -126,15 +128,15 @@ class LogReplay:
 
 @asynccontextmanager
 async def closing(replay: LogReplay) -> AsyncGenerator[LogReplay]:
-    """Stop reading the log at the end of the block."""
+    """Yield the replay, and close it at the end."""
     try:
         yield replay
     finally:
         await replay.close()
 
 
-async def stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
-    """Return the read models that a projector has stored, and what the log has lost since then."""
+async def read_stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
+    """Return the read models as a projector has stored them, and what the log has lost since."""
     short = await find_short_end(log, JetStreamRows(nc))
     try:
         models = restore(await JetStreamRows(nc).load())
@@ -147,16 +149,16 @@ async def stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
     return models
 
 
-async def losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
-    """Return what the log has lost, according to the stored rows and the cached states."""
+async def read_losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
+    """Return what the log has lost, compared with the stored rows and the cached states."""
     rows = JetStreamRows(nc)
     if await find_short_end(log, rows) is None:
         return await stored_losses(rows)
-    return LogReplay(log, await stored_models(nc, log)).damage
+    return LogReplay(log, await read_stored_models(nc, log)).damage
 
 
 async def _stored_position(nc: Client) -> int:
-    """Return the position of the stored rows, in one read, because there may be many rows."""
+    """Return the position of the stored rows with a single read, because there may be many rows."""
     payload, _ = await JetStreamRows(nc).checkpoint()
     stored = read_checkpoint(payload)
     return 0 if stored is None else stored.position
@@ -166,27 +168,27 @@ async def _stored_position(nc: Client) -> int:
 async def replayed_to(
     nc: Client, position: int, *, tokens: str = EVERYTHING, progress: Progress = no_progress
 ) -> AsyncGenerator[LogReplay]:
-    """Fold the log up to a position, beginning with the stored rows if they are older.
+    """Fold the log up to a position, starting from the stored rows if they are older than it.
 
-    It needs memory for the rows, among which are rows of resources that `tokens` does not match.
+    Memory use is that of the rows, which may include resources that `tokens` does not match.
     """
     log = await open_log(nc)
     if await log.missing_events():
-        tokens = EVERYTHING  # only a reader of all events notices missing positions
+        tokens = EVERYTHING  # only a replay of all resources detects missing positions
     stored = ReadModels()
     if 0 < await _stored_position(nc) <= position:
-        stored = await stored_models(nc, log)
+        stored = await read_stored_models(nc, log)
     replay = LogReplay(log, stored if stored.position <= position else None, tokens=tokens)
     async with closing(replay):
-        await replay.go_on(position, progress)
+        await replay.advance(position, progress)
         yield replay
 
 
 async def lost_events(nc: Client, key: ResourceKey, newest: int) -> LogDamage | None:
-    """Return what the log has lost of one resource, according to its stored rows.
+    """Return the events that the log has lost of one resource, according to its stored rows.
 
-    ``newest`` is the position of its newest event in the log. A history that has lost its end has
-    no gap, so only a record outside the log can show the loss.
+    ``newest``: position of the newest event that the log has of the resource. A history without its
+    end has no gap, so only rows of a later position show the loss.
     """
     names = (CHECKPOINT, status_name(key), damage_name(key))
     rows = await JetStreamRows(nc).get(names)

@@ -1,4 +1,4 @@
-"""Named sets of manifests. Their content is recorded, so omitted resources can be withdrawn."""
+"""Named sets of manifests: the bus stores their members, so that omitted ones can be pruned."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ COMPOSITION_CONFIG: Final = "composition"
 
 
 class SetChange(msgspec.Struct, frozen=True, rename="camel"):
-    """The changes of a declared set.
-
-    ``unnamed`` resources stay, because pruning was not requested.
-    """
+    """The changes that declaring a set makes; ``unnamed`` members stay, as pruning is off."""
 
     resource: str
     generation: int
@@ -40,53 +37,57 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
     unnamed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        told = {"added": self.added, "changed": self.changed, "withdrawn": self.removed}
-        words = [f"{len(names)} {word}" for word, names in told.items() if names]
+        counts = {"added": self.added, "changed": self.changed, "withdrawn": self.removed}
+        words = [f"{len(names)} {word}" for word, names in counts.items() if names]
         return ", ".join(words) or "no changes"
 
 
 class ManifestSets:
-    """Declares sets on a bus. ``declare`` and ``ask`` are functions of a client."""
+    """Declares sets on a bus; ``declare`` and ``ask`` are methods of a client."""
 
     def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Reply]]) -> None:
-        self._standing = Standing(_Here(nc))
+        self._standing = Standing(_ExistingConnection(nc))
         self._contents = Contents(self._standing, ask)
         self._declare = declare
 
     async def change(
         self, key: ResourceKey, parts: Iterable[Part], *, prune: bool
     ) -> tuple[SetChange, StoredContent]:
-        """Compare a set with its current content. Raises ``InvalidManifestError``, ``BusError``.
+        """Compare a set with its current members; raises ``InvalidManifestError``, ``BusError``.
 
-        Without ``prune``, resources that the new set omits stay in it.
+        Without ``prune``, current members that no manifest names stay in the set.
         """
-        wanted = {str(each.manifest.key): each for each in parts}
-        for each in wanted.values():
+        desired = {str(each.manifest.key): each for each in parts}
+        for each in desired.values():
             problem = problem_of_part(key, each.manifest.key)
             if problem:
                 raise InvalidManifestError(f"{each.origin or each.manifest.key}: {problem}")
         generation, parts_before = await self._parts(key)
-        had = {str(each.manifest.key): each for each in parts_before}
-        left_out = tuple(sorted(had.keys() - wanted.keys()))
+        current = {str(each.manifest.key): each for each in parts_before}
+        omitted = tuple(sorted(current.keys() - desired.keys()))
         if not prune:
-            wanted = {**had, **wanted}
-        content = stored_content(str(key), list(wanted.values()))
+            desired = {**current, **desired}
+        content = stored_content(str(key), list(desired.values()))
         change = SetChange(
             str(key),
             generation,
             content.digest,
-            len(had),
-            tuple(sorted(wanted.keys() - had.keys())),
-            tuple(each for each in sorted(wanted.keys() & had) if _differ(wanted[each], had[each])),
-            left_out if prune else (),
-            () if prune else left_out,
+            len(current),
+            tuple(sorted(desired.keys() - current.keys())),
+            tuple(
+                each
+                for each in sorted(desired.keys() & current)
+                if _differ(desired[each], current[each])
+            ),
+            omitted if prune else (),
+            () if prune else omitted,
         )
         return change, content
 
     async def declare(
         self, change: SetChange, content: StoredContent, *, reason: str = ""
     ) -> Reply:
-        """Store a content, and declare the set with it, unless another client has declared it.
+        """Store the content, and declare the set unless another client has declared it since.
 
         Raises as a client's ``declare``.
         """
@@ -96,22 +97,23 @@ class ManifestSets:
         await self._store(key, content)
         manifest = Manifest(MANIFEST_SET_API_VERSION, MANIFEST_SET_KIND, metadata, spec)
         try:
-            answer = await self._declare(
+            reply = await self._declare(
                 manifest, expected_generation=change.generation, reason=reason
             )
         except DeclarationRefusedError:
             await self._forget(key)
             raise
-        # A write that has just ended may have withdrawn content that no declaration named yet.
+        # Store the content again: a concurrent write may have withdrawn it while no declaration
+        # named it.
         await self._store(key, content)
-        return answer
+        return reply
 
     async def _forget(self, key: ResourceKey) -> None:
-        """Withdraw content that was stored and is not used."""
+        """Withdraw stored content that no declaration references."""
         try:
             declared = (await self._standing.declarations([str(key)]))[str(key)].fields or {}
-            kept = [declared[CONTENT]] if CONTENT in declared else []
-            await self._contents.forget(str(key), key.namespace, kept)
+            digests = [declared[CONTENT]] if CONTENT in declared else []
+            await self._contents.forget(str(key), key.namespace, digests)
         except ProviderError as error:
             raise _cause(error) from error
 
@@ -123,11 +125,11 @@ class ManifestSets:
 
     async def _parts(self, key: ResourceKey) -> tuple[int, Sequence[Part]]:
         try:
-            found = (await self._standing.declarations([str(key)]))[str(key)]
-            generation, declared = found.generation, found.fields or {}
+            row = (await self._standing.declarations([str(key)]))[str(key)]
+            generation, declared = row.generation, row.fields or {}
             if CONTENT not in declared:
                 return generation, ()
-            # If an operator withdrew content, only this declaration can store it again.
+            # If an operator has withdrawn this content, only this declaration stores it again.
             parts = await self._contents.load(key.namespace, declared[CONTENT], is_withdrawn=True)
         except ProviderError as error:
             raise _cause(error) from error
@@ -136,8 +138,8 @@ class ManifestSets:
         return generation, parts
 
 
-class _Here:
-    """An existing connection."""
+class _ExistingConnection:
+    """Adapts an existing connection."""
 
     def __init__(self, nc: Connection) -> None:
         self._nc = nc
@@ -152,5 +154,5 @@ def _differ(left: Part, right: Part) -> bool:
 
 
 def _cause(error: ProviderError) -> Exception:
-    """Return the cause on the bus: the text of a provider is for workers."""
+    """Return the error of the bus, because a provider's message is written for workers."""
     return error.__cause__ if isinstance(error.__cause__, BusError) else error

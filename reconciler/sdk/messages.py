@@ -1,7 +1,7 @@
-"""The messages that a client sends to the intake, and the meaning of the replies.
+"""The messages that a client sends to the intake, and the evaluation of their replies.
 
-Everything that can be checked without the reconciler is checked before anything is sent: a message
-that cannot be decoded would become a dead letter.
+All checks that need no reconciler come before the first message is sent, because an unreadable
+message would become a dead letter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reconciler.ports import IntakeMessageOut
 
 
 def as_key(resource: ResourceKey | str) -> ResourceKey:
-    """Parse ``namespace/kind/name``, or check a key. Raises ``InvalidNameError``."""
+    """Parse ``namespace/kind/name``, or check a key; raises ``InvalidNameError``."""
     if isinstance(resource, str):
         return ResourceKey.parse(resource)
     return ResourceKey.checked(resource.namespace, resource.kind, resource.name)
@@ -44,7 +44,7 @@ def declaration(
     plan: PlanRef | None = None,
     reason: str = "",
 ) -> IntakeMessageOut:
-    """Build the message that declares a manifest. Raises as ``checked_manifest``."""
+    """Return the message that declares a manifest; raises as ``checked_manifest``."""
     checked = checked_manifest(manifest)
     return _message("desired", checked.key, Declared(checked, expected_generation, plan, reason))
 
@@ -52,24 +52,24 @@ def declaration(
 def withdrawal(
     resource: ResourceKey | str, expected_generation: int | None = None, reason: str = ""
 ) -> IntakeMessageOut:
-    """Build the message that withdraws a resource. Raises ``InvalidNameError``."""
+    """Return the message that withdraws a resource; raises ``InvalidNameError``."""
     return _message("desired", resource, Withdrawn(expected_generation, reason))
 
 
 def look(resource: ResourceKey | str, reason: str) -> IntakeMessageOut:
-    """Build the message that requests a reconciliation now. Raises ``InvalidNameError``."""
+    """Return the message that requests a reading now; raises ``InvalidNameError``."""
     return _message("desired", resource, ReconcileRequested(reason))
 
 
 def finalizer_request(resource: ResourceKey | str, finalizer: str) -> IntakeMessageOut:
-    """Build the message that adds a finalizer. Raises ``InvalidNameError``."""
+    """Return the message that adds a finalizer; raises ``InvalidNameError``."""
     return _message("finalizer", resource, FinalizerRequested(check_finalizer(finalizer)))
 
 
 def finalizer_release(
     resource: ResourceKey | str, finalizer: str, *, force: bool, reason: str
 ) -> IntakeMessageOut:
-    """Build the message that removes a finalizer. Raises ``InvalidNameError``."""
+    """Return the message that removes a finalizer; raises ``InvalidNameError``."""
     released = FinalizerReleased(check_finalizer(finalizer), force, reason)
     return _message("finalizer", resource, released)
 
@@ -81,26 +81,23 @@ def approval(
     reason: str,
     plan: str = "",
 ) -> IntakeMessageOut:
-    """Build the message that decides about a hold. Raises ``InvalidNameError``."""
+    """Return the message that decides about a hold; raises ``InvalidNameError``."""
     return _message("approval", resource, Approved(hold, decision, reason, plan))
 
 
 def forced_release(resource: ResourceKey | str, reason: str, *, orphan: bool) -> IntakeMessageOut:
-    """Build the message that removes everything that keeps a resource.
-
-    Raises ``InvalidNameError``.
-    """
+    """Return the message that releases a resource from all holds; raises ``InvalidNameError``."""
     return _message("approval", resource, ForcedRelease(reason, orphan))
 
 
-def checked_answers(
+def check_replies(
     messages: Sequence[IntakeMessageOut],
-    answers: Sequence[Reply | None],
+    replies: Sequence[Reply | None],
     timeout_seconds: float,
 ) -> list[Reply | DeclarationRefusedError]:
-    """Turn refusals into errors. Raises ``WaitTimeoutError`` for a missing reply."""
-    told = [None if answer is None else _told(answer) for answer in answers]
-    silent = [message.key for message, one in zip(messages, told, strict=True) if one is None]
+    """Return replies, with refusals as errors; raises ``WaitTimeoutError`` for a missing reply."""
+    results = [None if reply is None else _as_result(reply) for reply in replies]
+    silent = [message.key for message, one in zip(messages, results, strict=True) if one is None]
     if silent:
         raise WaitTimeoutError(
             f"no reply within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
@@ -108,12 +105,12 @@ def checked_answers(
             "still process them; sending them again is safe. `reconciler doctor` shows whether a "
             "decider is running, the servers respond, and their disks have room"
         )
-    return [one for one in told if one is not None]
+    return [one for one in results if one is not None]
 
 
-def _told(answer: Reply) -> Reply | DeclarationRefusedError:
-    return answer if answer.accepted else DeclarationRefusedError(answer.reason, answer.message)
+def _as_result(reply: Reply) -> Reply | DeclarationRefusedError:
+    return reply if reply.accepted else DeclarationRefusedError(reply.reason, reply.message)
 
 
-def _message(what: Intake, resource: ResourceKey | str, data: IntakeData) -> IntakeMessageOut:
-    return IntakeMessageOut(what, as_key(resource), data, uuid.uuid4().hex)
+def _message(intake: Intake, resource: ResourceKey | str, data: IntakeData) -> IntakeMessageOut:
+    return IntakeMessageOut(intake, as_key(resource), data, uuid.uuid4().hex)

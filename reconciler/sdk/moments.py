@@ -1,4 +1,4 @@
-"""Moments of the log: a time or position that a user names, and the end of the log then."""
+"""Moments of the log: a requested time or position, and the log's newest event by then."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
 
 When = int | datetime
-"""A position of the log, or a time. A time without a zone is UTC."""
+"""A position of the log, or a time, which is UTC if it has no zone."""
 
 
 class Moment(msgspec.Struct, frozen=True, rename="camel"):
-    """The state after the event at ``position``, of ``time``. ``newest`` is the last position.
+    """The state after the event at ``position``, of ``time``; ``newest``: the log's last position.
 
-    ``asked`` is the requested time, if there is one.
+    ``asked``: the time that the caller passed, or None.
     """
 
     position: int
@@ -36,56 +36,51 @@ class Moment(msgspec.Struct, frozen=True, rename="camel"):
     def __str__(self) -> str:
         newest = ", the newest event" if self.position == self.newest else ""
         if self.asked is None:
-            return f"position {self.position}, {shown(self.time)}{newest}"
-        return f"{shown(self.asked)} (position {self.position}{newest}, at {shown(self.time)})"
+            return f"position {self.position}, {format_time(self.time)}{newest}"
+        time = format_time(self.time)
+        return f"{format_time(self.asked)} (position {self.position}{newest}, at {time})"
 
 
-def shown(time: datetime) -> str:
-    """Format a time as in all tables: UTC, to the millisecond."""
+def format_time(time: datetime) -> str:
+    """Return a time in the format of all tables: UTC, to the millisecond."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def as_utc(time: datetime) -> datetime:
-    """Interpret a time without a zone as UTC.
-
-    Raises ``OverflowError`` at the ends of the calendar.
-    """
+    """Return a time in UTC, its default zone; raises ``OverflowError`` at the calendar's ends."""
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 async def moment(nc: Client, when: When | None) -> Moment:
-    """Find a moment; None is now.
-
-    Raises ``NoSuchMomentError``, which names the moments in the log.
-    """
+    """Return a moment; None is now. Raises ``NoSuchMomentError`` with the extent of the log."""
     first, newest = await log_range(nc)
     if not newest:
         raise NoSuchMomentError("the log is empty")
     if when is None or isinstance(when, int):
         return await _at_position(nc, newest if when is None else when, newest)
-    asked = as_utc(when)
-    position = await last_position_before(nc, truncate_to_millisecond(asked) + MILLISECOND)
+    requested = as_utc(when)
+    position = await last_position_before(nc, truncate_to_millisecond(requested) + MILLISECOND)
     if not position:
-        raise await _before_the_log(nc, asked, first)
+        raise await _build_too_early_error(nc, requested, first)
     event = (await _event(nc, position)).event
-    if position == newest and await _is_to_come(nc, asked):
+    if position == newest and await _is_in_the_future(nc, requested):
         raise NoSuchMomentError(
-            f"{shown(asked)} is in the future; the newest event of the log is from "
-            f"{shown(event.time)} (position {newest})"
+            f"{format_time(requested)} is in the future; the newest event of the log is from "
+            f"{format_time(event.time)} (position {newest})"
         )
-    return Moment(position, event.time, newest, asked)
+    return Moment(position, event.time, newest, requested)
 
 
-async def _is_to_come(nc: Client, time: datetime) -> bool:
-    """Return whether a time is in the future by the clock of the bus."""
+async def _is_in_the_future(nc: Client, time: datetime) -> bool:
+    """Return whether a time is in the future by the bus's clock: this machine's may be behind."""
     return time > datetime.now(UTC) and time > (await read_clock(nc)).now()
 
 
-async def _before_the_log(nc: Client, asked: datetime, first: int) -> NoSuchMomentError:
-    began = await _event(nc, first)
+async def _build_too_early_error(nc: Client, requested: datetime, first: int) -> NoSuchMomentError:
+    first_event = await _event(nc, first)
     return NoSuchMomentError(
-        f"{shown(asked)} is before the start of the log, {shown(began.event.time)} (position "
-        f"{began.position}); use a later time"
+        f"{format_time(requested)} is before the start of the log, "
+        f"{format_time(first_event.event.time)} (position {first_event.position}); use a later time"
     )
 
 
@@ -96,7 +91,7 @@ async def _at_position(nc: Client, position: int, newest: int) -> Moment:
         last = await _event(nc, newest)
         raise NoSuchMomentError(
             f"position {position}: after the end of the log; its newest event is at position "
-            f"{newest}, from {shown(last.event.time)}"
+            f"{newest}, from {format_time(last.event.time)}"
         )
     return Moment(position, (await _event(nc, position)).event.time, newest)
 
@@ -112,7 +107,7 @@ async def _event(nc: Client, position: int) -> StoredEvent:
 
 
 class Span(msgspec.Struct, frozen=True, rename="camel"):
-    """A part of the log: after ``after``, up to ``up_to``; None for no upper end."""
+    """A range of the log: after ``after``, up to ``up_to``; None for its end."""
 
     after: int = 0
     up_to: int | None = None
@@ -122,13 +117,13 @@ class Span(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def span(nc: Client, since: When | None, until: When | None) -> Span:
-    """Find the events between two moments, both included.
+    """Return the range between two moments, both of them included.
 
-    A ``since`` before the log's first event and an ``until`` after its newest one are valid. Raises
-    ``NoSuchMomentError`` for an impossible span: a position that does not exist, a ``since`` in the
-    future, an end before the start, or before the start of the log.
+    ``since`` may be before the log's first event, and ``until`` after its newest one. Raises
+    ``NoSuchMomentError`` for a position that does not exist, a ``since`` in the future, and an end
+    before the beginning of the range or the log.
     """
-    after = 0 if since is None else await _before(nc, since)
+    after = 0 if since is None else await _position_before(nc, since)
     if until is None:
         return Span(after)
     if isinstance(until, int):
@@ -137,21 +132,21 @@ async def span(nc: Client, since: When | None, until: When | None) -> Span:
         up_to = await last_position_before(nc, truncate_to_millisecond(as_utc(until)) + MILLISECOND)
         first, newest = await log_range(nc)
         if newest and not up_to:
-            raise await _before_the_log(nc, as_utc(until), first)
-    is_turned = (
+            raise await _build_too_early_error(nc, as_utc(until), first)
+    is_reversed = (
         isinstance(since, datetime)
         and isinstance(until, datetime)
         and as_utc(until) < as_utc(since)
     )
-    if up_to < after or is_turned:
+    if up_to < after or is_reversed:
         raise NoSuchMomentError("the end is before the start; swap them")
     return Span(after, up_to)
 
 
-async def _before(nc: Client, since: When) -> int:
+async def _position_before(nc: Client, since: When) -> int:
     if isinstance(since, int):
         return (await moment(nc, since)).position - 1
     since = as_utc(since)
-    if await _is_to_come(nc, since):
-        raise NoSuchMomentError(f"{shown(since)} is in the future; use an earlier time")
+    if await _is_in_the_future(nc, since):
+        raise NoSuchMomentError(f"{format_time(since)} is in the future; use an earlier time")
     return await last_position_before(nc, truncate_to_millisecond(since))

@@ -33,20 +33,20 @@ SETTLED: Final[frozenset[OutcomeName]] = frozenset(
         "Released",
     }
 )
-"""Outcomes that are not followed by another one without a new message. ``Degraded`` is retried, and
-``Unowned`` and ``Rejected`` belong to no generation."""
+"""Outcomes that change only after a further declaration or observation: all but ``Degraded``, which
+is retried, and ``Unowned`` and ``Rejected``, which belong to no generation."""
 
-_LOOK_AGAIN_SECONDS: Final = 5.0  # a replica of the log may have lagged behind the subscription
+_READ_AGAIN_SECONDS: Final = 5.0  # a replica of the log may lag behind the subscription
 _EXACT_FILTERS: Final = 32
 _SHOWN: Final = 3
 
 
 class Outcome(msgspec.Struct, frozen=True, rename="camel"):
-    """An outcome of a generation of a resource.
+    """The outcome of a generation of a resource.
 
-    ``position`` is its position in the log, to continue after it with ``after``. A rejection is not
-    in the log, so it has the position of the outcome before it. ``version`` counts the resource's
-    events, 0 for a rejection. ``actor`` is the source of the message that led to it.
+    ``position`` is its position in the log, from which ``after`` continues. A rejected declaration
+    is not in the log, and has the position of the preceding outcome. ``version`` counts the
+    resource's events, 0 for a rejection. ``actor`` is the source of the message that led to it.
     """
 
     position: int
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def not_ready(self) -> Condition | None:
-        """Why the object cannot be used yet, if it matches its declaration; None if it can."""
+        """The reason why a converged object cannot be used yet; None if it can."""
         for each in self.conditions:
             if each.type == "Ready" and each.status != "True":
                 return each
@@ -71,7 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def as_outcome(stored: StoredEvent) -> Outcome | None:
-    """Convert an event into an outcome; None for an event of another type."""
+    """Return an event as an outcome; None for other event types."""
     event = stored.event
     data = event.data
     if not isinstance(data, OutcomeRecorded):
@@ -92,15 +92,14 @@ def as_outcome(stored: StoredEvent) -> Outcome | None:
 
 
 class OutcomeStream:
-    """Outcomes without an end: use ``async with``, then ``async for outcome in``.
+    """An endless stream of outcomes: ``async with`` it, then ``async for outcome in`` it.
 
-    The subscription exists as soon as the ``async with`` is entered, so no later outcome is missed.
-    Without it, the first step of the loop subscribes, and the subscription lasts as long as the
-    client.
+    The ``async with`` creates the subscription, so no later outcome is missed. Without it, the
+    first step of the loop creates the subscription, which lives as long as the client.
 
-    A durable stream records an outcome as processed when the loop requests the next one, or at
-    ``ack()``. An outcome that is not processed within two minutes is delivered again, here or to
-    another process with the same durable name (at least once, always in order).
+    A durable stream acknowledges an outcome when the loop requests the next one, or at ``ack()``.
+    After two minutes without an acknowledgment, it is redelivered, here or to another process of
+    the same durable name (at least once, always in order).
     """
 
     def __init__(self, open_feed: Callable[[], AbstractAsyncContextManager[OutcomeFeed]]) -> None:
@@ -116,8 +115,8 @@ class OutcomeStream:
         return self._opened is not None
 
     async def __aenter__(self) -> Self:
-        """Subscribe. Raises the ``BusError`` of a failure."""
-        await self._subscribed()
+        """Subscribe; raises ``BusError`` on failure."""
+        await self._subscribe()
         return self
 
     async def __aexit__(
@@ -132,8 +131,8 @@ class OutcomeStream:
         return self
 
     async def __anext__(self) -> Outcome:
-        """Wait for the next outcome. The previous one then counts as processed."""
-        feed = await self._subscribed()
+        """Wait for the next outcome, and acknowledge the previous one."""
+        feed = await self._subscribe()
         await self.ack()
         while True:
             while not self._waiting:
@@ -145,16 +144,13 @@ class OutcomeStream:
             await self.ack()
 
     async def ack(self) -> None:
-        """Record the last outcome of a durable stream as processed, before you leave a loop."""
+        """Acknowledge the last outcome of a durable stream, before you leave a loop."""
         if self._feed is not None and self._unacknowledged is not None:
             await self._feed.done(self._unacknowledged)
             self._unacknowledged = None
 
     async def aclose(self) -> None:
-        """End the subscription.
-
-        Outcomes that a durable stream has not acknowledged are delivered again.
-        """
+        """End the subscription; a durable stream redelivers unacknowledged outcomes."""
         if self._opened is None:
             return
         opened, self._opened, self._feed = self._opened, None, None
@@ -162,7 +158,7 @@ class OutcomeStream:
         self._unacknowledged = None
         await opened.__aexit__(None, None, None)
 
-    async def _subscribed(self) -> OutcomeFeed:
+    async def _subscribe(self) -> OutcomeFeed:
         if self._feed is None:
             opened = self._open_feed()
             self._feed = await opened.__aenter__()
@@ -175,37 +171,37 @@ OnOutcome = Callable[[Outcome], object]
 
 
 class Waiting:
-    """Resources with the generation that each must reach, and their outcomes until now."""
+    """Resources with the generation that each must reach, and their outcomes so far."""
 
     def __init__(
         self,
-        wanted: Mapping[ResourceKey, int],
+        generations: Mapping[ResourceKey, int],
         outcomes: Collection[OutcomeName],
         on_outcome: OnOutcome | None = None,
         *,
         ready: bool = True,
     ) -> None:
-        self.found: dict[ResourceKey, Outcome] = {}
-        self._wanted = wanted
+        self.accepted: dict[ResourceKey, Outcome] = {}
+        self._generations = generations
         self._outcomes = frozenset(outcomes)
         self._on_outcome = on_outcome
         self._ready = ready
         self._last: dict[ResourceKey, Outcome] = {}
-        self._missing = dict(wanted)
+        self._pending = dict(generations)
 
     @property
-    def missing(self) -> Sequence[ResourceKey]:
-        """Resources that are still awaited."""
-        return list(self._missing)
+    def pending(self) -> Sequence[ResourceKey]:
+        """Resources without an accepted outcome so far."""
+        return list(self._pending)
 
     @property
     def is_over(self) -> bool:
-        """Whether all have reached their generation."""
-        return not self._missing
+        """Whether all resources have an accepted outcome."""
+        return not self._pending
 
-    def see(self, outcome: Outcome | None) -> None:
-        """Process an outcome of any resource, in any order."""
-        if outcome is None or outcome.key not in self._missing:
+    def record(self, outcome: Outcome | None) -> None:
+        """Record an outcome of any resource, in any order."""
+        if outcome is None or outcome.key not in self._pending:
             return
         last = self._last.get(outcome.key)
         if last is not None and (
@@ -213,9 +209,9 @@ class Waiting:
         ):
             return
         self._last[outcome.key] = outcome
-        if outcome.generation >= self._wanted[outcome.key] and self._ends_the_wait(outcome):
-            del self._missing[outcome.key]
-            self.found[outcome.key] = outcome
+        if outcome.generation >= self._generations[outcome.key] and self._ends_the_wait(outcome):
+            del self._pending[outcome.key]
+            self.accepted[outcome.key] = outcome
         if self._on_outcome is not None:
             self._on_outcome(outcome)
 
@@ -223,54 +219,57 @@ class Waiting:
         is_starting = outcome.outcome == "Converged" and outcome.not_ready is not None
         return outcome.outcome in self._outcomes and not (self._ready and is_starting)
 
-    def describe_missing(self) -> str:
-        """Return which resources are missing, with the status of the first of them."""
-        shown = "; ".join(self._describe(key) for key in self.missing[:_SHOWN])
-        more = len(self._missing) - _SHOWN
-        return f"{shown}; and {more} more" if more > 0 else shown
+    def describe_pending(self) -> str:
+        """Return the pending resources, and the status of the first of them."""
+        text = "; ".join(self._describe(key) for key in self.pending[:_SHOWN])
+        more = len(self._pending) - _SHOWN
+        return f"{text}; and {more} more" if more > 0 else text
 
     def _describe(self, key: ResourceKey) -> str:
         last = self._last.get(key)
         stands = "no outcome arrived"
         if last is not None:
-            why = last.not_ready if last.outcome == "Converged" else None
-            said, word = (last, last.outcome) if why is None else (why, "Converged, not ready")
-            reason = f"{said.reason}: {said.message}" if said.message else said.reason
+            condition = last.not_ready if last.outcome == "Converged" else None
+            source, word = (
+                (last, last.outcome) if condition is None else (condition, "Converged, not ready")
+            )
+            reason = f"{source.reason}: {source.message}" if source.message else source.reason
             stands = f"last outcome: {word} of generation {last.generation} ({reason})"
-        return f"{key}: generation {self._wanted[key]} did not reach the expected outcome; {stands}"
+        expected = f"generation {self._generations[key]} did not reach the expected outcome"
+        return f"{key}: {expected}; {stands}"
 
 
 async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float) -> None:
-    """Wait until all have reached their generation. Raises ``WaitTimeoutError``."""
+    """Wait until all have an accepted outcome; raises ``WaitTimeoutError``."""
     if waiting.is_over:
         return
     try:
         async with asyncio.timeout(timeout_seconds):
-            async with bus.outcomes(_filters(waiting.missing), after=None) as feed:
-                await _look_and_follow(bus, waiting, feed)
+            async with bus.outcomes(_filters(waiting.pending), after=None) as feed:
+                await _read_and_follow(bus, waiting, feed)
     except TimeoutError:
         raise WaitTimeoutError(
-            f"{plural(len(waiting.missing), 'resource')} not settled after {timeout_seconds:g} s: "
-            f"{waiting.describe_missing()}"
+            f"{plural(len(waiting.pending), 'resource')} not settled after {timeout_seconds:g} s: "
+            f"{waiting.describe_pending()}"
         ) from None
 
 
-async def _look_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: OutcomeFeed) -> None:
+async def _read_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: OutcomeFeed) -> None:
     while True:
-        for stored in await bus.last_outcomes(waiting.missing):
-            waiting.see(as_outcome(stored))
+        for stored in await bus.last_outcomes(waiting.pending):
+            waiting.record(as_outcome(stored))
         try:
-            async with asyncio.timeout(_LOOK_AGAIN_SECONDS):
+            async with asyncio.timeout(_READ_AGAIN_SECONDS):
                 while not waiting.is_over:
                     for stored in await feed.next_outcomes():
-                        waiting.see(as_outcome(stored))
+                        waiting.record(as_outcome(stored))
         except TimeoutError:
             continue
         return
 
 
 def _filters(keys: Sequence[ResourceKey]) -> list[str]:
-    """Return filters for a few resources by name, and for many by their common tokens."""
+    """Return a filter per resource if they are few, and one with their common tokens otherwise."""
     if len(keys) <= _EXACT_FILTERS:
         return [key.tokens for key in keys]
     namespaces = {key.namespace for key in keys}

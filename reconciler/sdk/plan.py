@@ -1,4 +1,4 @@
-"""A plan: what would come of declarations, exactly, before anything is declared (ADR 0038)."""
+"""A plan: the exact result of declarations, before anything is declared (ADR 0038)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.expectation import PartChange
 from reconciler.roles.planning.foresight import ForeseenAction, ForeseenResource, Foresight, Place
-from reconciler.sdk.log_replay import LogReplay, closing, stored_models
+from reconciler.sdk.log_replay import LogReplay, closing, read_stored_models
 
 PLAN_FORMAT: Final = 1
 
 Says = Literal["Change", "NoChange", "Refused", "Held", "Waiting", "Unreadable"]
-"""What a plan says of a resource in one word."""
+"""The verdict of a plan about a resource."""
 
 _WAITS: Final = frozenset({"Waiting", "Degraded"})
 
 
 class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
-    """One field of an action: as it was applied last, as it is known now, and as it is wanted."""
+    """One field of an action: its last applied, its observed and its desired value."""
 
     path: str
     applied: Any
@@ -42,7 +42,7 @@ class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
 class PlannedPart(msgspec.Struct, frozen=True, rename="camel"):
     """A resource that a composed one declares for the first time, changes or withdraws.
 
-    ``changes`` are of what it is declared as; what comes of that is its own resource of the plan.
+    ``changes`` are those of its declaration. Their effect is a resource of the plan of its own.
     """
 
     resource: str
@@ -51,11 +51,10 @@ class PlannedPart(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
-    """An action that would be decided; ``under_way``: it is already.
+    """An action that would be decided; ``under_way``: it already runs.
 
-    ``needs_approval``: it waits until a person has approved it. ``parts``: what it does about the
-    parts of a composed resource. ``goes_on``: it is one step, and when its parts are ready the next
-    one follows.
+    ``needs_approval``: it waits for an operator's approval. ``parts``: its changes to the parts of
+    a composed resource. ``goes_on``: another step follows when its parts are ready.
     """
 
     operation: Operation
@@ -71,13 +70,13 @@ class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
-    """What would become of one resource.
+    """The predicted change of one resource.
 
-    ``version`` is that of the resource which the plan rests on, ``digest`` that of what its
-    declaration would append. ``manifest`` is empty for a resource that the plan does not declare.
-    ``withdrawn``: its declaration is taken back. ``part_of`` names the composed resource that
-    declares or withdraws it. ``observed_at`` is when the object was read last: by a listing for
-    this plan, or else the time of its last observation in the log.
+    ``version``: the version of the resource on which the plan is based. ``digest``: of the events
+    that the declaration would append. ``manifest`` is empty for a resource that the plan does not
+    declare. ``withdrawn``: the declaration is withdrawn. ``part_of``: the composed resource that
+    declares or withdraws it. ``observed_at``: time of the last reading of the object, by a listing
+    for this plan or else by the last observation in the log.
     """
 
     resource: str
@@ -98,22 +97,22 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def ref(self) -> PlanRef:
-        """What its declaration carries, so that it does this or nothing."""
+        """The reference that makes the declaration succeed only with the planned result."""
         return PlanRef(self.version, self.digest)
 
     @property
     def key(self) -> ResourceKey:
-        """The resource's name."""
+        """The key of the resource."""
         return ResourceKey.parse(self.resource)
 
     @property
     def is_declared(self) -> bool:
-        """Whether the plan declares it; else it only follows."""
+        """Whether the plan declares the resource; otherwise its change is a consequence."""
         return self.manifest is not None
 
 
 class Plan(msgspec.Struct, frozen=True, rename="camel"):
-    """What would come of declarations, of a log as it was at a position."""
+    """The result of declarations, based on the log at a position."""
 
     log: str
     position: int
@@ -123,11 +122,11 @@ class Plan(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def changes(self) -> bool:
-        """Whether anything would be done, or is refused."""
+        """Whether any action would run, or any declaration is refused."""
         return any(each.says != "NoChange" for each in self.resources)
 
 
-async def planned(
+async def compute_plan(
     nc: Client,
     manifests: Sequence[Manifest],
     *,
@@ -135,21 +134,21 @@ async def planned(
     kinds: KindRegistry | None = None,
     listing: Callable[[Foresight, Collection[Place]], Awaitable[None]] | None = None,
 ) -> Plan:
-    """Foresee what would come of manifests, by the log as it is now; nothing is declared.
+    """Compute the result of manifests, based on the current log; nothing is declared.
 
-    ``withdraw``: whose declarations are taken back after that.
-    ``kinds`` are those that are installed here, by default. ``listing`` may show the foresight what
-    the APIs have, once it knows the configurations. It gets the places of the plan's resources.
+    ``withdraw``: resources whose declarations are withdrawn after that. ``kinds``: by default the
+    installed ones. ``listing`` can add fresh listings of the APIs, once the configurations are
+    known. It gets the external names of the plan's resources.
     """
     log, now = await open_log(nc), datetime.now(UTC)
     kinds = installed_kinds() if kinds is None else kinds
     system = [each for each in manifests if each.metadata.namespace == SYSTEM_NAMESPACE]
-    others = [each for each in manifests if each not in system]
-    asked_for = {**dict.fromkeys(withdraw), **{each.key: each for each in manifests}}
+    declarations = [each for each in manifests if each not in system]
+    requested = {**dict.fromkeys(withdraw), **{each.key: each for each in manifests}}
 
     async def foreseen(places: Collection[Place]) -> tuple[Foresight, int]:
-        async with closing(LogReplay(log, await stored_models(nc, log))) as replay:
-            await replay.go_on()
+        async with closing(LogReplay(log, await read_stored_models(nc, log))) as replay:
+            await replay.advance()
             models = replay.models
         position = models.position
         foresight = Foresight(log, models, kinds.copy(), now)
@@ -157,51 +156,53 @@ async def planned(
         await foresight.declare(system)
         if listing is not None and places:
             await listing(foresight, places)
-        await foresight.declare(others)
+        await foresight.declare(declarations)
         await foresight.withdraw(withdraw)
         return foresight, position
 
     foresight, position = await foreseen(())
-    if listing is not None and (places := foresight.places(asked_for)):
+    if listing is not None and (places := foresight.places(requested)):
         foresight, position = await foreseen(places)
-    return _plan_of(foresight, asked_for, log=log.log_id, position=position, now=now)
+    return _plan_of(foresight, requested, log=log.log_id, position=position, now=now)
 
 
 def _plan_of(
     foresight: Foresight,
-    asked_for: Mapping[ResourceKey, Manifest | None],
+    requested: Mapping[ResourceKey, Manifest | None],
     *,
     log: str,
     position: int,
     now: datetime,
 ) -> Plan:
-    """Read a plan out of what was foreseen: what is asked for in order, then what follows."""
-    found = [_planned(foresight, key, manifest) for key, manifest in asked_for.items()]
-    found += [
-        _planned(foresight, key, None)
+    """Return the plan of a prediction: requested resources in order, then consequences."""
+    resources = [_plan_resource(foresight, key, manifest) for key, manifest in requested.items()]
+    resources += [
+        _plan_resource(foresight, key, None)
         for key, mine in sorted(foresight.found.items())
-        if key not in asked_for and _follows(mine)
+        if key not in requested and _follows(mine)
     ]
-    return Plan(log, position, now, tuple(found))
+    return Plan(log, position, now, tuple(resources))
 
 
 def _follows(mine: ForeseenResource) -> bool:
-    """Return whether something comes of the plan for a resource that it does not declare."""
+    """Return whether a resource that the plan does not declare would change."""
     is_new = any(not each.was_under_way for each in mine.actions)
     is_refused = mine.refused is not None
     return bool(is_new or mine.claims or mine.releases or mine.outcome_changes or is_refused)
 
 
-def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) -> PlannedResource:
+def _plan_resource(
+    foresight: Foresight, key: ResourceKey, manifest: Manifest | None
+) -> PlannedResource:
     mine = foresight.found.get(key)
     if mine is None:
-        why = foresight.unread.get(key, "its history is unreadable")
-        return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=why)
-    answer = mine.turn.replies[0] if mine.turn is not None else mine.refused
+        reason_text = foresight.unread.get(key, "its history is unreadable")
+        return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=reason_text)
+    reply = mine.turn.replies[0] if mine.turn is not None else mine.refused
     outcome = mine.state.outcome
-    says, reason, message = _says(mine)
-    if answer is not None and not answer.accepted:
-        says, reason, message = "Refused", answer.reason, answer.message
+    says, reason, message = _verdict(mine)
+    if reply is not None and not reply.accepted:
+        says, reason, message = "Refused", reply.reason, reply.message
     elif is_config(key) and (count := foresight.elsewhere.get(key.name)):
         message = (
             f"{plural(count, 'object is', 'objects are')} expected at another endpoint; use "
@@ -226,7 +227,7 @@ def _planned(foresight: Foresight, key: ResourceKey, manifest: Manifest | None) 
     )
 
 
-def _says(mine: ForeseenResource) -> tuple[Says, str, str]:
+def _verdict(mine: ForeseenResource) -> tuple[Says, str, str]:
     outcome = mine.state.outcome
     if outcome is not None and outcome.outcome == "Held":
         return "Held", outcome.reason, outcome.message
@@ -260,16 +261,16 @@ def _action(each: ForeseenAction) -> PlannedAction:
 
 
 def _part(each: PartChange) -> PlannedPart:
-    found: tuple[PlannedChange, ...] = ()
+    changes: tuple[PlannedChange, ...] = ()
     if each.step == "Change" and each.before is not None and each.wanted is not None:
-        had = {**each.before.spec, **_labels(each.before)}
-        wanted = {**each.wanted.spec, **_labels(each.wanted)}
-        found = tuple(
-            PlannedChange(path, had.get(path), had.get(path), wanted.get(path))
-            for path in dict.fromkeys((*wanted, *had))
-            if had.get(path) != wanted.get(path)
+        current = {**each.before.spec, **_labels(each.before)}
+        desired = {**each.wanted.spec, **_labels(each.wanted)}
+        changes = tuple(
+            PlannedChange(path, current.get(path), current.get(path), desired.get(path))
+            for path in dict.fromkeys((*desired, *current))
+            if current.get(path) != desired.get(path)
         )
-    return PlannedPart(str(each.key), each.step, found)
+    return PlannedPart(str(each.key), each.step, changes)
 
 
 def _labels(manifest: Manifest) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The timeline of the fleet: the newest selected events of the log, or all coming ones."""
+"""The fleet's timeline: the newest matching events of the log, or all new ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from infra.bus.log_moments import log_between, log_range
 from reconciler.ports import StoredEvent
 from reconciler.sdk.moments import Span
 
-_FIRST_LOOK = 1_000
-_LOOK_GROWS = 8
-"""The newest positions are searched first, then larger and larger parts of the older ones. Most
-requested events are new, and rare ones cost one read of the log and some consumers."""
+_FIRST_WINDOW = 1_000
+_WINDOW_GROWTH = 8
+"""Factor between search windows. The search begins with the newest positions, because most requests
+match recent events. A rare match costs one pass over the log and some consumers."""
 
 
 Progress = Callable[[int], object]
@@ -27,13 +27,13 @@ Progress = Callable[[int], object]
 
 
 def no_progress(_position: int) -> None:
-    """Report nothing."""
+    """Ignore progress."""
 
 
 class Interest(msgspec.Struct, frozen=True):
-    """Selects events. ``*`` and None stand for any value, also ``*`` in an actor's name.
+    """A filter of events; ``*`` and None match all, and ``*`` in ``actor`` matches any text.
 
-    ``event_names``: names of event types, such as ``SpecDeclared``; none of them selects all.
+    ``event_names``: names of event types, such as ``SpecDeclared``; an empty list matches all.
     """
 
     namespace: str = "*"
@@ -45,7 +45,7 @@ class Interest(msgspec.Struct, frozen=True):
 
     @property
     def subject_filter(self) -> str:
-        """Subject filter for the server. Raises ``InvalidNameError``."""
+        """The subject filter for the server; raises ``InvalidNameError``."""
         named = {"namespace": self.namespace, "kind": self.kind, "name": self.name}
         tokens = ".".join(
             value if value == "*" else check_token(value, what=what)
@@ -53,8 +53,8 @@ class Interest(msgspec.Struct, frozen=True):
         )
         return f"log.{tokens}.>" if self.outcome is None else f"log.{tokens}.outcome.{self.outcome}"
 
-    def wants(self, stored: StoredEvent) -> bool:
-        """Return whether an event from the server is selected."""
+    def matches(self, stored: StoredEvent) -> bool:
+        """Return whether an event that the server sent matches the other filters."""
         event = stored.event
         if self.outcome is not None and not isinstance(event.data, OutcomeRecorded):
             return False
@@ -70,35 +70,35 @@ async def newest_events(
     limit: int,
     progress: Progress = no_progress,
 ) -> list[StoredEvent]:
-    """Read the newest selected events, at most ``limit``, in the log's order.
+    """Return the newest matching events, at most ``limit``, in the log's order.
 
-    It needs memory only for the result. ``progress`` is called with the number of searched
-    positions.
+    Memory use is that of the result. ``progress`` is called with the number of positions that were
+    searched.
     """
     _, last = await log_range(nc)
     end = last if span.up_to is None else min(last, span.up_to)
-    found: deque[StoredEvent] = deque()
-    looked_at, size = 0, max(_FIRST_LOOK, limit)
-    while end > span.after and len(found) < limit:
+    newest: deque[StoredEvent] = deque()
+    searched, size = 0, max(_FIRST_WINDOW, limit)
+    while end > span.after and len(newest) < limit:
         begin = max(span.after, end - size)
-        some: deque[StoredEvent] = deque(maxlen=limit - len(found))
-        reading = log_between(nc, interest.subject_filter, after=begin, up_to=end)
-        async with aclosing(reading) as batches:
+        matching: deque[StoredEvent] = deque(maxlen=limit - len(newest))
+        events_between = log_between(nc, interest.subject_filter, after=begin, up_to=end)
+        async with aclosing(events_between) as batches:
             async for events in batches:
-                some.extend(one for one in events if interest.wants(one))
-                progress(looked_at + events[-1].position - begin)
-        found.extendleft(reversed(some))
-        looked_at += end - begin
-        end, size = begin, size * _LOOK_GROWS
-    return list(found)
+                matching.extend(one for one in events if interest.matches(one))
+                progress(searched + events[-1].position - begin)
+        newest.extendleft(reversed(matching))
+        searched += end - begin
+        end, size = begin, size * _WINDOW_GROWTH
+    return list(newest)
 
 
-async def coming_events(
+async def follow_events(
     nc: Client, interest: Interest, after: int
 ) -> AsyncGenerator[list[StoredEvent]]:
-    """Follow the selected events after a position, without an end."""
+    """Yield matching events after a position, without an end."""
     reading = log_between(nc, interest.subject_filter, after=after, follows=True)
     async with aclosing(reading) as batches:
         async for events in batches:
-            if wanted := [one for one in events if interest.wants(one)]:
-                yield wanted
+            if matching := [one for one in events if interest.matches(one)]:
+                yield matching

@@ -1,8 +1,9 @@
-"""Explains an outcome or the value of a field from the history of the resource (pure).
+"""Explain the status of a resource, or the value of a field, from its own history (pure).
 
-Every event names its cause: an action the events that it was decided for, a result its action, an
-outcome its turn. The chain of causes ends at a message of a client. If that message came from
-another resource, of which this one is a part, the chain continues there (`lineage`).
+Every event references its cause: an action references the events that it was decided for, a result
+its action, an outcome the turn that it ends. This chain leads back to a message of a user or
+service. If the message came from a composed resource, the chain continues in that resource's
+history (`lineage`).
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from reconciler.resource.state import NEW, ResourceState
 
 _MAX_STEPS: Final = 100
 _MAX_PARENTS: Final = 16
-_SAID_BY_A_PARENT: Final = (SpecDeclared, SpecWithdrawn)
+_DECLARATION_EVENTS: Final = (SpecDeclared, SpecWithdrawn)
 
 
 class Value(msgspec.Struct, frozen=True, rename="camel"):
-    """The value of a field at a time, and the event that set it; ``None``: it was not set."""
+    """The value of a field since an event; ``None``: the field was absent."""
 
     value: Any
     version: int
@@ -48,7 +49,7 @@ class Value(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RepeatedDrift(msgspec.Struct, frozen=True, rename="camel"):
-    """A field that Reconciler and another client overwrite repeatedly."""
+    """A field that Reconciler and another client keep overwriting."""
 
     path: str
     times: int
@@ -59,10 +60,10 @@ class RepeatedDrift(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Parent(msgspec.Struct, frozen=True, rename="camel"):
-    """A resource of which another is a part, and why it declared or withdrew that part.
+    """A resource that another is a part of, and why it declared or withdrew that one.
 
-    ``chain``: versions of its own history, from its declaration to the decision. ``reason``: the
-    reason that it gave to its part.
+    ``chain`` are versions of its own history, from its declaration to the decision. ``reason`` is
+    the reason that its declaration of the part contains.
     """
 
     resource: str
@@ -71,9 +72,9 @@ class Parent(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Why(msgspec.Struct, frozen=True, rename="camel"):
-    """The explanation. ``chain``: versions of the history, from the first cause to the outcome.
+    """The explanation. ``chain`` are versions of the history, from the first cause to the outcome.
 
-    ``parents``: the resources of which it is a part, the nearest first; `lineage` finds them.
+    ``parents``: the composed resources around it, the nearest first; `lineage` finds them.
     """
 
     resource: str
@@ -87,7 +88,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
-    """Explain the newest outcome, or the values of a field, newest last."""
+    """Explain the newest outcome, or the changes of a field, newest value last."""
     values = _values(history, field) if field else ((), (), ())
     drifts = [each for each in history if isinstance(each.event.data, DriftDetected)]
     repeated = tuple(each for each in _repeated_drifts(drifts) if field in ("", each.path))
@@ -106,7 +107,7 @@ def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
 
 
 def chain(history: Sequence[StoredEvent], version: int) -> list[int]:
-    """Return the versions that lead to one, the first cause first."""
+    """Return the versions that led to ``version``, the first cause first."""
     by_version = {each.event.resourceversion: each.event for each in history}
     by_id = {each.id: each for each in by_version.values()}
     decided = {
@@ -114,12 +115,14 @@ def chain(history: Sequence[StoredEvent], version: int) -> list[int]:
         for event in by_version.values()
         if isinstance(data := event.data, ActionDecided)
     }
-    found: list[int] = []
+    versions: list[int] = []
     event = by_version.get(version)
-    while event is not None and event.resourceversion not in found and len(found) < _MAX_STEPS:
-        found.append(event.resourceversion)
+    while (
+        event is not None and event.resourceversion not in versions and len(versions) < _MAX_STEPS
+    ):
+        versions.append(event.resourceversion)
         event = _cause(event, by_version, by_id, decided)
-    return found[::-1]
+    return versions[::-1]
 
 
 def _cause(
@@ -128,7 +131,7 @@ def _cause(
     by_id: dict[str, LogEvent],
     decided: dict[str, LogEvent],
 ) -> LogEvent | None:
-    """Return the event that caused one; None if its cause is a message of a client."""
+    """Return the event that caused an event; None if a message from outside did."""
     action = getattr(event.data, "action", None)
     if isinstance(action, Action):
         own = decided.get(action.action_id)
@@ -140,12 +143,12 @@ def _cause(
         mine = decided[action_id]
         if not isinstance(event.data, OutcomeRecorded) or not _is_of_turn(mine, event):
             return mine
-    before = by_version.get(event.resourceversion - 1)
-    return before if before is not None and _is_of_turn(before, event) else None
+    previous = by_version.get(event.resourceversion - 1)
+    return previous if previous is not None and _is_of_turn(previous, event) else None
 
 
-def _is_of_turn(before: LogEvent, event: LogEvent) -> bool:
-    return (before.causationid, before.causationposition) == (
+def _is_of_turn(previous: LogEvent, event: LogEvent) -> bool:
+    return (previous.causationid, previous.causationposition) == (
         event.causationid,
         event.causationposition,
     )
@@ -158,58 +161,62 @@ async def lineage(
     history: Sequence[StoredEvent],
     read: Callable[[ResourceKey], Awaitable[Sequence[StoredEvent]]],
 ) -> list[tuple[Parent, Sequence[StoredEvent]]]:
-    """Return the parents of a resource with its history, the nearest first, up to the root.
+    """Return the parents of a resource with their histories, from the nearest to the top.
 
-    ``read`` reads the history of another resource. The result ends at a parent that the log does
-    not contain, or that is already in it.
+    ``read`` returns the history of another resource. The search ends at a parent without a history,
+    or at a cycle.
     """
-    found: list[tuple[Parent, Sequence[StoredEvent]]] = []
+    parents: list[tuple[Parent, Sequence[StoredEvent]]] = []
     met = {each.event.key for each in history[:1]}
-    while len(found) < _MAX_PARENTS:
-        said = [each.event.data for each in history if isinstance(each.event.data, SpecDeclared)]
-        key = parent_in(said[-1].labels) if said else None
+    while len(parents) < _MAX_PARENTS:
+        declarations = [
+            each.event.data for each in history if isinstance(each.event.data, SpecDeclared)
+        ]
+        key = parent_in(declarations[-1].labels) if declarations else None
         if key is None or key in met:
             break
         met.add(key)
         above = await read(key)
         if not above:
             break
-        found.append((_parent(key, above, history), above))
+        parents.append((_parent(key, above, history), above))
         history = above
-    return found
+    return parents
 
 
 def _parent(
     key: ResourceKey, above: Sequence[StoredEvent], history: Sequence[StoredEvent]
 ) -> Parent:
-    """Find why a parent declared or withdrew the resource of a history."""
+    """Return the parent and its reason to declare or withdraw the resource of a history."""
     decided = {
         data.action.idempotency_key: each.event
         for each in above
         if isinstance(data := each.event.data, ActionDecided)
     }
-    said = [each.event for each in history if isinstance(each.event.data, _SAID_BY_A_PARENT)]
-    for event in reversed(said):
-        # The cause of a parent's message is named by the key of its action (`CompositionProvider`).
+    candidates = [
+        each.event for each in history if isinstance(each.event.data, _DECLARATION_EVENTS)
+    ]
+    for event in reversed(candidates):
+        # A parent's messages carry the key of its action (`CompositionProvider`).
         because = decided.get(event.causationid.partition(".")[0])
         if because is not None:
-            assert isinstance(event.data, _SAID_BY_A_PARENT)
+            assert isinstance(event.data, _DECLARATION_EVENTS)
             assert isinstance(because.data, ActionDecided)
-            held = _declared_as(above, because.data.action.generation)
+            declaration = _declared_as(above, because.data.action.generation)
             rest = chain(above, because.resourceversion)
-            return Parent(str(key), event.data.reason, tuple(dict.fromkeys([*held, *rest])))
+            return Parent(str(key), event.data.reason, tuple(dict.fromkeys([*declaration, *rest])))
     return Parent(str(key), "", tuple(_declared_as(above, None)))
 
 
 def _declared_as(history: Sequence[StoredEvent], generation: int | None) -> list[int]:
-    """Return the version of the declaration that made a generation; None: the newest."""
-    said = [
+    """Return the version of the declaration of a generation; None: the newest."""
+    versions = [
         each.event.resourceversion
         for each in history
-        if isinstance(each.event.data, _SAID_BY_A_PARENT)
+        if isinstance(each.event.data, _DECLARATION_EVENTS)
         and generation in (None, each.event.data.generation)
     ]
-    return said[-1:]
+    return versions[-1:]
 
 
 # --- values
@@ -218,32 +225,35 @@ def _declared_as(history: Sequence[StoredEvent], generation: int | None) -> list
 def _values(
     history: Sequence[StoredEvent], field: str
 ) -> tuple[tuple[Value, ...], tuple[Value, ...], tuple[Value, ...]]:
-    """Return each value that a field had: declared, applied and observed."""
-    wanted: list[Value] = []
+    """Return all values of a field: desired, applied and observed."""
+    desired_values: list[Value] = []
     applied: list[Value] = []
     observed: list[Value] = []
     state = NEW
     for stored in history:
         state = evolve(state, stored.event)
-        for values, value in zip((wanted, applied, observed), _now(state, field), strict=True):
+        for values, value in zip(
+            (desired_values, applied, observed), _now(state, field), strict=True
+        ):
             if value != (values[-1].value if values else None):
                 values.append(_value(value, stored))
-    return tuple(wanted), tuple(applied), tuple(observed)
+    return tuple(desired_values), tuple(applied), tuple(observed)
 
 
 def _now(state: ResourceState, field: str) -> tuple[object, object, object]:
-    desired, owned, seen = state.desired, state.owned, state.observed.object
+    desired, owned, found_object = state.desired, state.owned, state.observed.object
     labels = {} if desired.spec is None else desired.spec.labels
-    wanted = None
+    declared = None
     if desired.is_declared and desired.spec is not None:
-        wanted = value_at(field, desired.fields, labels)
-        if wanted is None:  # a field of a defined kind, which sets other fields of the object
-            wanted = value_at(field, desired.spec.fields, labels)
+        declared = value_at(field, desired.fields, labels)
+        # a field of a defined kind, which is mapped to other fields of the object
+        if declared is None:
+            declared = value_at(field, desired.spec.fields, labels)
     applied = None if owned is None else owned.applied
     return (
-        wanted,
+        declared,
         None if applied is None else value_at(field, applied.fields, applied.labels),
-        None if seen is None else value_at(field, seen.fields, seen.labels),
+        None if found_object is None else value_at(field, found_object.fields, found_object.labels),
     )
 
 
@@ -257,7 +267,7 @@ def _value(value: object, stored: StoredEvent) -> Value:
 
 
 def _repeated_drifts(drifts: Sequence[StoredEvent]) -> Iterable[RepeatedDrift]:
-    """Find the fields that another client has overwritten repeatedly in recent time."""
+    """Return the fields that another client has repeatedly overwritten recently."""
     if not drifts:
         return
     newest = drifts[-1].event.time

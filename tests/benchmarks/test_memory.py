@@ -32,7 +32,7 @@ async def test_the_long_log_is_one_that_the_product_takes_for_its_own(tmp_path: 
     await ensure_topology(nc)
     filled = await fill(nc, 1_200)
     replay = LogReplay(await open_log(nc))
-    await replay.go_on()
+    await replay.advance()
     await replay.close()
     await close(nc)
     await server.stop()

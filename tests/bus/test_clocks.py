@@ -46,7 +46,7 @@ async def decided_to_wait(log: JetStreamLog, ahead: timedelta, seconds: float) -
 
 async def lost_actions(nc: Client) -> Finding:
     async with replay_for_checks(nc, full=True) as replay:
-        await replay.go_on()
+        await replay.advance()
         return await check_actions(nc, replay)
 
 

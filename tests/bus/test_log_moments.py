@@ -93,10 +93,10 @@ async def test_damage_that_comes_later_is_not_shown_before(bus: Client, log: Jet
     damaged = await publish(bus, log_subject(key.tokens), b"no event")
     for tokens in ("*.*.*", key.tokens):
         replay = LogReplay(log, tokens=tokens)
-        await replay.go_on(position)
+        await replay.advance(position)
         assert str(key) not in replay.models.damage
         assert replay.models.status[str(key)].outcome == ""
-        await replay.go_on(damaged.seq)
+        await replay.advance(damaged.seq)
         assert replay.models.status[str(key)].reason == Hold.LOG_DAMAGED
         await replay.close()
 

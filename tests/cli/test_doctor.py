@@ -33,7 +33,7 @@ NAMES = [f"foo-{number}" for number in range(3)]
 
 async def actions(nc: Client) -> Finding:
     async with replay_for_checks(nc, full=True) as replay:
-        await replay.go_on()
+        await replay.advance()
         return await check_actions(nc, replay)
 
 

@@ -367,8 +367,8 @@ def test_the_fleets_timeline_has_what_is_asked_for_newest_last(
     past: Past, monkeypatch: pytest.MonkeyPatch, options: str, found: list[int]
 ) -> None:
     assert positions(past, f"events {options}") == found
-    monkeypatch.setattr("reconciler.sdk.timeline._FIRST_LOOK", 1)  # looks that are much smaller
-    monkeypatch.setattr("reconciler.sdk.timeline._LOOK_GROWS", 2)
+    monkeypatch.setattr("reconciler.sdk.timeline._FIRST_WINDOW", 1)  # looks that are much smaller
+    monkeypatch.setattr("reconciler.sdk.timeline._WINDOW_GROWTH", 2)
     if "--limit" in options:
         assert positions(past, f"events {options}") == found
 

@@ -76,8 +76,8 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
 
     retried = await world.client.retry_dead_letter(letter)
 
-    assert retried.answer is not None
-    assert (retried.answer.reason, retried.answer.generation) == ("Accepted", 1)
+    assert retried.reply is not None
+    assert (retried.reply.reason, retried.reply.generation) == ("Accepted", 1)
     await world.until_outcome("foo", "Converged", generation=1)
     assert await world.client.dead_letters() == []
     (handled,) = await world.client.dead_letters(only_open=False)
@@ -89,8 +89,8 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
     with pytest.raises(LetterRefusedError, match="it was already retried by team-a"):
         await world.client.retry_dead_letter(handled)
     again = await world.client.retry_dead_letter(handled, force=True)
-    assert again.answer is not None
-    assert (again.answer.reason, again.position > retried.position) == ("Duplicate", True)
+    assert again.reply is not None
+    assert (again.reply.reason, again.position > retried.position) == ("Duplicate", True)
     assert await world.human.effects("foo") == ["POST"]
 
 

@@ -112,7 +112,7 @@ async def test_nothing_is_sent_that_is_too_long_and_nothing_reconnects(world: Wo
         await world.client.retry_dead_letter(letter)
     corrected = encode_intake("m", ACTOR, Declared(manifest("foo")), time=now())
     retried = await world.client.retry_dead_letter(letter, payload=corrected)
-    assert retried.answer is not None
-    assert retried.answer.accepted
+    assert retried.reply is not None
+    assert retried.reply.accepted
     await world.until_outcome("foo", "Converged")
     assert world.reconciler_nc.stats["reconnects"] == world.nc.stats["reconnects"] == 0

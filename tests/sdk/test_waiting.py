@@ -114,20 +114,22 @@ def outcome(name: OutcomeName, generation: int, version: int) -> Outcome:
 
 def test_newer_generation_ends_the_wait_too() -> None:
     waiting = Waiting({KEY: 2}, SETTLED)
-    waiting.see(outcome("Converged", 1, 3))
+    waiting.record(outcome("Converged", 1, 3))
     assert not waiting.is_over
-    waiting.see(outcome("Converged", 3, 9))
-    assert waiting.found[KEY].generation == 3
+    waiting.record(outcome("Converged", 3, 9))
+    assert waiting.accepted[KEY].generation == 3
 
 
 def test_older_outcome_that_comes_late_says_nothing() -> None:
     seen: list[Outcome] = []
     waiting = Waiting({KEY: 1}, ["Converged"], seen.append)
-    waiting.see(outcome("Degraded", 1, 5))
-    waiting.see(outcome("Converged", 1, 3))  # from the stream, when the log has shown a newer one
-    waiting.see(outcome("Degraded", 1, 5))
+    waiting.record(outcome("Degraded", 1, 5))
+    waiting.record(
+        outcome("Converged", 1, 3)
+    )  # from the stream, when the log has shown a newer one
+    waiting.record(outcome("Degraded", 1, 5))
     assert (waiting.is_over, len(seen)) == (False, 1)
-    waiting.see(outcome("Converged", 1, 7))
+    waiting.record(outcome("Converged", 1, 7))
     assert waiting.is_over
 
 
@@ -144,14 +146,14 @@ def _outcome(version: int, *, ready: bool) -> Outcome:
 
 def test_a_wait_goes_on_until_the_object_is_ready() -> None:
     waiting = Waiting({KEY: 1}, SETTLED)
-    waiting.see(_outcome(1, ready=False))
+    waiting.record(_outcome(1, ready=False))
     assert not waiting.is_over
-    assert "Converged, not ready of generation 1 (Starting)" in waiting.describe_missing()
-    waiting.see(_outcome(2, ready=True))
-    assert waiting.found[KEY].not_ready is None
+    assert "Converged, not ready of generation 1 (Starting)" in waiting.describe_pending()
+    waiting.record(_outcome(2, ready=True))
+    assert waiting.accepted[KEY].not_ready is None
 
 
 def test_a_wait_may_end_when_it_is_only_as_declared() -> None:
     waiting = Waiting({KEY: 1}, SETTLED, ready=False)
-    waiting.see(_outcome(1, ready=False))
+    waiting.record(_outcome(1, ready=False))
     assert waiting.is_over

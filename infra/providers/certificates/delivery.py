@@ -1,7 +1,7 @@
-"""Files that servers read: key, certificate and authority, in a folder below the root.
+"""Files for servers to read: key, certificate and authority, in a folder beneath the root.
 
-A folder belongs to the certificate that its marker names. Files of other clients are never
-replaced. Everything here blocks, and raises ``OSError`` unchanged.
+A folder belongs to the certificate that its marker names; foreign files are never replaced.
+Everything here blocks, and raises ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from reconciler.errors import RefusedError
 _FILES: Final = (KEY_FILE, COMBINED_FILE, CERTIFICATE_FILE, CA_FILE)
 
 Naming = Callable[[str], str]
-"""Returns the name of another certificate that the reader of a message may see."""
+"""Returns the name of another certificate that a message may show to its reader."""
 
 
 class Bundle(NamedTuple):
-    """The delivered content: a key, its chain, and the authority."""
+    """The delivered content: a key, its chain, and the certificate of the authority."""
 
     key: bytes
     chain: bytes
@@ -53,7 +53,7 @@ class Bundle(NamedTuple):
 
 
 def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState]:
-    """Compare the files in a folder with the bundle. Behind a link, every file is missing."""
+    """Compare the files in a folder with the bundle; behind a link, every file is missing."""
     try:
         with root.folder_of(f"{place}/x") as folder:
             if folder is None:
@@ -62,36 +62,39 @@ def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState
                 name: _state(folder, name, data, mode)
                 for name, (data, mode) in bundle.files.items()
             }
-    except RefusedError:  # the delivery reports why; other certificates are listed
+    except RefusedError:  # the delivery reports it; other certificates are still listed
         return dict.fromkeys(bundle.files, "Missing")
 
 
 def check_place(root: FileRoot, place: str, name: str, naming: Naming) -> None:
-    """Raise ``RefusedError`` if a folder belongs to others, before anything is ordered for it."""
+    """Raise ``RefusedError`` if the folder has another owner, before a certificate is ordered."""
     with root.folder_of(f"{place}/x") as folder:
         if folder is not None and _is_ours(folder, place, name, naming):
-            return  # also within a folder that another certificate has taken in the meantime
-    taken = folder_around(root, place, besides=name)
-    if taken is not None:
-        raise _taken(*taken, naming)
+            return  # valid even if another certificate has taken an enclosing folder since
+    other_folder = folder_around(root, place, except_certificate=name)
+    if other_folder is not None:
+        raise _build_foreign_folder_error(*other_folder, naming)
 
 
 def folder_around(
-    root: FileRoot, place: str, *, besides: str | None = None
+    root: FileRoot, place: str, *, except_certificate: str | None = None
 ) -> tuple[str, str] | None:
-    """Return the folder of a certificate that contains a path, and the certificate's name."""
+    """Return the folder of a certificate that encloses or is a path, and the certificate's name.
+
+    ``except_certificate``: name of a certificate whose own folder is ignored.
+    """
     segments = place.split("/")
     for length in range(1, len(segments)):
         above = "/".join(segments[:length])
         with root.folder_of(f"{above}/x") as folder:
             marked = None if folder is None else read_file(folder, MARKER)
-        if marked is not None and (whose := _name_in(marked)) != besides:
-            return above, whose
+        if marked is not None and (owner := _name_in(marked)) != except_certificate:
+            return above, owner
     return None
 
 
 def deliver(root: FileRoot, place: str, name: str, bundle: Bundle, naming: Naming) -> None:
-    """Write the files that differ. Raises ``RefusedError`` for files of other clients."""
+    """Write the files that differ; raises ``RefusedError`` if foreign files are in the way."""
     check_place(root, place, name, naming)
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
@@ -103,7 +106,7 @@ def deliver(root: FileRoot, place: str, name: str, bundle: Bundle, naming: Namin
 
 
 def withdraw(root: FileRoot, place: str, name: str) -> None:
-    """Remove the files of a certificate, and its folder if nothing else is in it."""
+    """Remove the files of a certificate, and its folder if it is then empty."""
     with root.folder_of(f"{place}/x") as folder:
         if folder is None:
             return
@@ -114,14 +117,14 @@ def withdraw(root: FileRoot, place: str, name: str) -> None:
             found = stat_of(folder, file_name)
             if found is not None and stat.S_ISREG(found.st_mode):
                 os.unlink(file_name, dir_fd=folder)
-            discard(folder, temporary_name(file_name))  # a leftover of a crash
+            discard(folder, temporary_name(file_name))  # the leftover of a crash
         is_empty = not os.listdir(folder)  # noqa: PTH208 - an open folder
     if is_empty:
         with root.folder_of(place) as outer:
             if outer is not None:
                 try:
                     os.rmdir(place.rpartition("/")[2], dir_fd=outer)
-                except OSError:  # another client has put something there
+                except OSError:  # another client has put a file there
                     return
 
 
@@ -129,23 +132,23 @@ def _name_in(marked: bytes) -> str:
     return marked.decode(errors="replace").strip()
 
 
-def _taken(place: str, whose: str, naming: Naming) -> RefusedError:
+def _build_foreign_folder_error(place: str, owner: str, naming: Naming) -> RefusedError:
     return RefusedError(
-        f"directory {place!r} contains the files of {naming(whose)}; set spec.folder to another "
+        f"directory {place!r} contains the files of {naming(owner)}; set spec.folder to another "
         "directory"
     )
 
 
 def _is_ours(folder: int, place: str, name: str, naming: Naming) -> bool:
-    """Return whether a folder belongs to this certificate; False if it belongs to none.
+    """Return whether the certificate owns a folder; False if it has no owner yet.
 
-    Raises ``RefusedError`` if it belongs to another one, or contains foreign files.
+    Raises ``RefusedError`` if another certificate owns it, or if it contains foreign files.
     """
     marked = read_file(folder, MARKER)
     if marked is not None:
-        whose = _name_in(marked)
-        if whose != name:
-            raise _taken(place, whose, naming)
+        owner = _name_in(marked)
+        if owner != name:
+            raise _build_foreign_folder_error(place, owner, naming)
         return True
     for file_name in _FILES:
         if stat_of(folder, file_name) is not None:
@@ -164,5 +167,5 @@ def _state(folder: int, name: str, data: bytes, mode: int) -> FileState:
         return "Differs"
     if read_file(folder, name) != data:
         return "Differs"
-    # An operator may restrict a mode further. A key that more users can read is repaired.
+    # Stricter permissions are the user's choice. Wider ones expose the key, so they are repaired.
     return "Exposed" if stat.S_IMODE(found.st_mode) & ~mode else "Delivered"

@@ -64,7 +64,7 @@ async def check_actions(nc: Client, replay: LogReplay) -> Finding:
     for number in range(_LOOKS):
         if number:
             await asyncio.sleep(_PAUSE_SECONDS)
-            await replay.go_on()
+            await replay.advance()
         look = await _look(nc, replay)
         combined = look if combined is None else _both(combined, look)
         if not (combined.lost or combined.overdue or combined.untimed):
@@ -175,7 +175,7 @@ async def _not_handed_out_by(
 async def _really_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]) -> frozenset[str]:
     """Return the resources without a result that waits, was decided or waits for an operator."""
     without_result = await _without_result(nc, suspects)
-    await replay.go_on()
+    await replay.advance()
     names: list[str] = []
     for row in without_result:
         now = replay.models.status.get(str(row.key))

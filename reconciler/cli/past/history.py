@@ -42,9 +42,8 @@ from reconciler.cli.signals import until_stopped
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.sdk.moments import Span, When, span
-from reconciler.sdk.moments import shown as shown_time
-from reconciler.sdk.timeline import Interest, coming_events, newest_events
+from reconciler.sdk.moments import Span, When, format_time, span
+from reconciler.sdk.timeline import Interest, follow_events, newest_events
 
 _WIDE_COLUMNS: Final = ("VERSION", "EVENT", "CAUSE", "ACTOR")
 _MAX_CAUSE_CHARACTERS: Final = 14
@@ -133,7 +132,7 @@ async def _history(
 
 
 def _place(stored: StoredEvent) -> str:
-    return f"position {stored.position}, {shown_time(stored.event.time)}"
+    return f"position {stored.position}, {format_time(stored.event.time)}"
 
 
 # --- of all resources
@@ -236,7 +235,7 @@ async def _events(
     lines = [await teller.tell(one) for one in events]
     if follows:
         _print_lines(lines, output)
-        async with aclosing(coming_events(nc, interest, last)) as batches:
+        async with aclosing(follow_events(nc, interest, last)) as batches:
             async for batch in batches:
                 _print_lines([await teller.tell(one) for one in batch], output)
     elif output not in TABLES:

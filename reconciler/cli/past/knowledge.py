@@ -17,7 +17,7 @@ from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
 from reconciler.sdk.history import History, Past
 from reconciler.sdk.log_replay import lost_events
-from reconciler.sdk.moments import Moment, shown
+from reconciler.sdk.moments import Moment, format_time
 
 
 async def whole_past(nc: Client, key: ResourceKey) -> Past:
@@ -35,7 +35,7 @@ def past_of(past: Past, at: Moment) -> Past:
         position, event = past.events[0]
         raise NoSuchMomentError(
             f"{past.id} did not exist yet at {at}: "
-            f"its history begins at position {position}, {shown(event.time)}"
+            f"its history begins at position {position}, {format_time(event.time)}"
         )
     return known
 
