@@ -77,7 +77,7 @@ IN_SOURCES = {
 
 SOURCES = sorted(
     module
-    for folder in ("infra", "reconciler/cli", "reconciler/roles")
+    for folder in ("benchmarks", "examples", "infra", "reconciler/cli", "reconciler/roles")
     for module in (REPOSITORY / folder).rglob("*.py")
     if not module.is_relative_to(REPOSITORY / "infra" / "providers")
 )

@@ -220,8 +220,8 @@ class ShapesProvider:
             if _is_still_running(response):  # an earlier request of this action may succeed
                 wait = retry_after_seconds(response)
                 return UnknownResultError(text, status=status, retry_after_seconds=wait)
-            # A conflict though its cause is gone: the API may keep this answer with the key, for
-            # ever. The aggregate ends the action, unless an earlier attempt may have been done.
+            # A conflict whose cause no longer exists: the API may keep this answer with the key for
+            # good. The aggregate ends the action, unless an earlier attempt may have been done.
             conflict = ConflictError(text, status=status, replayed=_is_replay(response))
             with in_doubt(response):
                 return await with_obstacle(self, action, conflict)
