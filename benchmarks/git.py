@@ -44,7 +44,7 @@ class Phase(NamedTuple):
 
 
 class Pusher:
-    """Somebody with a working copy."""
+    """A user with a working copy."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -23,7 +23,7 @@ MAX_ATTEMPTS = 3
 
 
 class Hands:
-    """Somebody who changes the configuration past the reconciler."""
+    """A client that changes the configuration without the reconciler."""
 
     def __init__(self, server: Caddy) -> None:
         path = socket_path(server.endpoint)

@@ -80,7 +80,7 @@ async def nc(nats_server: EmbeddedServer) -> AsyncIterator[Client]:
 
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
-    """Undo what a test says about logs: a later one would wait for a warning that nobody sees."""
+    """Undo a test's logging setup, so that a later test can read the warnings it waits for."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     if (structlog := sys.modules.get("structlog")) is not None:

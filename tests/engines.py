@@ -58,7 +58,7 @@ def own_dockerd_problem() -> str | None:
 
 
 def client_of(endpoint: str) -> httpx.Client:
-    """Somebody who uses an Engine by hand."""
+    """A client that uses an Engine directly."""
     path = socket_path(endpoint)
     transport = None if path is None else httpx.HTTPTransport(uds=path)
     base = "http://localhost" if path is not None else endpoint.replace("tcp://", "http://")

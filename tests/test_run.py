@@ -1,4 +1,4 @@
-"""The script `run`: its environment belongs to one checkout, and is made anew in another place."""
+"""The script `run`: its environment belongs to one checkout, and is recreated in another place."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Api:
             self._read_up_to = page[-1].sequence
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete resources as a human would, without asking anybody."""
+        """Delete objects directly in the API, as an out-of-band change."""
         free = asyncio.Semaphore(_DELETIONS_AT_ONCE)
 
         async def delete(name: str) -> None:

@@ -146,7 +146,7 @@ async def idle(bus: Bus, api: Api, samples: int) -> Latency:
     """Declare single resources, one after another, with nothing else to do.
 
     A resource exists from the moment in the API's journal, which is in the transaction that makes
-    it; one machine, so one clock. Nobody polls.
+    it; one machine, so one clock. Nothing polls.
     """
     await bus.until_nothing_waits()
     await api.new_effects()

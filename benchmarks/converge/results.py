@@ -57,7 +57,7 @@ class Drift(_Result, frozen=True):
 
     Both times end when the last resource was there again, by the API's journal. ``seconds`` begins
     with the last deletion, ``since_listing_seconds`` with the listing that saw the deletion (the
-    longest time of all resources). ``other_effects``: writes besides the restorations.
+    longest time of all resources). ``other_effects``: writes other than the restorations.
     """
 
     resync_seconds: float

@@ -62,7 +62,7 @@ def _show(report: Report) -> None:
 
 
 def main() -> int:
-    """Run it; exit status 1 if anything was doubled, leaked or lost, or read one by one."""
+    """Run it; exit with 1 if an effect is a duplicate, leaked or lost, or if reads are single."""
     parser = argparse.ArgumentParser(prog="benchmarks.faults", description="What crashes cost.")
     parser.add_argument("--shapes", type=int, default=500, help="objects of the churn; 0: none")
     parser.add_argument("--kills", type=int, default=20, help="SIGKILLs meanwhile (%(default)s)")

@@ -67,7 +67,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing was doubled, leaked or lost, and the restart asked for one listing."""
+        """Whether nothing was duplicated, leaked or lost, and the restart requested one listing."""
         wrong = sum(
             row.duplicates + row.leaks + row.losses + row.other_findings for row in self.rows
         )

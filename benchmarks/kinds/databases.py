@@ -125,7 +125,7 @@ def _median(rounds: list[Granting]) -> Granting:
 async def healing(systems: Systems, times: int) -> float:
     """Revoke a grant by hand so often; return the median until it is back.
 
-    PostgreSQL tells nobody: the listings, a second apart here, find it.
+    PostgreSQL has no notifications, so the listings, a second apart here, detect it.
     """
     name = f"{_PREFIX}-harmed"
     await systems.declared([_role(name)])

@@ -37,7 +37,7 @@ EVENTS_A_RESOURCE: Final = 22
 NAMESPACES: Final = 10
 DAYS: Final = 30
 HOT: Final = ResourceKey("team-0", "Shape", "hot")
-"""One whose object somebody else keeps changing: a hundredth of the log is about it."""
+"""A resource whose object another client keeps changing: a hundredth of the log."""
 
 ONCE: Final = "cli:ann"
 """Who did something at the beginning, and never again."""

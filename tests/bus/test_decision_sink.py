@@ -1,4 +1,4 @@
-"""What a decider tells besides its events: all of it is stored, or the whole has failed."""
+"""A decider's messages in addition to its events: all are stored, or the whole batch fails."""
 
 import asyncio
 import uuid

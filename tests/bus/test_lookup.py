@@ -78,7 +78,7 @@ async def test_of_several_of_a_name_the_one_with_our_mark_is_meant(ours: Externa
 
 @pytest.mark.parametrize("listing", [True, False])
 async def test_several_of_a_name_with_our_label_are_all_named(listing: bool) -> None:
-    """Somebody has copied the label, and nothing else tells which one the creation made."""
+    """Another client copied the label, and nothing else identifies the created object."""
     notes = Notes(note("n1"), note("n2", labels=OURS), note("n3", labels=OURS))
     found = await look_up(notes, ACTION, CONFIG, can(listing=listing))
     assert found == LookupResult(note("n2", labels=OURS), labeled_uids=("n2", "n3"))

@@ -197,7 +197,7 @@ async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
 
 
 async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two requests of a decider nobody asks for work, for longer on a busy machine."""
+    """Between two requests of a decider no request waits, for longer on a busy machine."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
 

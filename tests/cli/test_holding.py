@@ -21,7 +21,7 @@ INVOICE = "billing/last-invoice"
 
 
 def until_outcome(live: Cli, name: str, outcome: str) -> Any:
-    """Wait until a resource stands so, by its history: what is gone has no row."""
+    """Wait until a resource has a state, by its history: a deleted one has no row."""
     return until(
         live,
         ("history", f"default/Shape/{name}"),
@@ -49,7 +49,7 @@ def test_whatever_can_be_approved_can_be_named_to_the_command():
 
 @pytest.fixture
 def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
-    """Three objects that nobody declared, in an exclusive scope whose guard lets one go at once."""
+    """Three undeclared objects, in an exclusive scope whose guard allows one deletion."""
     name = unique.lower()
     api_url = running_up[1].ready["apiUrl"]
     for number in range(3):

@@ -111,7 +111,7 @@ class Fleet:
         process.start()
 
     async def watch(self) -> None:
-        """Start again what has ended by itself, for ever."""
+        """Restart each process that ended by itself, until cancelled."""
         while True:
             for each in self.processes:
                 if each.status is not None:

@@ -152,7 +152,7 @@ def node_name(index: int) -> str:
 
 
 async def leader(nc: Client, stream: str) -> int | None:
-    """Find the node that leads a stream; None if there is none now, or nobody answers."""
+    """Find the node that leads a stream; None if there is none now, or no node responds."""
     try:
         info = await api_request(nc, f"STREAM.INFO.{stream}", None, timeout=_QUESTION_SECONDS)
     except BusError:

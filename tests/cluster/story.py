@@ -49,7 +49,7 @@ class Story:
         self._api_url = api_url
 
     async def follow(self) -> None:
-        """Take in from the log what has converged, for ever."""
+        """Read from the log which resources have converged, until cancelled."""
         async for events in self.sdk.replay(follow=True, namespace="default", kind="Shape"):
             for _position, event in events:
                 if isinstance(event.data, OutcomeRecorded) and event.data.outcome == "Converged":

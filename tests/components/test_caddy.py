@@ -38,7 +38,7 @@ asyncio.run(main())
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait for somebody to notice."""
+    """Whether a process runs; an ended one may still wait for its parent to reap it."""
     try:
         return b"caddy" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -37,7 +37,7 @@ asyncio.run(main())
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait for somebody to notice."""
+    """Whether a process runs; an ended one may still wait for its parent to reap it."""
     try:
         return b"pebble" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

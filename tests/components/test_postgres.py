@@ -42,7 +42,7 @@ asyncio.run(main())
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait for somebody to notice."""
+    """Whether a process runs; an ended one may still wait for its parent to reap it."""
     try:
         return b"postgres" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -40,7 +40,7 @@ async def reconciler_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
 
 
 class TestComposedContract(ProviderContract):
-    """Each object has two parts of its own, which wait for a configuration that nobody declares."""
+    """Each object has two parts, which wait for a configuration that no manifest declares."""
 
     kind = PALETTE
     fields: ClassVar[Fields] = {"size": 1}

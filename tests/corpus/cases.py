@@ -27,7 +27,7 @@ class Repeat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Case(msgspec.Struct, forbid_unknown_fields=True):
-    """One message that somebody might publish."""
+    """One message that a client might publish."""
 
     subject: str
     expected: str

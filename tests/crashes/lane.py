@@ -265,19 +265,19 @@ class Lane:
         await self.break_api()
 
     async def delete_by_hand(self, name: str) -> None:
-        """Delete an object without asking anybody."""
+        """Delete an object directly in the API."""
         self.by_hand.add(name)
         (await self.http.delete(f"/shapes/{name}")).raise_for_status()
 
     async def paint_by_hand(self, name: str, color: str) -> None:
-        """Change an object without asking anybody."""
+        """Change an object directly in the API."""
         self.by_hand.add(name)
         body = (await self.http.get(f"/shapes/{name}")).raise_for_status().json()
         answer = await self.http.put(f"/shapes/{name}", json={**body, "color": color})
         answer.raise_for_status()
 
     async def make_by_hand(self, name: str, option: str = "") -> None:
-        """Make an object without asking anybody; ``option`` as in ``tests.faulty_api.options``."""
+        """Create an object directly in the API; ``option`` as in ``tests.faulty_api.options``."""
         self.by_hand.add(name)
         body = {"name": name, "type": "Square", "color": "Red"}
         path = f"/as/{option}/shapes" if option else "/shapes"

@@ -46,7 +46,7 @@ _API_FAULTS: list[dict[str, object]] = [
 
 
 def dealt(kinds: Sequence[str], chance: random.Random) -> Iterator[str]:
-    """Deal troubles for ever: each once, the most important ones first; then decks of all."""
+    """Draw troubles until cancelled: each once, the most important ones first; then all of them."""
     first = [kind for kind in DEALT_FIRST if kind in kinds]
     deck = sorted(set(kinds) - set(first))
     chance.shuffle(deck)
@@ -158,7 +158,7 @@ class Nemesis:
         await self._ignoring_outages(api_request(self._lane.nc, f"STREAM.PURGE.{TIMERS}", {}))
 
     async def _repeat_messages(self) -> None:
-        """Publish old messages of the intake again, as new ones: late, doubled and reordered."""
+        """Publish old messages of the intake again: late, duplicate and reordered."""
 
         async def repeat() -> None:
             last = (await stream_state(self._lane.nc, INTAKE)).last_seq

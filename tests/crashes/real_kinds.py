@@ -75,7 +75,7 @@ class KindLane(Lane):
 
     @property
     def database(self) -> str:
-        """Somebody else's database, for grants."""
+        """Another client's database, for grants."""
         return f"{self.prefix}-base"
 
     @asynccontextmanager
@@ -363,7 +363,7 @@ class RoleStory(_PostgresStory):
 
 
 class GrantStory(KindStory):
-    """What a role may do with a database; both are somebody else's."""
+    """A role's privileges on a database; another client owns both."""
 
     of = GRANT
     has_ids = False

@@ -108,7 +108,7 @@ async def _until_enough(lane: Lane, nemesis: Nemesis, seconds: float) -> None:
 
 
 async def _judge(lane: Lane, result: Soaked) -> None:
-    """Wait until the checker finds nothing any more, or it is too late."""
+    """Wait until the checker finds nothing, or until the deadline."""
     began = time.monotonic()
     while True:
         await lane.until_at_rest()
@@ -125,7 +125,7 @@ async def _judge(lane: Lane, result: Soaked) -> None:
 
 
 async def _declare(lane: Lane, result: Soaked, chance: random.Random, number: int) -> None:
-    """Declare, change and withdraw resources of one's own, one after another, for ever."""
+    """Declare, change and withdraw separate resources, one after another, until cancelled."""
     names = [f"{PREFIX}{number}-{index}" for index in range(COUNT // CLIENTS)]
     colors: dict[str, str] = {}
     while True:
@@ -141,7 +141,7 @@ async def _declare(lane: Lane, result: Soaked, chance: random.Random, number: in
 
 
 async def _meddle(lane: Lane, result: Soaked, chance: random.Random) -> None:
-    """Delete and paint objects without asking anybody, now and then."""
+    """Delete and repaint objects directly in the API, now and then."""
     names = [
         f"{PREFIX}{number}-{index}"
         for number in range(CLIENTS)

@@ -11,7 +11,7 @@ from infra.eventstore.recorders import JetStreamApplicationRecorder, JetStreamPr
 
 
 def new_environment(url: str, **more: str) -> Environment:
-    """Settings of an application whose streams nobody else has."""
+    """Settings of an application with streams of a unique name."""
     settings = {
         "PERSISTENCE_MODULE": "infra.eventstore",
         "NATS_URL": url,

@@ -98,7 +98,7 @@ async def test_changes_are_numbered_in_each_zone_and_outlive_the_service(tmp_pat
 
 
 async def test_who_waits_for_a_change_is_answered_when_it_comes(client: httpx.AsyncClient) -> None:
-    """Two wait in one zone, one in another; nobody waits who is behind already."""
+    """Two wait in one zone, one in another; a client that is already behind does not wait."""
     waiting = [asyncio.create_task(newest(client, after=0, wait=30)) for _ in range(2)]
     elsewhere = asyncio.create_task(newest(client, "/zones/example.com/changes", after=0, wait=30))
     await asyncio.sleep(0)

@@ -19,7 +19,7 @@ async def _follow(url: str, file: int) -> None:
 
 
 def main() -> None:
-    """Follow for ever."""
+    """Follow until the process is killed."""
     file = os.open(Path(sys.argv[2]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     asyncio.run(_follow(sys.argv[1], file))
 

@@ -55,7 +55,7 @@ class TcpProxy:
             each.cancel()
 
     def partition(self) -> None:
-        """Let nothing pass either way, and take no new connections; nobody is told."""
+        """Pass nothing either way, accept no new connections, and close none."""
         self.held = {"to server", "to client"}
         self.is_open = False
 

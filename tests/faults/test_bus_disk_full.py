@@ -40,7 +40,7 @@ LONG = {f"example.org/a{number}": "x" * 200 for number in range(40)}
 
 
 def no_mount(problem: str) -> NoReturn:
-    """Skip where nobody may mount; a refusal for any other reason fails in CI."""
+    """Skip where mounting is not permitted; any other refusal fails in CI."""
     problem = f"no file system can be mounted here: {problem}"
     if os.geteuid() != 0 or not may_mount():
         pytest.skip(problem)

@@ -1,4 +1,4 @@
-"""Fault 8: observations come late, doubled and in any order, and never undo newer knowledge."""
+"""Fault 8: late, duplicate and reordered observations never undo newer knowledge."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 90.0
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    """A world whose log knows of an action that nobody has executed yet."""
+    """A world whose log contains an action that no worker has executed yet."""
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "api"))
     async with World(tmp_path / "nats", human).here() as world:

@@ -1,4 +1,4 @@
-"""Fault 22: atomic batches that nobody commits: their sender died, or too many are open."""
+"""Fault 22: uncommitted atomic batches: their sender died, or too many are open."""
 
 from __future__ import annotations
 

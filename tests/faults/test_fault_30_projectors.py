@@ -52,7 +52,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Life:
-    """A resource's history: made, gone, made again."""
+    """A resource's history: created, deleted, recreated."""
 
     def __init__(self) -> None:
         story, self.ends = converged(), list[int]()

@@ -1,4 +1,4 @@
-"""The example API's application, within one that lets go wrong what shall go wrong."""
+"""The example API's application, wrapped by one that injects the requested faults."""
 
 import asyncio
 import sqlite3

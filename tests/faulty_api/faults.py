@@ -37,7 +37,7 @@ Method = Literal["GET", "POST", "PUT", "DELETE"]
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What shall go wrong; the default is nothing."""
+    """The faults to inject; the default is none."""
 
     latency_ms: Milliseconds = 0
     latency_jitter_ms: Milliseconds = 0

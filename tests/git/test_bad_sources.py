@@ -44,7 +44,7 @@ async def listening(serve: Serve) -> AsyncGenerator[str]:
 
 
 async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer a byte at a time, for ever."""
+    """Respond one byte at a time, without an end."""
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
     try:
         while not writer.is_closing():

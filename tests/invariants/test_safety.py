@@ -82,7 +82,7 @@ async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_an
 
 
 async def test_7_a_stranger_that_took_the_name_of_ours_is_not_deleted(world: World):
-    """The withdrawal is decided before anybody has looked: the call itself must notice."""
+    """The withdrawal is decided before any observation: the call itself must detect it."""
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()

@@ -266,7 +266,7 @@ async def test_a_connection_outlives_its_server(
 
 
 def _never_answer(message: Incoming) -> None:
-    """Listen, so that the request is not refused for want of anybody."""
+    """Subscribe, so that the request is not refused for lack of responders."""
 
 
 async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -> None:

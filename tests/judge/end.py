@@ -181,7 +181,7 @@ def _is_left(ledger: Ledger, resource: Resource, found: ExternalObject | None) -
 
 
 def _should_exist(resource: Resource, owned: Owned) -> bool:
-    """Return whether the log must not own an object any more once it is missing."""
+    """Return whether the log must no longer own an object once it is missing."""
     if resource.is_paused or resource.doubted is not None:
         return False
     if owned != resource.retiring:

@@ -21,7 +21,7 @@ from tests.judge.history import Effect, History
 OWNER_LABEL = "reconciler/owner"
 FINAL_ERRORS = ("Conflict", "NotFound", "Refused")
 MADE_WAY = "made way"
-"""Stands for the approved content once the object that it replaces is gone."""
+"""Stands for the approved content once the object that it replaces was deleted."""
 
 _SETTLED = {"Converged", "Failed", "Conflict", "Deleted", "Released", "Drifted", "Paused"}
 
@@ -94,7 +94,7 @@ class Resource:
     outcome: e.OutcomeRecorded | None = None
     has_news: bool = False
     is_in_effect: bool = False
-    """Whether the references of its newest declaration count: until the object of it is gone."""
+    """Whether the references of its newest declaration count: until its object was deleted."""
     finalizers: dict[str, str] = field(default_factory=dict[str, str])
     references: dict[str, OnWithdrawal] = field(default_factory=dict[str, OnWithdrawal])
     is_forced: bool = False

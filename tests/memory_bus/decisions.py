@@ -53,7 +53,7 @@ class Decisions:
         self._timers.clear()
 
     def heal(self) -> None:
-        """Have no timer fail any more."""
+        """Let all timers succeed again."""
         self._faults.clear()
 
     def set_timers(self, timers: Sequence[TimerRequest]) -> None:

@@ -1,4 +1,4 @@
-"""A durable pull consumer: hands out messages in order, again when nobody acknowledged in time."""
+"""A durable pull consumer: delivers in order, and redelivers what is not acknowledged in time."""
 
 from __future__ import annotations
 

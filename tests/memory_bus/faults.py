@@ -94,7 +94,7 @@ class TimersFail(TimedStep, frozen=True, tag=True):
 
 
 class DamageLog(TimedStep, frozen=True, tag=True):
-    """An event of a resource is not what was stored any more, or is gone."""
+    """An event of a resource is missing, or differs from the stored one."""
 
     shape: str
     how: Literal["flip", "lose"]

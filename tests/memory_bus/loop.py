@@ -47,7 +47,7 @@ def current_process() -> Process:
 
 
 class StuckError(Exception):
-    """Nothing is ready and no timer is set: nobody will ever do anything again."""
+    """Nothing is ready and no timer is set: no task can ever continue."""
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):

@@ -1,4 +1,4 @@
-"""Routes through the whole loop on a real Caddy server, while somebody asks all the time."""
+"""Routes through the whole loop on a real Caddy server, under constant requests."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CONFIG = ResourceKey("system", "ProviderConfig", "default")
 
 @pytest.fixture
 async def other_human(tmp_path: Path) -> AsyncIterator[Human]:
-    """Somebody in a second API of the same kind."""
+    """A client of a second API of the same kind."""
     process = FaultyApi()
     human = Human(await process.start(tmp_path / "other-api"))
     yield human

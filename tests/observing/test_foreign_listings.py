@@ -28,7 +28,7 @@ NAMES = ("team-1", "team-2", "team-3")
 
 @pytest.fixture
 async def told(bare_world: World) -> World:
-    """Three converged resources, of which nobody but the listings tells news."""
+    """Three converged resources, about which only the listings report news."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(

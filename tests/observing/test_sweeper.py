@@ -270,7 +270,7 @@ async def test_a_configuration_is_woken_when_its_provider_is_installed(
 
 
 class LookedUp(dict[str, StatusRow]):
-    """Rows of a fleet that nobody may go through: what a sweep costs must not grow with it."""
+    """Rows of a fleet that refuse a full scan: the cost of a sweep must not grow with it."""
 
     def __iter__(self) -> Iterator[str]:
         raise AssertionError("a sweep went through all rows")

@@ -33,7 +33,7 @@ class Broken(RecordsProvider):
 
 
 class Hanging(RecordsProvider):
-    """Its feed says nothing, for ever."""
+    """Its feed never sends an event."""
 
     async def changes(self, after: str | None) -> str:
         await asyncio.Event().wait()

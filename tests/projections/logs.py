@@ -1,4 +1,4 @@
-"""Logs of a few resources that are made, broken, withdrawn and made again, drawn by hypothesis."""
+"""Logs of a few resources, created, broken, withdrawn and recreated, drawn by hypothesis."""
 
 from __future__ import annotations
 

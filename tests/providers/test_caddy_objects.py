@@ -261,7 +261,7 @@ def test_files_that_caddy_names_are_read_only_where_routes_may_use_them(
 
 
 def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
-    """To open it would block a thread of the process until somebody writes to it."""
+    """Opening it would block a thread of the process until another process writes to it."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     tls = {"certificateFile": str(pipe), "keyFile": str(pipe)}

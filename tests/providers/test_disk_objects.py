@@ -109,7 +109,7 @@ class Case:
         await provider.delete(upon(action("Delete", thing.name, {}), thing))
 
     def marks(self, name: str = "data") -> None:
-        """Write into the filesystem of an image what nobody else would write."""
+        """Write into the filesystem of an image what no other test writes."""
         put_marker(self.image(name))
 
     def is_marked(self, name: str = "data") -> bool:

@@ -313,7 +313,7 @@ async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Pa
 async def test_a_folder_that_becomes_a_link_under_way_leads_nowhere(
     files: FileProvider, root: Path, tmp_path: Path
 ) -> None:
-    """Somebody swaps the folder for a link, as fast as they can."""
+    """Another process replaces the folder with a link, as fast as it can."""
     outside, aside = tmp_path / "outside", tmp_path / "aside"
     outside.mkdir()
     (root / "etc").mkdir()

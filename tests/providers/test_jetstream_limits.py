@@ -131,7 +131,7 @@ async def test_an_answer_that_is_too_large_is_an_error_that_names_the_limit(what
 )
 @pytest.mark.parametrize("kind", [STREAM, CONSUMER], ids=["Stream", "Consumer"])
 def test_the_subjects_of_an_object_are_limited(kind: Kind, subjects: list[str], words: str) -> None:
-    """For each new subject, the server compares those of all streams, and serves nobody else."""
+    """For each new subject, the server compares those of all streams, and serves no others."""
     with pytest.raises(InvalidManifestError, match=words):
         kind.checked_fields({"subjects" if kind is STREAM else "filterSubjects": subjects})
 

@@ -1,4 +1,4 @@
-"""The product's own streams, their consumers and buckets are nobody's to declare or delete."""
+"""No manifest may declare or delete the product's own streams, consumers and buckets."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_a_stream_whose_mark_was_taken_off_is_still_the_products(
 async def test_a_stream_with_such_subjects_is_outside_every_scope_on_any_server(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, subject: str
 ) -> None:
-    """Made by somebody else, or by the server."""
+    """Created by another client, or by the server."""
     await api_request(nc, f"STREAM.CREATE.{unique}", {"name": unique, "subjects": [subject]})
     try:
         provider = connect(STREAM, nats_server.url)

@@ -55,7 +55,7 @@ pytestmark = pytest.mark.nftables
 
 VIRTUAL = "198.18.0.1"
 AT_ONCE_SECONDS = 0.5
-"""A SYN that nobody answers is sent again after a second."""
+"""A SYN without a response is sent again after a second."""
 
 
 class Services:
@@ -325,7 +325,7 @@ async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
 
 
 LED_BY_HAND = "198.18.0.1 . tcp . 81 : goto service-web"
-"""An element that is somebody's stays."""
+"""Another client's element stays."""
 
 HARMS: dict[str, str] = {
     "flush table": "flush table ip reconciler",
@@ -366,7 +366,7 @@ HARMS: dict[str, str] = {
     ),
 }
 TAKEN = {"another's chain", "another's verdict"}
-"""What somebody else leads elsewhere stays theirs."""
+"""An element that another client points elsewhere stays unmanaged."""
 
 
 @pytest.mark.parametrize("harm", HARMS)

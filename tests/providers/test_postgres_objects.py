@@ -690,7 +690,7 @@ async def test_names_with_a_slash_give_no_two_grants_one_name(
 async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
     databases: Provider, grants: Provider, hands: Hands, unique: str
 ) -> None:
-    """Its owner may cancel a deletion: the server then lets nobody connect."""
+    """Its owner may cancel a deletion: the server then accepts no connection."""
     name = unique.lower()
     await made(databases, DATABASE, name, {"extensions": ["hstore"]})
     await hands.run(

@@ -56,7 +56,7 @@ def by_hand(url: str) -> httpx.AsyncClient:
 
 
 class Zone:
-    """Somebody who edits the zone directly."""
+    """A user who edits the zone directly."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.AsyncClient(headers={"X-API-Key": API_KEY}, timeout=10)
@@ -159,7 +159,7 @@ async def test_a_route_of_caddy_that_is_edited_by_hand_is_healed_and_others_are_
 async def test_what_was_decided_by_a_definition_is_called_by_it_though_another_is_declared(
     bare_world: World,
 ):
-    """The worker is away while the definition changes: the action's own still says how."""
+    """The worker is unavailable while the definition changes: the action keeps its own."""
     world = bare_world
     await world.human.mends()
     await started(world, "figure", world.human.url)

@@ -116,7 +116,7 @@ def api_config(
 
 
 class Human:
-    """Somebody who uses the API directly; also reads what the API itself has counted."""
+    """A client that uses the API directly; it also reads the API's counters."""
 
     def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url

@@ -204,7 +204,7 @@ class Visitor:
 
 
 async def three_renewals(place: Place, trusted: str) -> None:
-    """See three renewals, each of them one, while somebody is connected."""
+    """Check three renewals, each of them one, while a client is connected."""
     visitor = Visitor(place.folder, trusted)
     serials = [place.serial]
     async with visitor.here():

@@ -1,4 +1,4 @@
-"""What the SDK says when the other side is away."""
+"""The SDK's errors while the other side is unavailable."""
 
 import asyncio
 import itertools

@@ -35,7 +35,7 @@ from tests.security.tls_proxy import TlsProxy
 
 @dataclass(frozen=True)
 class Papers:
-    """An authority, what it has issued, and another authority that nobody trusts."""
+    """An authority with its certificates, and another, untrusted authority."""
 
     folder: Path
     authority: trustme.CA
@@ -183,7 +183,7 @@ async def test_a_connection_in_vain_comes_to_its_end(papers: Papers, bus: str) -
 async def test_no_password_goes_to_a_server_without_tls(
     papers: Papers, tmp_path: Path, asked_by: str
 ) -> None:
-    """Somebody in between who hides that the server has TLS gets nothing."""
+    """A client in between that hides the server's TLS gets nothing."""
     server = EmbeddedServer()
     url = await server.start(tmp_path / "plain")
     with_password = url.replace("//", "//u:secret@")

@@ -35,7 +35,7 @@ def commands() -> list[str]:
 
 
 class Shell:
-    """Somebody's second terminal, in the folder of the `up`."""
+    """A user's second terminal, in the folder of the `up`."""
 
     def __init__(self, cli: Cli) -> None:
         self._cli = cli

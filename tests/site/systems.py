@@ -109,7 +109,7 @@ class Site:
         return text
 
     def withdraw(self) -> None:
-        """Withdraw all, and let go what has data."""
+        """Withdraw all, and release what has data."""
         self.cli.ok("delete", "-f", str(EXAMPLE / "manifests.yaml"))
         for name in ("Database/site", "Volume/site-pages", "Issuer/site-ca"):
             approve = ("approve", *name.split("/"), "--hold", "DataLoss")

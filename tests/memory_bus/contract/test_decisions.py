@@ -1,4 +1,4 @@
-"""What a decider sends besides its events: timers, answers, rejections and dead letters."""
+"""A decider's messages in addition to its events: timers, replies, rejections, dead letters."""
 
 from __future__ import annotations
 
