@@ -49,7 +49,7 @@ def contents() -> Contents:
 
 
 @pytest.fixture
-def looks(contents: Contents) -> Heads:
+async def looks(contents: Contents):
     def accept(_manifest: Manifest) -> None:
         return
 
@@ -57,7 +57,9 @@ def looks(contents: Contents) -> Heads:
         return accept
 
     given: Any = contents
-    return Heads(given, Secrets(), check, timeout_seconds=1.0, allow=NOTHING)
+    heads = Heads(given, Secrets(), check, timeout_seconds=1.0, allow=NOTHING)
+    yield heads
+    await heads.close()
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +103,43 @@ async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_com
     async with asyncio.timeout(5):
         assert await looks.looked_at(source_of("hostile", 99), fresh=False) == {}
     assert not any(each.done() for each in hanging)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_a_source_that_hangs_delays_no_read_of_others(
+    looks: Heads, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    """A page, or the objects of an API that are not ready, are read together."""
+    monkeypatch.setattr(heads, "_REQUEST_SECONDS" if fresh else "_LISTING_SECONDS", 0.05)
+    specs = [*(source_of("hostile", number) for number in range(5)), source_of("billing")]
+    async with asyncio.timeout(5):
+        read = (looks.looked_at(each, fresh=fresh) for each in specs)
+        *hostile, billing = await asyncio.gather(*read)
+        assert not await looks.have_moved()
+    assert hostile == [{}] * 5
+    assert billing["head"]["revision"]["commit"] == COMMIT
+
+
+async def test_a_slow_read_is_reported_when_it_has_ended(
+    looks: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.01)
+    may_end, read = asyncio.Event(), heads.read_source
+
+    async def slowly(request: Request) -> Reply:
+        await may_end.wait()
+        return await read(request)
+
+    monkeypatch.setattr(heads, "read_source", slowly)
+    spec = source_of("billing")
+    assert await looks.looked_at(spec, fresh=False) == {}
+    assert not await looks.have_moved()
+    may_end.set()
+    async with asyncio.timeout(5):
+        while not await looks.have_moved():  # noqa: ASYNC110 - nothing reports the end
+            await asyncio.sleep(0)
+    assert looks.shown(spec)["head"]["revision"]["commit"] == COMMIT
+    assert not await looks.have_moved(), "it is reported once"
 
 
 async def test_a_content_that_cannot_be_stored_ends_no_listing(

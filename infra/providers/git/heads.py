@@ -39,7 +39,13 @@ _OF_A_NAMESPACE: Final = 2
 """Concurrent reads for one namespace: servers that hang must leave room for others."""
 
 _TURN_SECONDS: Final = 30.0
-"""A listing shows the known head of a source that gets no slot within this time."""
+"""A read that gets no slot within this time is not made, unless it was requested."""
+
+_LISTING_SECONDS: Final = 2.0
+"""A listing or a check of refs waits for slow servers no longer, because of other sources."""
+
+_REQUEST_SECONDS: Final = 10.0
+"""The same for the read of a single source, which delays only objects that are not ready."""
 
 _MAX_SECONDS: Final = 60
 _MADE_FROM: Final = ("url", "path", "render", "signers")
@@ -110,6 +116,10 @@ class Heads:
         self._known: dict[str, Head] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._slots_of: dict[str, asyncio.Semaphore] = {}
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._checks: dict[str, asyncio.Task[None]] = {}
+        self._shown_early: dict[str, Fields] = {}
+        self._has_news = False
 
     def shown(self, spec: ComposedSetSpec) -> Fields:
         """Return the known head, without a read."""
@@ -119,13 +129,48 @@ class Heads:
         return head.outputs(spec)
 
     async def looked_at(self, spec: ComposedSetSpec, *, fresh: bool) -> Fields:
-        """Read a repository if its interval is over, or on request. Return the shown part."""
+        """Read a repository if its interval is over, or on request. Return the shown part.
+
+        A read that takes long continues alone, so that it delays no other source. Its result is
+        shown by the listing that follows ``have_moved``.
+        """
         known = self._known.get(spec.parent)
         if not fresh and known is not None and known.stored is None and not _is_due(known, spec):
             return known.outputs(spec)
+        try:
+            async with asyncio.timeout(_REQUEST_SECONDS if fresh else _LISTING_SECONDS):
+                look = self._looks.get(spec.parent)
+                if look is not None and fresh:
+                    await asyncio.wait({look})  # it began before the request
+                    look = None
+                look = look or self._begin(spec, fresh=fresh)
+                await asyncio.wait({look})
+        except TimeoutError:
+            self._shown_early[spec.parent] = shown = self.shown(spec)
+            return shown
+        look.result()
+        return self.shown(spec)
+
+    def _begin(self, spec: ComposedSetSpec, *, fresh: bool) -> asyncio.Task[None]:
+        """Start the read of a source."""
+        look = asyncio.create_task(self._update(spec, fresh=fresh), name=f"read {spec.parent}")
+        self._looks[spec.parent] = look
+
+        def ended(_task: asyncio.Task[None]) -> None:
+            del self._looks[spec.parent]
+            if not look.cancelled() and (error := look.exception()) is not None:
+                _logger.info("reading a source failed", source=spec.parent, why=str(error))
+            early = self._shown_early.pop(spec.parent, None)
+            self._has_news |= early is not None and early != self.shown(spec)
+
+        look.add_done_callback(ended)
+        return look
+
+    async def _update(self, spec: ComposedSetSpec, *, fresh: bool) -> None:
+        """Read a source, store its content, and replace the known head."""
         async with self._turn(_namespace(spec), None if fresh else _TURN_SECONDS) as is_ours:
             if not is_ours:
-                return self.shown(spec)
+                return
             head = self._known.get(spec.parent)
             if fresh or head is None or _is_due(head, spec):
                 head = await self._look(spec, head, asyncio.get_running_loop().time())
@@ -134,7 +179,13 @@ class Heads:
             elif head.stored is not None:
                 head = await self._stored(spec, head, head.stored)
             self._known[spec.parent] = head
-            return head.outputs(spec)
+
+    async def close(self) -> None:
+        """Stop all reads."""
+        tasks = [*self._looks.values(), *self._checks.values()]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @asynccontextmanager
     async def _turn(self, namespace: str, seconds: float | None) -> AsyncGenerator[bool]:
@@ -159,15 +210,21 @@ class Heads:
         return head
 
     async def have_moved(self) -> bool:
-        """Read the refs of all due sources, and return whether one has another commit."""
+        """Read the refs of all due sources, and return whether one has another commit.
+
+        A check that takes long continues alone, and a later call returns its result.
+        """
         now = asyncio.get_running_loop().time()
-        due = [
-            (parent, head)
-            for parent, head in self._known.items()
-            if now - head.looked_at >= _interval(head.source)
-        ]
-        moved = await asyncio.gather(*(self._has_moved(*each, now) for each in due))
-        return any(moved)
+        for parent, head in self._known.items():
+            is_busy = parent in self._checks or parent in self._looks
+            if not is_busy and now - head.looked_at >= _interval(head.source):
+                check = asyncio.create_task(self._check_refs(parent, head, now))
+                self._checks[parent] = check
+                check.add_done_callback(lambda _task, name=parent: self._checks.pop(name))
+        if self._checks:
+            await asyncio.wait([*self._checks.values()], timeout=_LISTING_SECONDS)
+        had_news, self._has_news = self._has_news, False
+        return had_news
 
     def forget_others(self, parents: Collection[str]) -> None:
         """Forget all other sources."""
@@ -175,18 +232,19 @@ class Heads:
         namespaces = {ResourceKey.parse(parent).namespace for parent in parents}
         self._slots_of = {name: each for name, each in self._slots_of.items() if name in namespaces}
 
-    async def _has_moved(self, parent: str, head: Head, now: float) -> bool:
+    async def _check_refs(self, parent: str, head: Head, now: float) -> None:
         namespace = ResourceKey.parse(parent).namespace
         async with self._turn(namespace, _TURN_SECONDS) as is_ours:
             if not is_ours:
-                return False
+                return
             try:
                 is_same = head.problem is None and await self._is_at(head, namespace)
             except GitError as error:
                 told = stable_message(error.message)
                 is_same = head.problem is not None and head.problem.message == told
-        self._known[parent] = replace(head, looked_at=now if is_same else float("-inf"))
-        return not is_same
+        if self._known.get(parent) is head:
+            self._known[parent] = replace(head, looked_at=now if is_same else float("-inf"))
+            self._has_news |= not is_same
 
     async def _is_at(self, head: Head, namespace: str) -> bool:
         reply = await self._ask(head.source, namespace=namespace, reads=False)
@@ -273,7 +331,9 @@ class Heads:
         failure, hide = reply.failure, self._secrets.secrecy.hide
         if failure.trace:
             _logger.warning("reading a source failed", trace=hide(failure.trace))
-        raise GitError(failure.reason, hide(failure.message), failure.revision)
+        # What is removed later could divide a secret, which would not be found.
+        message = hide(_PASSING.sub("", failure.message))
+        raise GitError(failure.reason, message, failure.revision)
 
     async def _parts(self, spec: ComposedSetSpec) -> list[Part]:
         digest = spec.fields.get(CONTENT)

@@ -86,6 +86,11 @@ class GitSourceProvider(CompositionProvider):
         self._moves += await self._heads.have_moved()
         return f"{outcomes}.{self._moves}"
 
+    async def close(self) -> None:
+        """Stop all reads, and close the connection."""
+        await self._heads.close()
+        await super().close()
+
     async def _check(self) -> Check:
         """Return the check of manifests: by the current kinds, and those that they define."""
         kinds = self._installed.copy()
