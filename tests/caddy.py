@@ -109,7 +109,7 @@ class Backend:
                 if last:
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass  # nobody asks any more
+            pass  # no client requests it any longer
         finally:
             writer.close()
 

@@ -51,7 +51,7 @@ def nats_server(
     folder = tmp_path_factory.mktemp("nats")
     asyncio.run(server.start(folder, extra_config=accounts.configuration(folder)))
     yield server
-    asyncio.run(server.kill())  # nobody needs its data; hundreds of streams take long to close
+    asyncio.run(server.kill())  # no test needs its data; hundreds of streams take long to close
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Disks in tests: what they need of the machine, a folder of them, and what nobody may leave."""
+"""Disks in tests: requirements of the machine, a folder of disks, and what no test may leave."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def clean(folder: Path) -> None:
         if left(folder) == ([], []):
             return
         _unmount_all(folder)
-        time.sleep(0.02)  # a device is detached a little later, when its last user has let go
+        time.sleep(0.02)  # a device is detached a little later, after its last user has closed it
 
 
 def _unmount_all(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""What failed is run once more, alone: what passes then is flaky, and is listed by name.
+"""Failed tests run once more, alone. Those that pass then are flaky, and listed by name.
 
-A pytest plugin, for `./run test` only. Flaky tests do not make the run fail; the list of them is
-there to be worked off. Failures that are no chance (collection errors, dozens at once) stand, and
-so does the end of a run that somebody stopped.
+A pytest plugin, for `./run test` only. Flaky tests do not make the run fail; their list is there to
+be worked off. Failures that are no chance (collection errors, dozens at once) stand, and so does
+the end of a run that a user stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-MAX_TESTS: Final = 20  # more than that fail for a reason, and alone they would take for ever
+MAX_TESTS: Final = 20  # more failures have a reason, and alone they would take too long
 _PASSED_FILE: Final = "--write-passed"
 
 

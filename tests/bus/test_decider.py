@@ -318,7 +318,7 @@ async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStream
 async def test_a_message_that_is_delivered_late_does_not_set_the_clock_of_the_bus_back(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what is due, or waits for longer than it may, would not be so any more."""
+    """Otherwise, what is due or has waited too long would no longer be so."""
     key, deciding, times = new_key(), decider(log, Bus()), list[datetime | None]()
 
     def decides(state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:

@@ -271,9 +271,9 @@ _ENDS: list[Callable[[str], ResourceEvent]] = [
 async def test_an_action_that_has_ended_is_not_called_again(
     log: JetStreamLog, end: Callable[[str], ResourceEvent], delivered: int
 ) -> None:
-    """A consumer that was made anew hands all of the history out for the first time.
+    """A recreated consumer delivers the whole history for the first time.
 
-    Handed out again, it may have been called after it had ended, by a worker that then died.
+    A second delivery may have been executed after its action had ended, by a worker that then died.
     """
     key, api = new_key(), Api()
     history = [decided(key), event(key, 2, end(f"{key}@1"))]
@@ -493,7 +493,7 @@ class Batches(Bus):
 
 
 class LastOneWaits(Api):
-    """The last of some calls ends when it is let go."""
+    """The last of some calls ends when it is released."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -615,7 +615,7 @@ async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
 
 
 class Resumed(Paused):
-    """The delivery came while the process stood still; it is read after the next sign of life."""
+    """The delivery came while the process was stopped. It is read after the next heartbeat."""
 
     def __init__(self, log: JetStreamLog, history: Sequence[LogEvent]) -> None:
         super().__init__(log, history)
@@ -638,7 +638,7 @@ class Resumed(Paused):
 
 
 class Hanging(Api):
-    """Its first call takes for ever."""
+    """Its first call never ends."""
 
     async def delete(self, action: Action) -> Effect:
         if self.calls:

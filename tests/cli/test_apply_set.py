@@ -1,4 +1,4 @@
-"""`apply --set`: one set, all of it or nothing; what is left out goes when somebody says so."""
+"""`apply --set`: one set, all of it or nothing. Omitted resources are withdrawn on request."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ spec:
   template:
     spec: {providerConfigRef: {name: nowhere}, image: "IMAGE"}
 """
-"""Nobody declares the configuration of its containers: they are declared, and wait for it."""
+"""No manifest declares the configuration of its containers, so they wait for it."""
 
 
 def write(cli: Cli, name: str, image: str = "web:1", replicas: int = 2) -> str:

@@ -379,7 +379,7 @@ def test_an_event_is_told_beside_what_was_declared_before_it(past: Past) -> None
     assert line["what"] == (
         "ann declared generation 2, which changes color: Red → Purple, labels.team: a → removed"
     )
-    [line] = past.json("events --since 10 --until 10")  # no orphan that is let go
+    [line] = past.json("events --since 10 --until 10")  # not an orphan that is released
     assert line["what"] == "Reconciler decided to update foo with type: Square, color: Purple"
 
 

@@ -159,7 +159,8 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     ),
     (ActionHeld("a@2", "nobody can tell"), "The decider holds the action: nobody can tell"),
     (
-        ActionNotDone("a@2", "Create", 3),  # it may have been made, and deleted by somebody since
+        # it may have been created, and deleted by another client
+        ActionNotDone("a@2", "Create", 3),
         "The worker's lookup shows no effect of the creation, so the decider repeats the creation",
     ),
     (

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or read by nobody; text that would steer a terminal."""
+"""Standard streams that are closed, full or without a reader; text with terminal controls."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -
 def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # somebody else has it: as good
+        with suppress(OSError):  # another process has it, which is as good
             taken.bind(("127.0.0.1", 4222))
             taken.listen()
         ready = started_and_stopped(cli)

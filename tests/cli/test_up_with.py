@@ -1,4 +1,4 @@
-"""`up --with`: what it starts besides, says of it, and notices of its end."""
+"""`up --with`: the components that it starts, what it prints of them, and their end."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_an_acme_authority_is_there_and_another_start_renews_what_it_has_signed(
             manifest = CERTIFICATE.replace(
                 "DIRECTORY", f"https://{settings['listenAddress']}/dir"
             ).replace("LISTEN", f"127.0.0.1:{settings['httpPort']}")
-            if turn:  # pebble knows nothing any more
+            if turn:  # pebble has lost its state
                 manifest = manifest.replace("[web.test]", "[web.test, www.test]")
             cli.write("certificate.yaml", manifest)
             cli.ok("apply", "-f", "certificate.yaml", "--wait")

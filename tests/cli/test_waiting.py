@@ -36,7 +36,7 @@ def test_waiting_ends_when_it_is_so_or_in_time_or_when_it_has_failed(live: Cli) 
     assert (ran.status, ran.rows[0][1:4]) == (3, ["Converged", "(timed", "out)"])
     live.ok("delete", "awaited")
     live.ok("wait", "default/Shape/awaited", "--for", "deleted")
-    live.ok("wait", "default/Shape/awaited", "--for", "deleted")  # it is gone already
+    live.ok("wait", "default/Shape/awaited", "--for", "deleted")  # it is already deleted
 
 
 def test_a_wait_for_what_has_failed_ends_at_once(live: Cli) -> None:

@@ -108,7 +108,7 @@ class EmbeddedCluster:
             async with asyncio.timeout(READY_SECONDS):
                 nc = await connect(self.url, name="embedded-cluster")
                 try:
-                    while not await _answers(nc):  # noqa: ASYNC110 - the server tells nobody
+                    while not await _answers(nc):  # noqa: ASYNC110 - the server reports nothing
                         await asyncio.sleep(_POLL_SECONDS)
                 finally:
                     await close(nc)
@@ -128,7 +128,8 @@ class EmbeddedCluster:
         listen = f"127.0.0.1:{self.route_ports[index]}"
         cluster = f"name: embedded, listen: {json.dumps(listen)}, routes: {json.dumps(routes)}"
         cluster += ', ping_interval: "2s", ping_max: 2'  # as docs/how-to/run-in-production.md
-        if self._route_port is not None:  # nobody listens there: else the proxies were gone round
+        # nothing listens there: otherwise clients would bypass the proxies
+        if self._route_port is not None:
             cluster += ', advertise: "127.0.0.1:1"'
         return f"server_name: {node_name(index)}\ncluster {{ {cluster} }}"
 

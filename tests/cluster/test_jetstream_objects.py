@@ -1,4 +1,4 @@
-"""JetStream's own objects in a cluster: copies change in place, and what is away is not gone."""
+"""JetStream's own objects in a cluster: replicas change in place, and an outage is no deletion."""
 
 from __future__ import annotations
 

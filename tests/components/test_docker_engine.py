@@ -174,7 +174,7 @@ async def test_the_bridge_of_an_earlier_start_is_not_left(folder: Path) -> None:
         await engine.start(folder)
         made = bridges() - before
         await engine.kill()
-        # As at a later start, when no other Engine ran any more.
+        # As at a later start, when no other Engine runs.
         engine._beside_others = False  # pyright: ignore[reportPrivateUsage]
     finally:
         await engine.stop()

@@ -254,7 +254,7 @@ async def test_a_part_that_was_refused_is_declared_again_when_somebody_looks(wor
 
 
 async def withdraw_set_by_hand(world: World) -> None:
-    """Have it done while nobody looks."""
+    """Complete the work without an observer."""
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.stop_reconciler()

@@ -1,4 +1,4 @@
-"""A roll while everything is killed: it goes on where it stood, nothing is doubled or left."""
+"""A rolling update while everything is killed: it continues, without duplicates or leftovers."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from events.intake import FinalizerRequested
 from events.manifest import Manifest
 from events.names import ResourceKey
 from reconciler.roles.planning.foresight import Foresight, Place
-from reconciler.sdk.plan import Plan, PlannedResource, planned
+from reconciler.sdk.plan import Plan, PlannedResource, compute_plan
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, palette
 from tests.scenarios.harness import World, shape
 
 
 async def plan(world: World, *manifests: Manifest, withdraw: tuple[ResourceKey, ...] = ()) -> Plan:
-    return await planned(world.nc, manifests, withdraw=withdraw, kinds=world.kinds)
+    return await compute_plan(world.nc, manifests, withdraw=withdraw, kinds=world.kinds)
 
 
 def by_name(made: Plan) -> dict[str, PlannedResource]:
@@ -78,13 +78,13 @@ async def test_a_refreshed_plan_lists_the_apis_of_parts(world: World):
 
     expected = [Place("default", "Shape"), Place(CONFIG, "Palette")]
     warm = palette("warm", "Red")
-    await planned(world.nc, [warm], kinds=world.kinds, listing=listing)
+    await compute_plan(world.nc, [warm], kinds=world.kinds, listing=listing)
     assert listed == expected, "parts that the plan declares"
     await world.declare_all([warm])
     await until_ready(world, WARM)
-    await planned(world.nc, [warm], kinds=world.kinds, listing=listing)
+    await compute_plan(world.nc, [warm], kinds=world.kinds, listing=listing)
     assert listed == expected, "unchanged parts"
-    await planned(world.nc, [], withdraw=[WARM], kinds=world.kinds, listing=listing)
+    await compute_plan(world.nc, [], withdraw=[WARM], kinds=world.kinds, listing=listing)
     assert listed == expected, "parts that the plan withdraws"
 
 

@@ -1,4 +1,4 @@
-"""Every case of the corpus on the real bus: a dead letter with its reason, and nobody held up."""
+"""Every case of the corpus on the real bus: a dead letter with its reason, no delay of others."""
 
 from __future__ import annotations
 

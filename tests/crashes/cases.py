@@ -32,7 +32,7 @@ Row = Literal[
     "attachment",
     "certificate",
 ]
-"""What a case is about besides a plain shape: see ``tests.crashes.rows`` and ``real_kinds``."""
+"""Subject of a case in addition to a plain shape: see ``tests.crashes.rows`` and ``real_kinds``."""
 
 OPERATIONS: tuple[Operation, ...] = ("Create", "Update", "Delete")
 
@@ -194,7 +194,7 @@ REAL_APIS = [
     ),
     *_of_row("sealed", "Create", *_at(1, *_CALL), *_at(2, Failpoint.DECIDER_APPENDED)),
 ]
-"""What real APIs ask for besides, a row each: not every step, but each that could go wrong."""
+"""Requirements of real APIs, a row each: not every step, but each that could go wrong."""
 
 _DONE = ((Failpoint.WORKER_CALLED, 1), (Failpoint.DECIDER_APPENDED, 2))
 _AROUND: dict[Operation, Sequence[tuple[Failpoint, int]]] = {

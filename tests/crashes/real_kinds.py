@@ -204,7 +204,7 @@ class KindStory(Story):
         await self.lane.assert_sound()
 
     def must_be_a_repeat(self) -> bool:
-        """Only what is made carries the action's key; a second change finds it as it shall be."""
+        """Only a created object carries the action's key. A second change finds it as desired."""
         return super().must_be_a_repeat() and self.case.operation == "Create" and self.has_ids
 
     async def _known_uid(self) -> str:
@@ -384,7 +384,7 @@ class GrantStory(KindStory):
         await super().declare_what_is_there()
 
     async def assert_told_once(self) -> None:
-        """See that a grant of an unknown creation is adopted: nobody can know whose it is."""
+        """Check that a grant of an unknown creation is adopted: its creator cannot be known."""
         if not super(KindStory, self).must_be_a_repeat() or self.case.operation != "Create":
             await super().assert_told_once()
             return

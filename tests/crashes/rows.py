@@ -1,4 +1,4 @@
-"""Rows of the matrix about what real APIs do besides: a story each, on a kind of the tests.
+"""Rows of the matrix about the peculiarities of real APIs: a story each, on a kind of the tests.
 
 What differs is what leads to the actions, and which they are; all else is as with a plain shape.
 """
@@ -135,7 +135,7 @@ class NumberedStory(RowStory):
 
 
 class UnlistedStory(RowStory):
-    """An object that no listing shows: somebody deletes it, or paints it."""
+    """An object that no listing shows: a person deletes or changes it."""
 
     of = UNLISTED
 

@@ -6,8 +6,8 @@ Clients declare, change and withdraw; people delete and paint by hand; two proce
 work on it, each started again when it dies, half of them to die at some failpoint; and the nemesis
 kills and pauses processes, nats-server and the API, makes the API lie and lose replies, purges
 timers and repeats old messages. At the end everything is healed, and nothing may be lost, leaked or
-doubled. A seed gives the same choices, though not the same moments; a slow machine takes longer, so
-that each kind of trouble has come once, too. Exit status 1: something is wrong, and the data are
+duplicated. A seed gives the same choices, though not the same moments; a slow machine takes longer,
+so that each kind of trouble has come once, too. Exit status 1: something is wrong, and the data are
 kept for a look.
 """
 
@@ -156,7 +156,7 @@ async def _meddle(lane: Lane, result: Soaked, chance: random.Random) -> None:
             else:
                 await lane.paint_by_hand(name, chance.choice(COLORS))
         except httpx.HTTPError:
-            continue  # it is not there now, or the API is away
+            continue  # it does not exist now, or the API is unavailable
         result.by_hand += 1
 
 

@@ -19,9 +19,9 @@ METHODS: dict[Operation, str] = {"Create": "POST", "Update": "PUT", "Delete": "D
 
 
 class Story:
-    """One case on its lane: what is there before, what is asked for, and how it must end.
+    """One case on its lane: its initial state, the request, and the required end.
 
-    ``methods`` and ``actions``: what shall have happened in the API, and what was decided for it.
+    ``methods`` and ``actions``: the expected calls of the API, and the expected decisions.
     """
 
     def __init__(self, lane: Lane, case: Case, number: int) -> None:

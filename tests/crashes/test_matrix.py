@@ -1,8 +1,8 @@
-"""The crash matrix: at every step of every operation somebody dies, and nothing is lost or doubled.
+"""The crash matrix: a crash at every step of every operation, without a loss or a duplicate.
 
 Each case has real processes: one of the product that dies (or whose server, or API, dies) at the
-step, and one that goes on. It ends when the resource is as it was asked for; then there was exactly
-one effect, the log tells exactly one action and its end, and the checker finds nothing wrong with
+step, and one that continues. It ends when the resource is as requested. There was then exactly one
+effect, the log contains exactly one action and its end, and the checker finds nothing wrong with
 anything that happened on that bus.
 """
 

@@ -1,8 +1,8 @@
-"""A worker dies or stands still at its call, the same attempt is handed out again and refused.
+"""A worker dies or stops at its call; the same attempt is delivered again and refused.
 
-Then something newer is declared. The log must not say that nothing was done (scenario 31,
-invariant 13, fault 26): it looks, and only then decides; and what a worker does that wakes up long
-after is in the history, and put right.
+Then a newer generation is declared. The log must not claim that nothing was done (scenario 31,
+invariant 13, fault 26): a lookup comes first. The late effect of a worker that resumes is in the
+history, and corrected.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def test_scenario_31_a_refused_redelivery_is_not_taken_for_nothing_done(
     await until_painted(lane, name, "Blue")
 
     if not done:
-        # The zombie is the only one that is left: what it does now, it has to put right itself.
+        # Only the resumed worker is left, so it must correct its own late effect.
         before = len(await lane.effects(name))
         await lane.until_at_rest()
         await other.stop()

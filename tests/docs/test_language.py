@@ -77,7 +77,9 @@ IN_SOURCES = {
 
 PACKAGES = ("events", "infra", "projections", "reconciler")
 SOURCES = sorted(
-    module for folder in (*PACKAGES, "examples") for module in (REPOSITORY / folder).rglob("*.py")
+    module
+    for folder in (*PACKAGES, "benchmarks", "examples", "tests")
+    for module in (REPOSITORY / folder).rglob("*.py")
 )
 """The modules whose docstrings and comments are checked."""
 

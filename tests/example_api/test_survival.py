@@ -58,7 +58,7 @@ async def test_every_acknowledged_create_survives_a_kill_in_the_middle_of_load(
             replay = await create(client, name, key_of(name))
             assert replay.headers["idempotent-replayed"] == "true"
             assert (replay.status_code, replay.content) == (201, answer.content)
-        for name in sent - answers.keys():  # with or without an effect: nobody was told
+        for name in sent - answers.keys():  # with or without an effect, which is unknown
             assert (await create(client, name, key_of(name))).status_code == 201
         created = Counter(entry["name"] for entry in await journal(client))
         assert created == dict.fromkeys(sent, 1)

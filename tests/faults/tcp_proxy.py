@@ -15,11 +15,11 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class TcpProxy:
-    """Stands between clients and one server; the connections of all clients share one fate.
+    """Stands between clients and one server. All clients' connections are treated alike.
 
-    ``held``: in these ways nothing passes, and nobody is told: bytes wait, as in a network that
-    lost its packets. ``delay_seconds``: what passes comes so much later. ``is_open``: whether new
-    connections are taken. ``by_frames``: it knows the clients' protocol, and can swallow messages.
+    ``held``: directions in which bytes wait without an error, as in a network that loses packets.
+    ``delay_seconds``: delay of everything that passes. ``is_open``: whether new connections are
+    accepted. ``by_frames``: it parses the clients' protocol, and can drop messages.
     """
 
     def __init__(self, target_port: int, *, by_frames: bool = False) -> None:

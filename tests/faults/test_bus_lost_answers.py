@@ -34,7 +34,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
 async def test_fault_6_an_append_whose_answer_is_lost_is_found_and_not_repeated(
     bus: EmbeddedServer, count: int
 ) -> None:
-    """The decider appends again, is told that somebody was faster, and finds that it was itself."""
+    """The decider appends again, gets a conflict, and finds that the winner was itself."""
     async with (
         proxied(bus.port, by_frames=True) as proxy,
         connected(proxy.url) as behind,

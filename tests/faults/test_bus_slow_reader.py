@@ -1,4 +1,4 @@
-"""Fault 17: a reader that is 100,000 outcomes behind costs nobody memory, and misses none."""
+"""Fault 17: a reader that is 100,000 outcomes behind costs no memory elsewhere, and misses none."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Reader:
         self._process.send_signal(signal.SIGSTOP)
         stat = Path(f"/proc/{self._process.pid}/stat")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not _is_stopped(stat):  # noqa: ASYNC110 - nobody tells
+            while not _is_stopped(stat):  # noqa: ASYNC110 - nothing reports the end
                 await asyncio.sleep(0.01)
 
     def resume(self) -> None:

@@ -1,6 +1,6 @@
-"""Fault 8 for declarations: the older one comes last, since whoever had it first has died.
+"""Fault 8 for declarations: the older one comes last, because its first reader has died.
 
-What a dead process held is delivered again when its lease ends, and what is newer comes before.
+What a dead process held is delivered again when its lease ends, and newer messages come before.
 """
 
 from __future__ import annotations

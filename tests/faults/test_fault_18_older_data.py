@@ -69,7 +69,7 @@ async def calls(world: World) -> int:
 async def until_lost(watch: LogCertainty) -> None:
     """Wait until a connection whose server is dead is known to be lost."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while watch.is_certain:  # noqa: ASYNC110 - nobody tells
+        while watch.is_certain:  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0.01)
 
 

@@ -16,10 +16,10 @@ from tests.scenarios.harness import Human, World, api_config, every, only
 
 
 class KeepingApi:
-    """The contract of the shapes API, as somebody else wrote it: a 409 is kept as any answer is.
+    """The contract of the shapes API, implemented separately: a 409 is stored like any response.
 
-    ``passing``: names that are taken when they are first asked for, and free again right after;
-    ``running``: so many repeats of a key are told that its request is still running.
+    ``passing``: names that are taken at the first request, and free right after; ``running``:
+    number of repeats of a key whose request is reported as still running.
     """
 
     def __init__(self, *, passing: set[str], running: int = 0) -> None:
@@ -65,7 +65,7 @@ class KeepingApi:
     def _first_answer(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = asked["name"]
         if name in self.passing:
-            self.passing.remove(name)  # somebody else's object, which goes before anybody looks
+            self.passing.remove(name)  # another client's object, which is deleted before any read
             return 409, {"detail": "the name is taken"}
         self.things[name] = {**asked, "uid": uuid.uuid4().hex, "version": 1}
         return 201, self.things[name]

@@ -38,7 +38,7 @@ class Reloading:
         return Access(nkey=self.key)
 
     def let_in(self, pair: Pair) -> None:
-        """Reload: this key and one that nobody has may come in, all others may no longer."""
+        """Reload: only this key and one without a user may connect."""
         config = self.bus.data_dir / "nats.conf"
         users = _users(pair)
         config.write_text(config.read_text().replace(self.users, users))

@@ -2,10 +2,10 @@
 
     python -m tests.faulty_api --port 8080 --data ./example-api
 
-PUT, GET, DELETE /_faults   what shall go wrong with requests about shapes: see `faults`
+PUT, GET, DELETE /_faults   the faults of requests about shapes: see `faults`
 GET, DELETE /_stats         requests by method and status, number of shapes, effects
 GET /_journal?after=N&limit=M   effects that really happened, with a sequence above N
-/as/OPTIONS/shapes…         what real APIs do besides, such as ids of the server: see `options`
+/as/OPTIONS/shapes…         peculiarities of real APIs, such as ids of the server: see `options`
 PUT /_expired?name=NAME     an object that expires is at its end
 """
 
@@ -15,7 +15,7 @@ from shapes_api import ExampleApi
 
 
 class FaultyApi(ExampleApi):
-    """The example API in a process of its own, with what tests need besides."""
+    """The example API in a separate process, with the additions for tests."""
 
     module = "tests.faulty_api"
     folder = Path(__file__).parents[2]

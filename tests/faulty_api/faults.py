@@ -1,4 +1,4 @@
-"""Faults on demand: what shall go wrong, for which requests, how often.
+"""Faults on demand: which requests fail, how, and how often.
 
 The document of `PUT /_faults`; every field is optional, unknown ones are refused:
 
@@ -16,7 +16,7 @@ The document of `PUT /_faults`; every field is optional, unknown ones are refuse
     methods                         only requests with these (GET, POST, PUT, DELETE)
     name_prefix                     only requests about shapes whose name starts so; of a listing,
                                     only the items that may be left out
-    remaining                       how many more requests are hit; null means for ever
+    remaining                       how many more requests are hit; null means all
 
 Rates are probabilities from 0 to 1. A request that several faults touch counts once.
 """

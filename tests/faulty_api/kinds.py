@@ -1,4 +1,4 @@
-"""Kinds of what real APIs do besides, on the options of the faulty API: one kind an option.
+"""Kinds with the peculiarities of real APIs, one kind for each option of the faulty API.
 
 Each has a provider name of its own, so that a ``ProviderConfig`` and its listings are about one.
 """

@@ -1,4 +1,4 @@
-"""What real APIs do besides: options of the shapes API, each by a prefix of its paths.
+"""Peculiarities of real APIs: options of the shapes API, each by a prefix of its paths.
 
 `/as/OPTIONS/shapes…` is the application's `/shapes…` with these, joined by `+`:
 

@@ -1,4 +1,4 @@
-"""The contract suite on kinds of what real APIs do besides, and what each of their APIs refuses."""
+"""The contract suite on kinds with the peculiarities of real APIs, and their refusals."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ async def test_manifests_of_many_small_values_are_not_decoded_by_who_asks(reposi
 def test_a_long_message_is_made_stable_in_time(part: str):
     began = time.monotonic()
     assert len(stable_message(part * (20_000 // len(part)))) <= 2000
-    assert time.monotonic() - began < 1  # 20,000 letters took 2 s, and a million for ever
+    assert time.monotonic() - began < 1  # 20,000 letters took 2 s, and a million never ended
 
 
 async def test_an_object_of_the_largest_size_is_read(repository: Repository):

@@ -23,10 +23,10 @@ NAMES = [f"foo-{number}" for number in range(40)]
 
 
 async def unaccounted(world: World) -> list[str]:
-    """The resources whose action is under way by the log, and of which nobody takes care.
+    """The resources whose action is in flight by the log, and that no process works on.
 
-    Asked in an order in which what moves on in between is seen twice, never not at all: the log
-    first, then who is to execute, then what waits to be decided or to fire.
+    They are read in an order in which a moving message is seen twice, never missed: the log first,
+    then the queue of actions, then the intake and the timers.
     """
     histories: dict[ResourceKey, list[LogEvent]] = {}
     for stored in await world.log.of_kind("default", "Shape"):

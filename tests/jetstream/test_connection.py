@@ -130,7 +130,7 @@ USERS = (
 
 
 async def test_who_connects_while_the_server_reloads_is_let_in(tmp_path: Path) -> None:
-    """Until it has read who somebody is, the server takes him for a stranger when it reloads."""
+    """Until the server has read a client's identity, a reload treats the client as a stranger."""
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config=f"debug: true\n{USERS % 'old'}")
     connections = _logged(server, "Client connection created")

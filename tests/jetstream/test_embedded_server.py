@@ -133,7 +133,8 @@ async def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         except ProcessLookupError:
             return True
         status = Path(f"/proc/{server_pid}/stat").read_text().split(")")[1].split()[0]  # noqa: ASYNC240
-        # Ended; in a container without init nobody reaps it. Its other threads keep its files open.
+        # Ended. In a container without init, no process reaps it. Its other threads keep its files
+        # open.
         threads = os.listdir(f"/proc/{server_pid}/task")  # noqa: PTH208
         return status == "Z" and len(threads) == 1
 

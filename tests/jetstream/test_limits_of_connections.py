@@ -38,6 +38,6 @@ async def test_one_that_is_ended_after_it_was_accepted_is_made_again() -> None:
         has_connected.set()
         async with asyncio.timeout(20):
             await has_returned.wait()
-            while not client.is_connected:  # noqa: ASYNC110 - the client tells nobody
+            while not client.is_connected:  # noqa: ASYNC110 - the client reports nothing
                 await asyncio.sleep(0)
         await close(client)

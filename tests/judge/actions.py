@@ -186,8 +186,8 @@ def unrecorded_success(ledger: Ledger) -> Iterator[Breach]:
 def unended_action(ledger: Ledger) -> Iterator[Breach]:
     """A decided action has an end, or its next attempt is scheduled (invariant 11).
 
-    At a final rest nothing may be scheduled or held any more. A paused resource keeps its action:
-    an attempt of unknown result is neither repeated nor looked up before the pause ends.
+    At a final rest, nothing may be scheduled or held. A paused resource keeps its action: an
+    attempt of unknown result is neither repeated nor looked up before the pause ends.
     """
     history = ledger.history
     for action_id, decided in ledger.actions.items():

@@ -48,7 +48,7 @@ async def check(
 ) -> list[Finding]:
     """Read everything when it has come to rest, and return what the judge finds.
 
-    ``acknowledged``: declarations that must not be lost, besides those that the intake still has.
+    ``acknowledged``: further declarations that must not be lost, which the intake may have deleted.
     """
     history = await read_history(nc, api_url, after_effect=after_effect)
     return findings(

@@ -166,7 +166,7 @@ def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
     of_object = (each for each in reversed(ledger.effects) if each.uid == effect.uid)
     before = next(of_object, None)
     if before is None or before.after is None or OWNER_LABEL not in before.after.labels:
-        return  # the key alone is no evidence: somebody has taken the label off (ADR 0065)
+        return  # the key alone is no evidence: another client has removed the label (ADR 0065)
     written_by = before.after.written_by
     if before.key is None and written_by not in (None, *ledger.by_key):
         yield f"{effect.uid} was updated, though {written_by} is no action of this log"

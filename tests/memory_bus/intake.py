@@ -118,7 +118,7 @@ class IntakeStream:
         return position
 
     def was_alone(self, delivery: IntakeDelivery) -> bool:
-        """Tell whether nobody else was handed the partition of a message since it was."""
+        """Return whether no other reader has got the partition of a message since then."""
         return self._times_pinned[_partition_of(delivery.subject)] == delivery.receipt
 
     def newer(self, delivery: IntakeDelivery) -> list[IntakeDelivery]:

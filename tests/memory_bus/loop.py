@@ -87,7 +87,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         process.ready.clear()
         self._not_runnable(process)
         for task, owner in self._tasks:
-            if owner is process:  # who waits for all tasks at the end would wait for ever
+            if owner is process:  # code that waits for all tasks at the end would never end
                 asyncio_tasks._unregister_task(task)  # pyright: ignore[reportPrivateUsage]
 
     def pause(self, process: Process) -> None:
@@ -298,7 +298,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self._closed
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Take what nobody caught; a task of a killed process that is dropped is none of it."""
+        """Take uncaught exceptions, except for dropped tasks of a killed process."""
         if not self._closed:
             error = context.get("exception")
             self.failures.append(f"{context.get('message')}: {error!r}")

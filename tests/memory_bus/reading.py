@@ -20,10 +20,10 @@ _AWAY_SECONDS = 0.5
 async def pull(
     network: Network, what: Sort, request: Callable[[Answer[_T]], object], expires_seconds: float
 ) -> list[_T]:
-    """Ask for messages and wait; gives none if none came in time.
+    """Request messages and wait; return none if none came in time.
 
-    ``request`` is called when the request arrives at the server, with the way back. What is late on
-    that way has been handed out, and is perhaps handed out again before it comes.
+    ``request`` is called when the request arrives at the server, with the way back. A message that
+    is late on that way counts as delivered, and may be delivered again before it arrives.
     """
     arrived: asyncio.Future[list[_T]] = asyncio.get_running_loop().create_future()
 

@@ -169,7 +169,7 @@ async def observed(stage: Stage) -> AsyncGenerator[None]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody tells
+        while not condition():  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0.005)
 
 

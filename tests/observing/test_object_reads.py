@@ -354,7 +354,7 @@ async def test_an_object_that_repeats_a_secret_is_told_once(stage: Stage) -> Non
 async def test_a_name_whose_creation_may_arrive_late_is_read_after_the_withdrawal(
     stage: Stage,
 ) -> None:
-    """No listing would find the object of a call that arrives when nothing is declared any more."""
+    """No listing would find the object of a call that arrives after the withdrawal."""
     stage.records(
         SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
         ActionDecided(CREATE),

@@ -80,7 +80,7 @@ class Example:
             "retry": {"initialSeconds": 0.2, "maxSeconds": 1.0},
         }
         await world.configure(msgspec.convert(settings, ProviderConfigSpec), "postgres")
-        # What everybody may do has another prefix.
+        # Grants to all roles have another prefix.
         settings["scope"] = {"prefix": f"public@{self.prefix}"}
         await world.configure(msgspec.convert(settings, ProviderConfigSpec), "public")
         nobody = self.names["nobody-else-connects"]
@@ -112,7 +112,7 @@ class Example:
         await self.world.until(is_so, what, seconds=30.0)  # a listing begins each 0.3 s
 
     async def until_nobody_else_connects(self) -> None:
-        """Wait until a listing has shown what everybody may do, and it is taken away."""
+        """Wait until a listing has shown the grants to all roles, and they are revoked."""
         public = f"SELECT count(*) {OF_DATABASE} AND grantee = 0"
         await self.until(public, 0, "all roles lose the privileges that PostgreSQL grants")
 

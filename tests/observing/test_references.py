@@ -1,4 +1,4 @@
-"""What resources are told of who refers to them: again whenever they do not know it any more."""
+"""Reports to resources about their references, repeated whenever the resources lack them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_circle_ends_when_one_of_it_is_withdrawn() -> None:
 
 
 def _let_go(rows: list[StatusRow], damaged: Collection[str] = ()) -> set[str]:
-    """Who is kept for nobody any more, of resources each of which is kept for the one before it."""
+    """The resources that are no longer kept, in a chain in which each keeps the next one."""
     for before, row in zip([rows[-1], *rows], rows, strict=False):
         row.owned, row.references = True, {str(before.key): "Keep"}
     told = _looked_at({str(row.key): row for row in rows}, damaged)

@@ -140,7 +140,8 @@ async def test_a_clock_that_is_set_moves_no_pause_between_two_wakings(hours: int
 async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -> None:
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
     scene.row.secrets, scene.row.declared = {"files/db": ""}, True
-    scene.models.set_checkpoint(NOTHING)  # nobody has noticed it: its event was lost on the way
+    # the sweeper has not noticed it, because its event was lost
+    scene.models.set_checkpoint(NOTHING)
     first = await scene.sweep_for(SWEEP_SECONDS)
     scene.intake.published.clear()
     scene.now += timedelta(hours=hours)

@@ -1,4 +1,4 @@
-"""Scenario 16: a listing that fails or lies must not cost anybody a resource (invariant 6)."""
+"""Scenario 16: a failing or wrong listing must not lose a resource (invariant 6)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.scenarios.test_listings import CONFIG, PATIENT, converged
 
 
 async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice(world: World):
-    """A listing that claims to be complete and leaves a resource out cannot be told from the truth.
+    """A listing that claims to be complete and omits a resource looks like a correct one.
 
-    What ought to happen: the loss is recorded and the resource made again, since that is what a
-    deletion by a human looks like (scenario 3). The API refuses the create, for the name is taken,
-    and what stands in the way is read: it is the very object that the log has just given up, by its
-    uid, so it is ours again. From then on no listing proves its absence, only a read of its own.
+    Expected: the loss is recorded and the resource recreated, as after a deletion by a person
+    (scenario 3). The API refuses the creation because the name is taken, and the obstacle is read.
+    It has the uid of the released object, so it is ours again. From then on, no listing proves its
+    absence, only a read.
     """
     await converged(world)
     before = await world.human.sees("foo-3")
@@ -80,7 +80,7 @@ async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_on
 
 
 async def test_16_a_listing_from_before_our_effect_proves_nothing(bare_world: World):
-    """The listing began before the create and ends after it: it must not say that foo is gone."""
+    """The listing began before the creation and ends after it, so it proves no absence."""
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))

@@ -29,7 +29,7 @@ from tests.projections.logs import Log, histories, log_of, of, quick, renamed
 from tests.resource.building import converged
 
 PORTION_ROWS = 3  # so that these logs make many
-ROUNDS = 5  # after so many, whoever stands by has noticed that the other one does not write
+ROUNDS = 5  # after this many, the standby projector has noticed that the other one does not write
 
 
 class Stopped(BaseException):
@@ -395,7 +395,7 @@ async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all
             projector.apply(position, event)
             await projector.has_room()
         store.trouble = {}
-        while rows.content != expected(log):  # noqa: ASYNC110 - nobody tells
+        while rows.content != expected(log):  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

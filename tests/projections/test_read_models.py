@@ -249,7 +249,7 @@ def test_an_object_that_may_have_been_made_while_we_crashed_is_in_the_ownership_
 
 
 def abandoned(*, moved_to: tuple[str, str] | None = None) -> Story:
-    """A creation was abandoned and its resource withdrawn; perhaps declared in another place."""
+    """A creation was abandoned and its resource withdrawn, and possibly declared elsewhere."""
     story = Story(configs={CONFIG: SHARED, "other": SHARED})
     story.declare()
     creation = story.action

@@ -827,7 +827,7 @@ async def test_no_authority_of_the_host_is_asked_unless_it_is_allowed(host: str)
 async def test_a_name_that_cannot_be_shown_to_be_ours_is_said_and_tried_with_another_order(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
-    await use(root, gate, http01={"folder": "challenges"})  # where nobody serves it
+    await use(root, gate, http01={"folder": "challenges"})  # where no web server serves it
     wanted = create(OVER_ACME)
     with pytest.raises(
         NotDoneError, match=r"web\.test: .*the next attempt places a new order"

@@ -32,7 +32,7 @@ def feed_of(provider: Provider) -> WatchingProvider:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - nobody tells
+        while not condition():  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0.01)
 
 

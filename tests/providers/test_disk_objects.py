@@ -967,7 +967,7 @@ async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case
 
 
 class SlowProgram:
-    """A program that waits for leave before it does what it shall, and counts how often it runs."""
+    """A program that waits for permission before its work, and counts its runs."""
 
     def __init__(self, name: str, folder: Path) -> None:
         folder.mkdir()

@@ -53,7 +53,7 @@ class Server:
                 if answer != OK and not self.keeps_open:
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client is gone
+            pass  # the client has disconnected
         finally:
             writer.close()
 

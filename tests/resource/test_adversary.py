@@ -138,7 +138,7 @@ def test_a3_an_approval_comes_after_a_new_generation():
 
 
 def test_r1_an_adopted_object_that_comes_back_is_not_forgotten():
-    """By id: the young one is gone, the old one was adopted: another create forgets it."""
+    """By id: the new object was deleted, the old one adopted, and another creation forgets it."""
     story = Story(kind=BY_ID)
     story.see(thing(SQUARE))
     story.declare(SQUARE, policy={"adoption": "Adopt"})
@@ -439,7 +439,7 @@ def test_r14_when_the_old_one_is_ours_again_its_absence_is_noticed():
     story.declare(SQUARE)
     story.succeed()
     assert (story.outcome, story.idle, story.seen) == ("Converged", True, old)
-    for _key, said in listed(story):  # the old one was removed by somebody
+    for _key, said in listed(story):  # another client removed the old one
         story.turn(said)
     assert not story.idle, "Converged for ever, and nothing is there"
 
@@ -539,7 +539,7 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
     found = thing({**SQUARE, "size": {"w": 1}}, labels=owned_labels())
     story.see(found, unmanaged=(5, 20))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
-    now = repainted(found, size={"w": 2})  # somebody else writes what is theirs
+    now = repainted(found, size={"w": 2})  # another client writes its own fields
     row, _ = rows(story)
     assembler = ListingAssembler(
         ListingBegan(CONFIG, "Block", story.position),

@@ -101,7 +101,7 @@ def test_a_creation_and_a_deletion_wait_too():
 
 
 def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
-    """The sweeper would wake the resource for ever, as if a configuration had been changed."""
+    """The sweeper would wake the resource permanently, as if a configuration had been changed."""
     config = changed(EXCLUSIVE, approve="Never")
     story = Story(configs={CONFIG: config})
     story.declare(RED, policy={"mode": "Absent", "approve": "Deletions"})

@@ -67,7 +67,7 @@ def redefined(told: Story, affected: int = 1, total: int = 1, **changes: Any) ->
 
 
 def seen_again(told: Story, **changes: Any) -> list[Any]:
-    """A listing shows the object, as it is known or as somebody has changed it."""
+    """A listing shows the object, unchanged or as another client has changed it."""
     known = told.state.observed.object
     assert known is not None
     version = f"{known.version}+" if changes else known.version

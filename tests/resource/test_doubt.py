@@ -1,4 +1,4 @@
-"""What was perhaps done is never taken for undone: redeliveries, late successes, conflicts."""
+"""A possible effect never counts as none: redeliveries, late successes, conflicts."""
 
 from __future__ import annotations
 

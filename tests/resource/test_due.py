@@ -68,7 +68,7 @@ def test_what_is_due_is_written_again_and_timed_anew():
 
 
 def test_what_the_api_has_rejected_is_not_written_again_when_it_is_due():
-    """Another client can make the object so; the same write would be rejected for ever."""
+    """Another client can make the object so, and the same write would be rejected each time."""
     passes = Passes()
     story = passes.story
     outputs = story.seen.outputs

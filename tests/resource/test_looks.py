@@ -1,4 +1,4 @@
-"""A look that somebody asks for: what waits is done at once, and what is seen is news."""
+"""A requested reconciliation: waits end immediately, and the read is recorded."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def test_what_a_crash_has_left_of_a_turn_is_decided_from_the_state():
     story = converged()
     before = len(story.log)
     story.see(thing(uid="h9"))
-    story.log = story.log[: before + 1]  # the look, and nothing of what follows from it
+    story.log = story.log[: before + 1]  # the observation without the events after it
     story.state = fold(story.log)
     assert story.state.owned is not None
     assert only(OwnershipReleased, story.wake()).reason == "Replaced"

@@ -134,7 +134,7 @@ def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
 
 
 def test_an_object_that_another_owner_took_is_not_written_over():
-    """Two owners that each put their label back would do so for ever."""
+    """Two owners that each restore their label would never stop."""
     story = converged()
     ours = story.seen
     story.see(relabelled(ours, ANOTHER))
@@ -193,7 +193,7 @@ def test_a_delete_that_met_another_object_leaves_it_alone():
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
 def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdrawn: bool):
-    """Some APIs have no ids: the uid is in the metadata of the object, which anybody may remove."""
+    """Some APIs have no ids: the uid is in the object's metadata, which any client may remove."""
     story = converged()
     bare = replace(relabelled(story.seen, {}), uid=None)
     if is_withdrawn:

@@ -215,7 +215,10 @@ def test_what_is_declared_anew_with_other_references_forgets_the_old_ones():
 
 
 def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
-    """A row ends with its resource: what only the state knew would be told again for ever."""
+    """A row ends with its resource.
+
+    Values that only the state contains would be reported again and again.
+    """
     story = server(password={"$secret": "db-password"})
     story.turn(SecretReported("files/db-password", "d1"))
     seen(story, **known())

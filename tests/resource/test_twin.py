@@ -74,7 +74,7 @@ def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
     ],
 )
 def test_nothing_else_is(found: ExternalObject):
-    """Whatever somebody copies from an object of ours: its key is one that this log has decided."""
+    """A copy of an object of ours has a key that this log has decided."""
     assert newer_action(found, FIRST, 7) is None
 
 

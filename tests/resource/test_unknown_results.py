@@ -151,7 +151,7 @@ def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
 
 
 def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
-    """Somebody may have taken our label off; the API knows by the key what we made."""
+    """Another client may have removed our label. The API shows by the key what we created."""
     story = begun()
     action = story.action
     unknown(story, 3)
@@ -345,7 +345,7 @@ def test_what_an_earlier_action_of_ours_made_is_changed_to_what_is_declared_now(
 def test_without_labels_a_taken_name_after_an_unknown_result_is_held_for_a_person(
     shown: ExternalObject,
 ):
-    """Somebody may have changed what our first call made before the second meets it."""
+    """Another client may have changed what our first call created before the second finds it."""
     story = begun(UNMARKED)
     unknown(story)
     assert only(ActionHeld, story.fail("Conflict", shown=shown)).object == shown
@@ -367,7 +367,7 @@ def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_taken_for_
 
 
 def test_a_redelivered_creation_that_meets_what_nobody_claims_is_held_for_a_person():
-    """A worker died after its call, and somebody took our label off before the second."""
+    """A worker died after its call, and another client removed our label before the second."""
     story = begun(KEYLESS)
     held = only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1"), redelivered=True))
     assert held.object == thing(uid="u1")
@@ -564,7 +564,7 @@ def test_what_carries_the_key_of_an_ended_creation_is_ours():
 
 
 def in_doubt(kind: Kind = KEYLESS) -> Story:
-    """A second delivery of a creation was not heard of; the object of the first is gone."""
+    """The result of a second delivery of a creation was lost, and the first object was deleted."""
     story = begun(kind)
     action_id = story.action.action_id
     story.succeed()

@@ -200,9 +200,9 @@ class World:
             self.publish(self.looks[index % len(self.looks)])
 
     def work(self, fault: Fault, shows_obstacle: bool = True) -> None:
-        """Make one attempt at what is in flight, which is handed out until somebody reports.
+        """Make one attempt at the action in flight, which is delivered until a report arrives.
 
-        ``lost``: the worker dies before it reports; ``stuck``: it stands still before its call.
+        ``lost``: the worker dies before it reports; ``stuck``: it stops before its call.
         """
         flight = self.story.state.actions.in_flight
         if flight is None or (flight.action.action_id, flight.attempt) in self._reported:

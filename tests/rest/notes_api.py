@@ -1,6 +1,7 @@
-"""An API that makes the ids itself, and lists in three styles: by link, by page and by offset.
+"""An API that assigns the ids, and lists in three styles: by link, by page and by offset.
 
-A title is no key. What it adds to a note (``created``, ``config.owner``) nobody has declared.
+A title is no key. Its additional fields of a note (``created``, ``config.owner``) are never
+declared.
 """
 
 from __future__ import annotations

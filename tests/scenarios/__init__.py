@@ -5,7 +5,7 @@ only where their point is the server, a process that dies, a socket or a real sy
 run in virtual time (``tests/permutations``).
 
 - scenario 1: what is declared is made; scenario 2: a change is one update;
-  scenario 3: what a human deletes is made again; scenario 4: what a human repaints is corrected,
+  scenario 3: what a human deletes is recreated; scenario 4: what a human repaints is corrected,
   an ignored field is left (``test_convergence``)
 - scenario 5: unowned is left alone; scenario 6: an exclusive scope is cleared behind its guard;
   scenario 7: a withdrawal while the reconciler is down does not leak; scenario 8: ownership is

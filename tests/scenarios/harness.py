@@ -1,7 +1,7 @@
 """A small world to tell stories in: nats-server, the shapes API, the reconciler, and a human.
 
 The server and the API are real processes, the reconciler runs its roles in this one, and the human
-uses the API directly, without asking anybody. Nothing here sleeps for a fixed time: ``until`` waits
+uses the API directly, without the reconciler. Nothing here sleeps for a fixed time: ``until`` waits
 for a condition, and ``observed_again`` for listings that really began and ended.
 """
 
@@ -380,7 +380,7 @@ class World:
             try:
                 found = await condition()
             except BusError:
-                found = None  # the bus is away: look again
+                found = None  # the bus is unavailable: read again
             if found:
                 return found
             assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"

@@ -133,7 +133,7 @@ async def gate(pebble: Certificates, tmp_path: Path) -> AsyncIterator[AcmeGate]:
 
 
 class Visitor:
-    """A server of the delivered files, somebody who stays connected, and others who come anew."""
+    """A server of the delivered files, a client that stays connected, and new clients."""
 
     def __init__(self, folder: Path, trusted: str) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Scenarios 17 and 18: others hold a resource, or rely on it; and a loss nobody believes."""
+"""Scenarios 17 and 18: clients hold a resource, or refer to it; and an implausible loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario 16: a listing that fails or lies must not cost anybody a resource (invariant 6)."""
+"""Scenario 16: a failing or wrong listing must not lose a resource (invariant 6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poison: what always fails is parked with its reason, nobody else waits, and a retry ends it."""
+"""Poison: a message that always fails is parked with its reason, and a retry ends it."""
 
 from __future__ import annotations
 

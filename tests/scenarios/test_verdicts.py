@@ -42,7 +42,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "Exclusive": {"exclusive": True},
 }
 
-# What becomes of an object that nobody declared, by docs/concepts/ownership.md.
+# The fate of an undeclared object, by docs/concepts/ownership.md.
 NEVER_DECLARED: dict[str, dict[str, str]] = {
     "Log": {"bar": "Unowned", "our-bar": "Unowned", "labelled": "Disputed"},
     "Prefix": {"bar": "Unowned", "our-bar": "Deleted", "labelled": "Disputed"},
@@ -66,13 +66,13 @@ async def check_verdicts(world: World, strategy: str) -> None:
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, deletion_guard=guard, **STRATEGIES[strategy]))
 
-    # Scenario 3: what is declared and deleted by a human is made again, by any strategy.
+    # Scenario 3: a declared object that a person deletes is recreated, with any strategy.
     await world.declare("our-foo")
     await world.until_outcome("our-foo", "Converged")
     await world.human.deletes("our-foo")
     await world.until(lambda: world.human.finds("our-foo"), "it is made again")
 
-    # Scenarios 5 and 9: what nobody declared.
+    # Scenarios 5 and 9: undeclared objects.
     await world.human.makes("bar")
     await world.human.makes("our-bar")
     await world.human.makes("labelled", labels=our_label(world, "labelled"))
@@ -83,7 +83,7 @@ async def check_verdicts(world: World, strategy: str) -> None:
     deleted = {name for name, told in NEVER_DECLARED[strategy].items() if told == "Deleted"}
     assert left == {"our-foo", "bar", "our-bar", "labelled"} - deleted
 
-    # Scenario 7: what is withdrawn while nobody looks does not leak.
+    # Scenario 7: a resource that is withdrawn while no role runs does not leak.
     await world.stop_reconciler()
     await world.withdraw("our-foo")
     await world.start_reconciler()

@@ -168,7 +168,7 @@ async def test_33_what_counts_is_the_step_that_declared_it_and_not_a_later_one()
     [parent] = await parents(box, web)
     assert f"default/Block/web@{parent.chain[-1]}" == before
 
-    # Somebody else's word on it is not its parent's; a withdrawal by that one is.
+    # A reason of another client is not its parent's. A withdrawal by that client is.
     box.turn(
         Declared(manifest({"color": "Blue"}, key=box.key, labels={PART_OF_LABEL: web.key.tokens}))
     )

@@ -15,10 +15,10 @@ from tests.security.encodings import every_way, json_of_go
 
 
 class CanaryApi:
-    """Refuses the first write of each shape under each token; ``s3`` hears of the third way.
+    """Refuses the first write of each shape under each token; ``s3`` gets secrets in a third way.
 
-    Shapes of even numbers are refused for good. A listing shows a shape of nobody, whose labels
-    have everything. ``secrets``: what the API was sent, and what a test has told it besides.
+    Shapes of even numbers are refused permanently. A listing shows a foreign shape whose labels
+    contain everything. ``secrets``: those that the API was sent, and those that a test has added.
     ``newest``: those that it repeats to `doctor`, a new process.
     """
 

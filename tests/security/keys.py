@@ -59,7 +59,7 @@ def signed(issuer: Pair, subject: Pair, name: str, claims: dict[str, Any], *, se
 
 
 def write_credentials(path: Path, jwt: str, user: Pair) -> Path:
-    """Write a `.creds` file in one step, as whoever renews one should."""
+    """Write a `.creds` file in one step, as a renewal should."""
     new = path.with_suffix(".new")
     new.write_text(
         f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"

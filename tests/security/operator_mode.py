@@ -51,7 +51,7 @@ class Operator:
         )
 
     def write_credentials(self, path: Path, name: str, *, seconds: int = 0) -> Path:
-        """Sign a user anew, valid for so many seconds (0: for ever), with a new key of his."""
+        """Sign a user again, valid for some seconds (0: without an end), with a new key."""
         user = Pair.of_user()
         found = next(each for each in self._claims["users"] if each["name"] == name)
         issuer = self._accounts[found["account"]]

@@ -97,7 +97,7 @@ async def test_a_role_whose_jwt_expires_goes_on_with_a_fresh_file(
         await until(lambda: not connections["worker"].is_connected)
 
         answer = await client.declare(shape("acme", "waiting"))
-        assert answer.accepted  # decided: only nobody may call the API
+        assert answer.accepted  # decided, although no worker may call the API
         await until(lambda: caplog.text.count("rejects user worker of") > 0)
         assert f"rejects user worker of {by_jwt.folder / 'worker.creds'}" in caplog.text
         assert not connections["worker"].is_closed

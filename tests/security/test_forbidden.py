@@ -61,7 +61,7 @@ TARGETS = [
 ]
 BEYOND = [
     "$JS.API.STREAM.LIST",
-    "$JS.API.STREAM.INFO.LOG_1",  # with a filter it names everybody's resources
+    "$JS.API.STREAM.INFO.LOG_1",  # with a filter, it names the resources of all users
     "$JS.API.STREAM.INFO.REJECTIONS",
     "$JS.API.STREAM.CREATE.MINE",
     *(

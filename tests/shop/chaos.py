@@ -178,7 +178,7 @@ class Shop:
             "postgres": {"endpoint": self.postgres.endpoint},
         }
         retry = {"initialSeconds": 0.2, "maxSeconds": 1.0}
-        # Only of the shop: what everybody may do is not.
+        # Only of the shop, without grants to all roles.
         allow = {"users": ["0"], "networks": ["host"]}
         common = {"allow": allow, "resyncSeconds": 1, "retry": retry, "scope": {"prefix": "shop"}}
         made = [
@@ -362,7 +362,7 @@ class Shop:
                 continue
             key = about.get(WRITTEN_BY)
             if key in under and under[key] in gone and under[key] in self.removed_by_hand:
-                continue  # what hands took away between two attempts is made again
+                continue  # objects that a person removed between two attempts are recreated
             if key is not None:
                 under[key] = uid
             moment = datetime.fromtimestamp(event["timeNano"] / 1e9, UTC).isoformat()
@@ -526,9 +526,9 @@ if __name__ == "__main__":
 
 
 def _thaw(containers: Iterable[str]) -> None:
-    """Thaw what a killed Engine leaves frozen: runc starts no container there again, ever.
+    """Thaw what a killed Engine leaves frozen, because runc never starts a container there again.
 
-    Nobody but root of the Engine's machine can do it.
+    Only root of the Engine's machine can do it.
     """
     for container in containers:
         for place in Path("/sys/fs/cgroup").glob(f"*/*/{container}/freezer.state"):

@@ -1,4 +1,4 @@
-"""An external API that misbehaves: what it has, what it kept, and what everybody did to it."""
+"""An external API that misbehaves: its objects, its stored responses, and all effects."""
 
 from __future__ import annotations
 

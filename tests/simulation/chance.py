@@ -105,7 +105,7 @@ class _Dice:
 
 
 def plan_of(seed: int) -> p.Plan:
-    """Make the plan of a seed; the same for ever, as long as this file is not changed."""
+    """Make the plan of a seed. It is the same as long as this file is not changed."""
     dice = _Dice(seed)
     choose = dice.random.choice
     shapes = ["foo", "bar", "baz", "qux"][: choose((1, 1, 2, 2, 3, 4))]
@@ -181,7 +181,7 @@ def _traits(dice: _Dice) -> p.ApiTraits:
 
 
 def _of_real_apis(seed: int, traits: p.ApiTraits) -> p.ApiTraits:
-    """Add what real APIs do besides; drawn apart, so that all else of a plan stays as it was."""
+    """Add the peculiarities of real APIs, drawn separately: the rest of a plan is unchanged."""
     random = Random(f"plan/{seed}/real")
     lifetime, starting = random.choice((0, 0, 4, 7)), random.choice((0, 0, 0, 1.5, 3))
     can_be_marked = traits.idempotency_keys or traits.names
@@ -207,7 +207,7 @@ def _lag(seed: int, traits: p.ApiTraits) -> float:
 
 
 def _approve(random: Random, traits: p.ApiTraits, lifetime: int) -> ApprovalLevel:
-    """Not where objects end for ever, or where a stray has a name that somebody declares."""
+    """Not where objects never expire, or where an unmanaged object has a declared name."""
     level: ApprovalLevel = random.choice(("Never", "Never", "Deletions", "Always"))
     is_unclear = traits.exclusive and not traits.names
     return "Never" if lifetime or is_unclear else level
@@ -315,7 +315,7 @@ def _of_a_refused_redelivery(dice: _Dice, shape: str, workers: list[str]) -> lis
 
 
 def _of_a_passing_obstacle(dice: _Dice, shape: str) -> list[p.Step]:
-    """What a creation conflicts with is gone before anybody has seen it."""
+    """The obstacle of a creation is deleted before any read."""
     at = dice.seconds(1.5, dice.duration)
     fields = dice.fields()
     return [
@@ -356,7 +356,7 @@ def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
 
 
 def _of_lost_marks(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
-    """Where only our label tells what an unreported call has made, somebody takes it off."""
+    """If only our label shows what an unreported call has created, a person removes it."""
     made: list[p.Step] = []
     for declare in steps:
         if isinstance(declare, p.Declare) and dice.one(0.3):

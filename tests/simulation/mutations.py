@@ -155,7 +155,7 @@ def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
 
 
 def _kept_before_the_append(patch: Patch) -> None:
-    """A cached state whose events are not stored yet, and perhaps never are."""
+    """A cached state whose events are not stored yet, and possibly never will be."""
     really: Any = ResourceRepository._append  # pyright: ignore[reportPrivateUsage]
 
     async def append(self: Any, commits: Sequence[Commit]) -> None:
@@ -317,7 +317,7 @@ def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
 
 
 def _refused_creations_are_repeated(patch: Patch) -> None:
-    """Also for a generation that is not declared any more."""
+    """Also for a generation that is no longer declared."""
 
     def is_in_doubt(flight: InFlight) -> bool:
         return flight.action.operation == "Create" or flight.unknown_results > 0

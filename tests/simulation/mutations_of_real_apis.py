@@ -1,4 +1,4 @@
-"""Defects in what real APIs ask for besides (ADR 0025 to 0032), each of which has to be noticed."""
+"""Defects in the support of real APIs (ADR 0025 to 0032), each of which must be noticed."""
 
 from __future__ import annotations
 

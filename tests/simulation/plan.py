@@ -44,7 +44,7 @@ class Repeat(TimedStep, frozen=True, tag=True):
 
 
 class Garbage(TimedStep, frozen=True, tag=True):
-    """Somebody publishes what nobody can use."""
+    """A client publishes an invalid message."""
 
     shape: str
     payload: str
@@ -68,7 +68,7 @@ class RequestFinalizer(TimedStep, frozen=True, tag=True):
 
 
 class ReleaseFinalizer(TimedStep, frozen=True, tag=True):
-    """A finalizer is taken off: by its holder, or by somebody else, by force or in vain."""
+    """A finalizer is removed: by its holder, or by another client, by force or in vain."""
 
     number: int
     shape: str
@@ -78,7 +78,7 @@ class ReleaseFinalizer(TimedStep, frozen=True, tag=True):
 
 
 class ForceRelease(TimedStep, frozen=True, tag=True):
-    """Somebody takes off whatever keeps a resource that is withdrawn."""
+    """An operator removes everything that keeps a withdrawn resource."""
 
     number: int
     shape: str
@@ -86,14 +86,14 @@ class ForceRelease(TimedStep, frozen=True, tag=True):
 
 
 class Look(TimedStep, frozen=True, tag=True):
-    """Somebody asks that a resource is looked at now."""
+    """A client requests a reconciliation of a resource."""
 
     number: int
     shape: str
 
 
 class Refer(TimedStep, frozen=True, tag=True):
-    """Somebody declares a ``ShapeRef``, or withdraws it (``target`` empty)."""
+    """A client declares a ``ShapeRef``, or withdraws it (``target`` empty)."""
 
     number: int
     name: str
@@ -108,7 +108,7 @@ class Define(TimedStep, frozen=True, tag=True):
 
 
 class PutSecret(TimedStep, frozen=True, tag=True):
-    """Somebody changes a secret, or removes it (``value`` empty)."""
+    """An operator changes a secret, or removes it (``value`` empty)."""
 
     name: str
     value: str
@@ -199,7 +199,7 @@ class Erase(TimedStep, frozen=True, tag=True):
 
 
 class BusAway(TimedStep, frozen=True, tag=True):
-    """The bus answers nobody."""
+    """The bus does not respond."""
 
     seconds: float
 
@@ -223,7 +223,7 @@ class FollowersLag(TimedStep, frozen=True, tag=True):
 
 
 class Repin(TimedStep, frozen=True, tag=True):
-    """The server believes that every reader of the intake is gone, and lets others read."""
+    """The server believes that every reader of the intake has ended, and lets others read."""
 
 
 class Redeliver(TimedStep, frozen=True, tag=True):

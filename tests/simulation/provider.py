@@ -247,7 +247,7 @@ class Lies:
         self._armed.append(fault)
 
     def heal(self) -> None:
-        """Have no listing fail any more."""
+        """Let all listings succeed again."""
         self._armed.clear()
 
     def next(self) -> ListingFails | None:

@@ -208,7 +208,7 @@ class Publisher:
         self.publish(key, Approved(hold, plan=plan), source=PERSON)
 
     def let_go(self) -> None:
-        """Take off whatever holds a resource, as whoever may do it."""
+        """Remove everything that holds a resource, as a permitted client."""
         for key, state in list(self._states.items()):
             for each in state.holds.finalizers:
                 self.publish(key, FinalizerReleased(each.name), source=each.holder)
@@ -294,7 +294,7 @@ class Publisher:
 
 
 def is_held_for_a_person(state: ResourceState) -> bool:
-    """Tell whether a guard holds a resource until somebody approves it."""
+    """Return whether a guard holds a resource until an operator approves it."""
     outcome = state.outcome
     return outcome is not None and outcome.outcome == "Held" and outcome.reason in _APPROVED
 

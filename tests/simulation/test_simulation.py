@@ -1,4 +1,4 @@
-"""The whole loop under every fault: nothing leaks, nothing is doubled, nothing is lost."""
+"""The whole loop under every fault: no leak, no duplicate, no loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.shrink import shrink, sort_of
 
 _MAX_SEEDS_A_MUTATION = 2_000
 _BROKEN = ("TypeError", "AttributeError", "NameError")
-"""What a mutation says that does not fit the product any more: it proves nothing."""
+"""Errors of a mutation that does not fit the current product, so it proves nothing."""
 
 _MIN_HAPPENINGS = 80
 """Different faults and events of 50 seeds: 98 to 110 in the first thousand.

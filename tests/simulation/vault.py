@@ -1,4 +1,4 @@
-"""The secrets of the simulated processes: changed by people, read by whoever may."""
+"""The secrets of the simulated processes: changed by people, read by permitted processes."""
 
 from __future__ import annotations
 

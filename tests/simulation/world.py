@@ -32,7 +32,7 @@ from tests.simulation.vault import Vault
 _VERSIONS_AHEAD = 150  # of what our log has by then, and more than it adds in a run
 
 _OF_THE_BUS = frozenset({"storing dead letters failed; retrying later"})
-"""Errors that a service may report because the bus is away."""
+"""Errors that a service may report because the bus is unavailable."""
 
 _OF_DAMAGE = _OF_THE_BUS | {"a history is damaged; its resource is held", "the log is damaged"}
 
@@ -110,7 +110,7 @@ class World:
         self.loop.run_until(self.start_time + self.plan.seconds)
 
     def heal(self) -> None:
-        """Let nothing go wrong any more: what was killed is started, what stood still goes on."""
+        """End all faults: killed processes start, and stopped ones continue."""
         self.tell("--- the faults stop")
         self.network.heal()
         self.log.heal()
@@ -283,7 +283,7 @@ class World:
     # --- the trace
 
     def tell(self, what: str) -> None:
-        """Tell a line of the trace, if anybody listens."""
+        """Report a line of the trace, if it is read."""
         if self._tell is not None:
             self._tell(f"{self.loop.time() - self.start_time:9.3f}  {what}")
 
