@@ -120,6 +120,32 @@ async def test_a_source_that_hangs_delays_no_read_of_others(
     assert billing["head"]["revision"]["commit"] == COMMIT
 
 
+async def test_requests_during_a_read_share_the_next_one(
+    looks: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, read, count = asyncio.Event(), heads.read_source, 0
+
+    async def counted(request: Request) -> Reply:
+        nonlocal count
+        count += 1
+        await may_end.wait()
+        return await read(request)
+
+    monkeypatch.setattr(heads, "read_source", counted)
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, each: failures.append(each))
+    spec = source_of("billing")
+    reads = [looks.looked_at(spec, fresh=fresh) for fresh in (False, True, True)]
+    tasks = [asyncio.create_task(each) for each in reads]
+    while not count:  # noqa: ASYNC110 - nothing reports the start
+        await asyncio.sleep(0)
+    may_end.set()
+    async with asyncio.timeout(5):
+        shown = await asyncio.gather(*tasks)
+    assert shown[0] == shown[1] == shown[2] != {}
+    assert (count, failures) == (2, [])
+
+
 async def test_a_slow_read_is_reported_when_it_has_ended(
     looks: Heads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ class Heads:
                 look = self._looks.get(spec.parent)
                 if look is not None and fresh:
                     await asyncio.wait({look})  # it began before the request
-                    look = None
+                    look = self._looks.get(spec.parent)  # of another request, begun since
                 look = look or self._begin(spec, fresh=fresh)
                 await asyncio.wait({look})
         except TimeoutError:
