@@ -161,6 +161,10 @@ class EventLog(Protocol):
         """
         ...
 
+    async def missing_events(self) -> int:
+        """Return the number of positions without an event. A log never deletes any."""
+        ...
+
     async def last_position(self) -> int:
         """Return the position of the newest event."""
         ...

@@ -144,7 +144,7 @@ def test_without_a_number_it_is_the_newest_other_one_that_was_ready(live: Cli) -
     never_ready = shape("undone", "Green").replace("color", "policy: {paused: true}, color")
     live.ok("apply", "-f", "-", text=never_ready)
     ran = live.ok("rollback", "undone")
-    assert ran.out.splitlines()[1].endswith("  generation 2 declared again")
+    assert ran.out.splitlines()[1].endswith("  generation 2 declared again, which ends the pause")
     live.ok("wait", "undone")
     found = declared(live, "undone")
     newest = max(found)

@@ -204,7 +204,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
     (ActionDecided(ACTION), "Reconciler decided to create foo with type: Square, color: Red"),
     (
         ActionRetried(ACTION, 3),
-        "The decider started attempt 3 to create foo, with the same idempotency key",
+        "The decider started attempt 3 to create foo, with the same parameters",
     ),
     (
         ActionSucceeded("a@2", "Create", 2, replayed=True),

@@ -10,10 +10,12 @@ from events.log import SpecDeclared
 from events.names import ResourceKey
 from events.subjects import log as log_subject
 from infra.bus.streams import LOG
+from infra.jetstream.connection import api_request
 from infra.jetstream.errors import IncompatibleStreamError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
 from reconciler.roles.decider import decider
+from reconciler.roles.projector import scrubber
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
 
@@ -108,9 +110,7 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     assert {each.get("resource", "") for each in found} == {"", "default/Shape/foo"}
     assert all("expected" in each for each in found)
 
-    parts = await world.start_reconciler()
-    assert parts.scrubber is not None
-    await parts.scrubber.scrub(share=1)
+    await world.start_reconciler()
     await _expect_held(world, operator, ["foo"])
     effects = await world.human.effects("foo")
     await world.declare("foo", color="Black")
@@ -143,6 +143,29 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
     assert (await operator.finds(url, "log"))["status"] == "ok"
     assert await world.human.effects("foo") == ["POST", "PUT", "PUT", "PUT"]
+
+
+async def test_a_deletion_in_a_running_log_is_shown_soon(
+    bare_world: World, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows say Converged until the scrubber reads the log, so it reads when events are gone."""
+    monkeypatch.setattr(scrubber, "CHECK_SECONDS", 0.5)
+    monkeypatch.setattr(scrubber, "FIRST_AFTER_SECONDS", 3_600.0)
+    world = bare_world
+    await _allow_deletions(world)
+    await _live(world)
+    second = (await world.client.history(shape("foo")))[1].position
+    await world.start_reconciler()
+    await world.until_settled()
+    await api_request(world.nc, f"STREAM.MSG.DELETE.{LOG}", {"seq": second})
+    await _expect_held(world, operator, ["foo"])
+
+
+async def _allow_deletions(world: World) -> None:
+    """Create the empty log again without its protection, as only an administrator can."""
+    info = await api_request(world.nc, f"STREAM.INFO.{LOG}", {})
+    await api_request(world.nc, f"STREAM.DELETE.{LOG}", {})
+    await api_request(world.nc, f"STREAM.CREATE.{LOG}", info["config"] | {"deny_delete": False})
 
 
 async def test_a_log_whose_end_is_cut_holds_the_resources_that_have_lost_events(

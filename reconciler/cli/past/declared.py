@@ -86,6 +86,12 @@ class Generations:
         """The resource's current generation, 0 if it was never declared."""
         return max(self._begins, default=0)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the current declaration pauses the resource."""
+        data = self._begins[self.newest][1] if self._begins else None
+        return isinstance(data, SpecDeclared) and data.policy.paused
+
     def declared(self, generation: int) -> SpecDeclared:
         """Return the declaration of a generation; ``CommandError`` lists the existing ones."""
         data = self._begin(generation)[1]

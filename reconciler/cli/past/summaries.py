@@ -228,7 +228,7 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _decided(action, before)
         case ActionRetried(action, attempt):
             again = f"The decider started attempt {attempt} to {_infinitive(action)}"
-            return f"{again}, with the same idempotency key"
+            return f"{again}, with the same parameters"
         case LookupDecided(action, attempt):
             return (
                 f"The decider requested a lookup of {action.external_name} (attempt {attempt}), "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -165,27 +165,40 @@ def rollback(
         Wait for a settled outcome: Converged, Failed, Held, ...
     """
     reference = parse_reference(resource, namespace, name)
-    manifest, older, newest = run_async(find_older(connection, reference, to))
+    older = run_async(find_older(connection, reference, to))
     if dry_run:
-        print_structured(manifest, "json" if output == "json" else "yaml")
+        print_structured(older.manifest, "json" if output == "json" else "yaml")
         return Exit.OK
     return request(
         connection,
-        [manifest.key],
+        [older.manifest.key],
         lambda client: client.declare_many(
-            [manifest], expected_generations=[newest], reason=reason, timeout_seconds=timeout
+            [older.manifest],
+            expected_generations=[older.newest],
+            reason=reason,
+            timeout_seconds=timeout,
         ),
         output=output,
-        done=f"generation {older} declared again",
+        done=f"generation {older.generation} declared again"
+        + (", which ends the pause" if older.ends_pause else ""),
         wait=partial(wait_for_results, timeout_seconds=timeout) if wait else None,
         good=_CONVERGED,
     )
 
 
+class OlderGeneration(NamedTuple):
+    """An older declaration of a resource, and the resource's current generation."""
+
+    manifest: Manifest
+    generation: int
+    newest: int
+    ends_pause: bool  # the current declaration pauses the resource, and the older one does not
+
+
 async def find_older(
     connection: Connection, reference: Reference, generation: int | None
-) -> tuple[Manifest, int, int]:
-    """Return the manifest of an older generation, its number, and the current generation.
+) -> OlderGeneration:
+    """Return a resource's older generation.
 
     Without a number, it is the newest generation that was ready and differs from the current
     declaration.
@@ -200,7 +213,9 @@ async def find_older(
         raise CommandError(f"the log is damaged: {past.damage}; see `reconciler replay --verify`")
     generations = Generations(key, past.events)
     older = generations.newest_ready() if generation is None else generation
-    return manifest_of(key, generations.declared(older)), older, generations.newest
+    declared = generations.declared(older)
+    ends_pause = generations.is_paused and not declared.policy.paused
+    return OlderGeneration(manifest_of(key, declared), older, generations.newest, ends_pause)
 
 
 def pause(
