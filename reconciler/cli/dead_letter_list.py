@@ -33,7 +33,7 @@ ShownStage = Literal[Stage, "unreadable"]
 
 _SHOWN_REASONS = 10
 _REASON_WIDTH = 120
-_VARYING = re.compile(r"'[^']*'|`[^`]*`|\"[^\"]*\"|\b[\w/-]*\d[\w.:/@-]*")
+_VARYING = re.compile(r"'[^']*'|`[^`]*`|\"[^\"]*\"|(?<![\w/-])[\w/-]*\d[\w.:/@-]*")
 _NAMES = {NO_NAMESPACE: "without a namespace", OTHERS: "other namespaces"}
 _INTAKE_STAGES = frozenset({"intake", "declaration", "request", "decision"})
 

@@ -51,9 +51,12 @@ _MAX_SECONDS: Final = 60
 _MADE_FROM: Final = ("url", "path", "render", "signers")
 
 _PASSING: Final = re.compile(
-    r"[^\s'\"]*/reconciler-(?:git|key|render)-\w+/?(?:files/)?| at 0x[0-9a-f]+"
+    r"(?<![^\s'\"])[^\s'\"]*/reconciler-(?:git|key|render)-\w+/?(?:files/)?| at 0x[0-9a-f]+"
 )
-"""Parts that differ each time the same error occurs. They would make each read a change."""
+"""Parts that differ each time the same error occurs. They would make each read a change.
+
+A path is searched from the start of a word only: from each letter, it would take quadratic time.
+"""
 
 _MAX_MESSAGE_CHARACTERS: Final = 2000
 """Of an error: a manifest or a server may cause megabytes of text."""
@@ -332,7 +335,7 @@ class Heads:
         if failure.trace:
             _logger.warning("reading a source failed", trace=hide(failure.trace))
         # What is removed later could divide a secret, which would not be found.
-        message = hide(_PASSING.sub("", failure.message))
+        message = hide(without_passing_parts(failure.message))
         raise GitError(failure.reason, message, failure.revision)
 
     async def _parts(self, spec: ComposedSetSpec) -> list[Part]:
@@ -393,4 +396,9 @@ def _namespace(spec: ComposedSetSpec) -> str:
 
 def stable_message(message: str) -> str:
     """Return the start of an error's message, without the parts that differ each time."""
-    return _PASSING.sub("", message[:_MAX_MESSAGE_CHARACTERS])
+    return without_passing_parts(message[:_MAX_MESSAGE_CHARACTERS])
+
+
+def without_passing_parts(message: str) -> str:
+    """Return an error's message without the parts that differ each time the same error occurs."""
+    return _PASSING.sub("", message)

@@ -41,6 +41,11 @@ MAX_MEMORY_BYTES: Final = 768 * _MIB
 MAX_REPLY_BYTES: Final = 32 * _MIB
 """Of all manifests of a commit: twice the size that their files may have."""
 
+MAX_MESSAGE_CHARACTERS: Final = 8_000
+"""Of an error: a server, a file name or a manifest may cause megabytes of text."""
+
+_MAX_TRACE_CHARACTERS: Final = 16_000
+
 _AGAIN_SECONDS: Final = 0.5
 
 _encoder = msgspec.msgpack.Encoder()
@@ -69,7 +74,10 @@ def _reply(request: Request) -> Reply:
         )
     except Exception as error:  # noqa: BLE001 - a repository may be damaged in any way
         failure = _failure(error, request.source["url"])
-    return Reply(failure=failure)
+    # The process that reads the reply serves all tenants, and searches these for secrets.
+    message = failure.message[:MAX_MESSAGE_CHARACTERS]
+    trace = failure.trace[-_MAX_TRACE_CHARACTERS:]
+    return Reply(failure=msgspec.structs.replace(failure, message=message, trace=trace))
 
 
 def _failure(error: Exception, url: str) -> Failure:

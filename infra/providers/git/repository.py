@@ -199,7 +199,7 @@ class Checkout:
             if isinstance(blob, Blob):
                 name = before + entry.path.decode(errors="replace")
                 if _NO_NAMES.intersection(name.split("/")) or "\0" in name:
-                    raise GitError("BadCommit", f"{name!r} is not a valid file name")
+                    raise GitError("BadCommit", f"{name[:200]!r} is not a valid file name")
                 yield name, blob.data
 
 
