@@ -50,7 +50,7 @@ class Advisories:
 
     async def changes(self, after: str | None) -> str:
         """Wait some time for an advisory after the mark ``after``, and return the newest mark."""
-        client = await self._api.connected()
+        client = await self._api.connection()
         if client is not self._followed:
             await self._follow(client)
         if after == self._mark:
@@ -59,7 +59,7 @@ class Advisories:
                 async with asyncio.timeout(self._wait_seconds):
                     await self._changed.wait()
             except TimeoutError:
-                await self._api.connected()  # the silence of a lost connection proves nothing
+                await self._api.connection()  # the silence of a lost connection proves nothing
         return self._mark
 
     def close(self) -> None:

@@ -170,7 +170,7 @@ class JetStreamApi:
 
         Raises ``ConflictError`` without an obstacle if another object has the name.
         """
-        client = await self.connected()  # before the permit, because a new connection takes time
+        client = await self.connection()  # before the permit, because a new connection takes time
         await self.permit.before_request(read_at=read_at)
         try:
             answer = await api_request(client, request, body, self.timeout_seconds)
@@ -192,7 +192,7 @@ class JetStreamApi:
             raise RefusedError(f"{found.out_of_bounds}; a resource cannot manage it")
         return found
 
-    async def connected(self) -> Client:
+    async def connection(self) -> Client:
         """Return the connection. Raises ``NotDoneError`` while there is none."""
         async with self._connecting:
             if self._client is None:
@@ -221,7 +221,7 @@ class JetStreamApi:
             raise classified(error, is_read=True) from error
 
     async def _request(self, suffix: str, body: Config | None) -> Config:
-        return await api_request(await self.connected(), suffix, body, self.timeout_seconds)
+        return await api_request(await self.connection(), suffix, body, self.timeout_seconds)
 
 
 def classified(error: BusError, *, is_read: bool) -> ProviderError:
