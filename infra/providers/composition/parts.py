@@ -147,7 +147,7 @@ class PartTemplate:
         return Component(self.name, lambda _values: parts)
 
     def _part(self, variables: Mapping[str, Any]) -> Part:
-        fields: Fields = self._template.made(variables)
+        fields: Fields = self._template.build(variables)
         metadata: Fields = {**fields.get("metadata", {}), "namespace": variables["namespace"]}
         if self.is_named_by_part:
             metadata["name"] = f"{variables['name']}-{self.name}"

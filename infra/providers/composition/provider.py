@@ -39,7 +39,7 @@ from infra.providers.composition.children import Children, digest_of_text, messa
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
 from infra.providers.composition.standing import ComposedSet, Row, StateReader
-from infra.providers.jetstream.api import JetStreamApi, classified
+from infra.providers.jetstream.api import JetStreamApi, classify_error
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
@@ -372,7 +372,7 @@ class CompositionProvider:
                 await self._api.connection(), LOG, outcome_filter("*.*.*")
             )
         except BusError as error:
-            raise classified(error, is_read=True) from error
+            raise classify_error(error, is_read=True) from error
         position = f"{0 if last is None else last.seq}."
         return (
             f"{position}settled"
@@ -481,7 +481,7 @@ class CompositionProvider:
                 try:
                     await bus.open()
                 except BusError as error:
-                    raise classified(error, is_read=True) from error
+                    raise classify_error(error, is_read=True) from error
                 self._bus = (nc, bus)
             return self._bus[1]
 

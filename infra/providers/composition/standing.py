@@ -22,7 +22,7 @@ from infra.bus.rows import JetStreamRows
 from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_for_subjects
-from infra.providers.jetstream.api import classified
+from infra.providers.jetstream.api import classify_error
 
 _LET_GO: Final = ("Deleted", "Released", "Unowned")
 """Outcomes of a withdrawn resource, also of one whose policy keeps the object."""
@@ -149,7 +149,7 @@ class StateReader:
             log = await open_log(nc)
             histories = await log.load(keys, use_cache=False, from_leader=True)
         except BusError as error:
-            raise classified(error, is_read=True) from error
+            raise classify_error(error, is_read=True) from error
         return {str(key): _declaration(each.events) for key, each in histories.items()}
 
     async def rows(self, names: Collection[str]) -> dict[str, Row]:
@@ -161,7 +161,7 @@ class StateReader:
         try:
             payloads = await JetStreamRows(nc).get(subjects)
         except BusError as error:
-            raise classified(error, is_read=True) from error
+            raise classify_error(error, is_read=True) from error
         rows = [_row_decoder.decode(payload) for payload in payloads.values()]
         return {f"{row.namespace}/{row.kind}/{row.name}": row for row in rows}
 
@@ -215,7 +215,7 @@ class StateReader:
         try:
             newest = await last_for_subjects(nc, LOG, [subjects])
         except BusError as error:
-            raise classified(error, is_read=True) from error
+            raise classify_error(error, is_read=True) from error
         events = {str(event.key): event for event in (decode_log(each.payload) for each in newest)}
         declarations = {
             name: _declaration([event])
