@@ -22,7 +22,7 @@ from reconciler.provider import Capabilities
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 KEY_TAG = "reconciler/key"
@@ -96,11 +96,11 @@ class AliasProvider(NamedObjects[Record]):
     async def create_object(self, action: Action) -> Record:
         return await self.put(action, {"If-None-Match": "*"})
 
-    async def update_object(self, action: Action, found: Found[Record]) -> Record:
-        return await self.put(action, {"If-Match": f'"{found.native.etag}"'})
+    async def update_object(self, action: Action, existing: ExistingObject[Record]) -> Record:
+        return await self.put(action, {"If-Match": f'"{existing.native.etag}"'})
 
-    async def delete_object(self, action: Action, found: Found[Record]) -> None:
-        condition = {"If-Match": f'"{found.native.etag}"'}
+    async def delete_object(self, action: Action, existing: ExistingObject[Record]) -> None:
+        condition = {"If-Match": f'"{existing.native.etag}"'}
         response = await self.api.call("DELETE", path_of(action.external_name), headers=condition)
         if response.status_code == HTTPStatus.NOT_FOUND:
             with in_doubt(response):  # a gateway may have sent it

@@ -39,7 +39,7 @@ class Unreadable:
     def __init__(self) -> None:
         self._reasons: dict[tuple[str | None, str | None], str] = {}
 
-    def converted(
+    def convert_or_record(
         self,
         convert: Callable[[], _Item],
         place: Callable[[], tuple[str | None, str | None] | None],
@@ -52,11 +52,11 @@ class Unreadable:
         try:
             return convert()
         except Exception as error:  # noqa: BLE001 - whatever the object is, others are shown
-            found: tuple[str | None, str | None] | None = None, None
+            identity: tuple[str | None, str | None] | None = None, None
             with suppress(Exception):
-                found = place()
-            if found is not None:
-                self.add(*found, f"{type(error).__name__}: {error}")
+                identity = place()
+            if identity is not None:
+                self.add(*identity, f"{type(error).__name__}: {error}")
             return None
 
     def add(self, name: str | None, uid: str | None, reason: str) -> None:
@@ -75,11 +75,15 @@ class Unreadable:
     def check(self) -> None:
         """Raise ``UnreadableObjectsError`` if there is any, after the last page."""
         if self._reasons:
-            named = [f"{_named(name)}: {why}" for (name, _), why in self._reasons.items()]
-            raise UnreadableObjectsError(f"cannot read {some(named, '; ')}", self._reasons.keys())
+            descriptions = [
+                f"{_describe(name)}: {reason}" for (name, _), reason in self._reasons.items()
+            ]
+            raise UnreadableObjectsError(
+                f"cannot read {some(descriptions, '; ')}", self._reasons.keys()
+            )
 
 
-def _named(name: str | None) -> str:
+def _describe(name: str | None) -> str:
     return "an object without a name" if name is None else quoted(name)
 
 
@@ -100,7 +104,7 @@ async def all_pages(
     declared are deleted. A filter that an API ignores must not lead to that.
     """
     async for objects in follow_pages(fetch):
-        yield [thing for thing in objects if scope.has(thing.name, thing.labels)]
+        yield [each for each in objects if scope.has(each.name, each.labels)]
 
 
 async def follow_pages(
@@ -128,7 +132,7 @@ async def follow_pages(
         token = page.next
 
 
-async def apart(function: Callable[[], _Item], size_bytes: int) -> _Item:
+async def convert_by_size(function: Callable[[], _Item], size_bytes: int) -> _Item:
     """Convert an object of this size; a large one in a thread.
 
     It would block the event loop.
@@ -140,24 +144,24 @@ class Turns:
     """Work in short turns of the event loop, because an API may return any number of objects."""
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + _TURN_SECONDS
+        self._turn_end = time.monotonic() + _TURN_SECONDS
 
     async def pause(self) -> None:
         """Yield to the event loop if the current turn has lasted long enough."""
-        if time.monotonic() >= self._until:
+        if time.monotonic() >= self._turn_end:
             await asyncio.sleep(0)
-            self._until = time.monotonic() + _TURN_SECONDS
+            self._turn_end = time.monotonic() + _TURN_SECONDS
 
 
-async def in_turns(
-    items: Sequence[_Item], converted: Callable[[_Item], ExternalObject | None]
+async def convert_in_turns(
+    items: Sequence[_Item], convert: Callable[[_Item], ExternalObject | None]
 ) -> list[ExternalObject]:
     """Convert the items of a response in short turns."""
     objects: list[ExternalObject] = []
     turns = Turns()
     for each in items:
-        found = converted(each)
-        if found is not None:
-            objects.append(found)
+        result = convert(each)
+        if result is not None:
+            objects.append(result)
         await turns.pause()
     return objects

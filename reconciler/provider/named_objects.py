@@ -24,7 +24,7 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider import Effect, Provider
-from reconciler.provider.listing import Turns, Unreadable, apart
+from reconciler.provider.listing import Turns, Unreadable, convert_by_size
 
 
 class Native(Protocol):
@@ -44,7 +44,7 @@ _N = TypeVar("_N", bound=Native)
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[_N]):
+class ExistingObject(Generic[_N]):
     """An existing object: in the type of the API, and as Reconciler shows it.
 
     ``read_at``: ``time.monotonic()`` before the read. Pass it on to the requests that write.
@@ -86,14 +86,14 @@ class NamedObjects(ABC, Generic[_N]):
         """
 
     @abstractmethod
-    async def update_object(self, action: Action, found: Found[_N]) -> _N:
+    async def update_object(self, action: Action, existing: ExistingObject[_N]) -> _N:
         """Write the fields, the labels and the key to the object that was found, and return it.
 
         It has the uid and the version of the action. Bind the write to them where the API can.
         """
 
     @abstractmethod
-    async def delete_object(self, action: Action, found: Found[_N]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_N]) -> None:
         """Delete the object that was found, which has the uid of the action."""
 
     @abstractmethod
@@ -110,14 +110,14 @@ class NamedObjects(ABC, Generic[_N]):
     async def close(self) -> None:
         """Close connections."""
 
-    async def complete_object(self, action: Action, found: Found[_N]) -> _N:
+    async def complete_object(self, action: Action, existing: ExistingObject[_N]) -> _N:
         """Complete what an earlier attempt of the same creation or update has begun.
 
         Override it if one of them needs several requests, of which an early one writes the key. A
         repeat that finds its key ends here.
         """
         del action
-        return found.native
+        return existing.native
 
     def size_bytes(self, native: _N) -> int:
         """Return the size of an object. The base converts large ones in a thread."""
@@ -139,45 +139,45 @@ class NamedObjects(ABC, Generic[_N]):
                 raise
             return await self.__own_or_conflict(action, existing, conflict)
         if created.written_by != action.idempotency_key:
-            raise self.__existing(created)
+            raise self.__build_exists_error(created)
         return Effect(created)
 
     async def update(self, action: Action) -> Effect:
         """Replace fields and labels of the object that still has the action's uid and version."""
         self.check_name(action.external_name)
-        found = await self.__find(action.external_name)
-        if found is None:
+        existing = await self.__find(action.external_name)
+        if existing is None:
             raise self.missing_error(action)
-        check_uid(found.object, action)
-        if found.object.written_by == action.idempotency_key:
-            return await self.__completed(action, found)
-        if action.version not in (None, found.object.version):
-            raise self.__changed(found.object)
+        check_uid(existing.object, action)
+        if existing.object.written_by == action.idempotency_key:
+            return await self.__complete(action, existing)
+        if action.version not in (None, existing.object.version):
+            raise self.__build_changed_error(existing.object)
         try:
-            return Effect(await self.__convert(await self.update_object(action, found)))
+            return Effect(await self.__convert(await self.update_object(action, existing)))
         except (ConflictError, NotFoundError) as error:
             return await self.explain_refused_update(action, error)
 
     async def delete(self, action: Action) -> Effect:
         """Delete the object that still has the action's uid, whatever its version."""
         self.check_name(action.external_name)
-        found = await self.__find(action.external_name)
-        if found is None:
+        existing = await self.__find(action.external_name)
+        if existing is None:
             return Effect(None, absent=True)
-        check_uid(found.object, action)
+        check_uid(existing.object, action)
         try:
-            await self.delete_object(action, found)
+            await self.delete_object(action, existing)
         except NotFoundError:
             return Effect(None, absent=True)
         except ConflictError as conflict:
             if conflict.obstacle is not None:
                 raise
-            existing = await self.__find(action.external_name)
-            if existing is None:
+            remaining = await self.__find(action.external_name)
+            if remaining is None:
                 return Effect(None, absent=True)
-            check_uid(existing.object, action)
+            check_uid(remaining.object, action)
             raise NotDoneError(
-                f"{self.__named(action.external_name)} was changed during the deletion",
+                f"{self.__describe(action.external_name)} was changed during the deletion",
                 status=conflict.status,
             ) from conflict
         return Effect(None)
@@ -186,8 +186,8 @@ class NamedObjects(ABC, Generic[_N]):
         """Read one object. The name is enough, because names are unique."""
         del uid
         self.check_name(external_name)
-        found = await self.__find(external_name)
-        return None if found is None else found.object
+        existing = await self.__find(external_name)
+        return None if existing is None else existing.object
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -216,13 +216,17 @@ class NamedObjects(ABC, Generic[_N]):
         if problem is not None:
             raise RefusedError(f"invalid name {external_name!r}: {problem}")
 
-    async def __find(self, external_name: str) -> Found[_N] | None:
+    async def __find(self, external_name: str) -> ExistingObject[_N] | None:
         read_at = time.monotonic()
         native = await self.find(external_name)
-        return None if native is None else Found(native, await self.__convert(native), read_at)
+        return (
+            None
+            if native is None
+            else ExistingObject(native, await self.__convert(native), read_at)
+        )
 
     async def __convert(self, native: _N) -> ExternalObject:
-        return await apart(native.as_object, self.size_bytes(native))
+        return await convert_by_size(native.as_object, self.size_bytes(native))
 
     async def __convert_all(
         self, natives: Sequence[_N], unreadable: Unreadable
@@ -230,10 +234,12 @@ class NamedObjects(ABC, Generic[_N]):
         objects: list[ExternalObject] = []
         turns = Turns()
         for each in natives:
-            convert = partial(unreadable.converted, each.as_object, partial(_place_of, each))
-            shown = await apart(convert, self.size_bytes(each))
-            if shown is not None:
-                objects.append(shown)
+            convert = partial(
+                unreadable.convert_or_record, each.as_object, partial(_place_of, each)
+            )
+            converted = await convert_by_size(convert, self.size_bytes(each))
+            if converted is not None:
+                objects.append(converted)
             await turns.pause()
         return objects
 
@@ -249,33 +255,35 @@ class NamedObjects(ABC, Generic[_N]):
         return await self.__own_or_conflict(action, existing, error)
 
     async def __own_or_conflict(
-        self, action: Action, existing: Found[_N], error: ConflictError | NotFoundError
+        self, action: Action, existing: ExistingObject[_N], error: ConflictError | NotFoundError
     ) -> Effect:
         """Complete our own earlier attempt; raise ``ConflictError`` with any other obstacle."""
         if existing.object.written_by == action.idempotency_key:
-            return await self.__completed(action, existing)
+            return await self.__complete(action, existing)
         raise ConflictError(
             error.message, status=error.status, obstacle=existing.object, replayed=error.replayed
         ) from error
 
-    async def __completed(self, action: Action, found: Found[_N]) -> Effect:
+    async def __complete(self, action: Action, existing: ExistingObject[_N]) -> Effect:
         return Effect(
-            await self.__convert(await self.complete_object(action, found)), replayed=True
+            await self.__convert(await self.complete_object(action, existing)), replayed=True
         )
 
-    def __existing(self, existing: ExternalObject) -> ConflictError:
-        return ConflictError(f"{self.__named(existing.name)} already exists", obstacle=existing)
+    def __build_exists_error(self, existing: ExternalObject) -> ConflictError:
+        return ConflictError(f"{self.__describe(existing.name)} already exists", obstacle=existing)
 
-    def __changed(self, existing: ExternalObject) -> ConflictError:
+    def __build_changed_error(self, existing: ExternalObject) -> ConflictError:
         return ConflictError(
-            f"{self.__named(existing.name)} has changed since it was read", obstacle=existing
+            f"{self.__describe(existing.name)} has changed since it was read", obstacle=existing
         )
 
     def missing_error(self, action: Action, status: int | None = None) -> NotFoundError:
         """Return the error of an update whose object does not exist."""
-        return NotFoundError(f"{self.__named(action.external_name)} does not exist", status=status)
+        return NotFoundError(
+            f"{self.__describe(action.external_name)} does not exist", status=status
+        )
 
-    def __named(self, external_name: str) -> str:
+    def __describe(self, external_name: str) -> str:
         return f"{self.noun} {external_name!r}"
 
 

@@ -16,7 +16,7 @@ from events.stored_content import CONTENT, Part, StoredContent, problem_of_part,
 from infra.jetstream.errors import BusError
 from infra.providers.composition.children import Ask
 from infra.providers.composition.contents import Contents
-from infra.providers.composition.standing import Standing
+from infra.providers.composition.standing import StateReader
 from reconciler.errors import DeclarationRefusedError, ProviderError
 
 MANIFEST_SET_KIND: Final = "ManifestSet"
@@ -46,8 +46,8 @@ class ManifestSets:
     """Declares sets on a bus; ``declare`` and ``ask`` are methods of a client."""
 
     def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Reply]]) -> None:
-        self._standing = Standing(_ExistingConnection(nc))
-        self._contents = Contents(self._standing, ask)
+        self._state_reader = StateReader(_ExistingConnection(nc))
+        self._contents = Contents(self._state_reader, ask)
         self._declare = declare
 
     async def change(
@@ -111,7 +111,7 @@ class ManifestSets:
     async def _forget(self, key: ResourceKey) -> None:
         """Withdraw stored content that no declaration references."""
         try:
-            declared = (await self._standing.declarations([str(key)]))[str(key)].fields or {}
+            declared = (await self._state_reader.declarations([str(key)]))[str(key)].fields or {}
             digests = [declared[CONTENT]] if CONTENT in declared else []
             await self._contents.forget(str(key), key.namespace, digests)
         except ProviderError as error:
@@ -125,7 +125,7 @@ class ManifestSets:
 
     async def _parts(self, key: ResourceKey) -> tuple[int, Sequence[Part]]:
         try:
-            row = (await self._standing.declarations([str(key)]))[str(key)]
+            row = (await self._state_reader.declarations([str(key)]))[str(key)]
             generation, declared = row.generation, row.fields or {}
             if CONTENT not in declared:
                 return generation, ()
@@ -144,7 +144,7 @@ class _ExistingConnection:
     def __init__(self, nc: Connection) -> None:
         self._nc = nc
 
-    async def connected(self) -> Connection:
+    async def connection(self) -> Connection:
         return self._nc
 
 

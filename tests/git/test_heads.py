@@ -81,7 +81,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
 async def hanging(looks: Heads):
     """Many sources of one tenant, whose servers never respond."""
     specs = [source_of("hostile", number) for number in range(20)]
-    tasks = [asyncio.create_task(looks.looked_at(each, fresh=False)) for each in specs]
+    tasks = [asyncio.create_task(looks.refresh(each, fresh=False)) for each in specs]
     await asyncio.sleep(0)
     yield tasks
     for each in tasks:
@@ -92,7 +92,7 @@ async def hanging(looks: Heads):
 @pytest.mark.usefixtures("hanging")
 async def test_servers_that_hang_leave_room_for_the_sources_of_others(looks: Heads) -> None:
     async with asyncio.timeout(5):
-        shown = await looks.looked_at(source_of("billing"), fresh=False)
+        shown = await looks.refresh(source_of("billing"), fresh=False)
     assert shown["head"]["revision"]["commit"] == COMMIT
 
 
@@ -101,7 +101,7 @@ async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_com
 ) -> None:
     monkeypatch.setattr(heads, "_TURN_SECONDS", 0.05)
     async with asyncio.timeout(5):
-        assert await looks.looked_at(source_of("hostile", 99), fresh=False) == {}
+        assert await looks.refresh(source_of("hostile", 99), fresh=False) == {}
     assert not any(each.done() for each in hanging)
 
 
@@ -113,9 +113,9 @@ async def test_a_source_that_hangs_delays_no_read_of_others(
     monkeypatch.setattr(heads, "_REQUEST_SECONDS" if fresh else "_LISTING_SECONDS", 0.05)
     specs = [*(source_of("hostile", number) for number in range(5)), source_of("billing")]
     async with asyncio.timeout(5):
-        read = (looks.looked_at(each, fresh=fresh) for each in specs)
+        read = (looks.refresh(each, fresh=fresh) for each in specs)
         *hostile, billing = await asyncio.gather(*read)
-        assert not await looks.have_moved()
+        assert not await looks.has_new_commits()
     assert hostile == [{}] * 5
     assert billing["head"]["revision"]["commit"] == COMMIT
 
@@ -135,7 +135,7 @@ async def test_requests_during_a_read_share_the_next_one(
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, each: failures.append(each))
     spec = source_of("billing")
-    reads = [looks.looked_at(spec, fresh=fresh) for fresh in (False, True, True)]
+    reads = [looks.refresh(spec, fresh=fresh) for fresh in (False, True, True)]
     tasks = [asyncio.create_task(each) for each in reads]
     while not count:  # noqa: ASYNC110 - nothing reports the start
         await asyncio.sleep(0)
@@ -158,24 +158,24 @@ async def test_a_slow_read_is_reported_when_it_has_ended(
 
     monkeypatch.setattr(heads, "read_source", slowly)
     spec = source_of("billing")
-    assert await looks.looked_at(spec, fresh=False) == {}
-    assert not await looks.have_moved()
+    assert await looks.refresh(spec, fresh=False) == {}
+    assert not await looks.has_new_commits()
     may_end.set()
     async with asyncio.timeout(5):
-        while not await looks.have_moved():  # noqa: ASYNC110 - nothing reports the end
+        while not await looks.has_new_commits():  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0)
-    assert looks.shown(spec)["head"]["revision"]["commit"] == COMMIT
-    assert not await looks.have_moved(), "it is reported once"
+    assert looks.known_outputs(spec)["head"]["revision"]["commit"] == COMMIT
+    assert not await looks.has_new_commits(), "it is reported once"
 
 
 async def test_a_content_that_cannot_be_stored_ends_no_listing(
     looks: Heads, contents: Contents
 ) -> None:
     contents.is_full = True
-    shown = await looks.looked_at(source_of("billing"), fresh=False)
+    shown = await looks.refresh(source_of("billing"), fresh=False)
     assert "QuotaExceeded" in shown[PROBLEM]["message"]
     contents.is_full = False
-    shown = await looks.looked_at(source_of("billing"), fresh=True)
+    shown = await looks.refresh(source_of("billing"), fresh=True)
     assert PROBLEM not in shown
     assert "content" in shown["head"]
 
@@ -211,8 +211,8 @@ async def test_a_commit_is_searched_for_credentials_that_were_replaced(
     looks = Heads(given, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
     spec = source_of("billing")
     spec.fields[SOURCE]["credentials"] = {"$secret": "git"}
-    await looks.looked_at(spec, fresh=True)
+    await looks.refresh(spec, fresh=True)
     tokens.value = "the second token of the source"
-    await looks.looked_at(spec, fresh=True)
+    await looks.refresh(spec, fresh=True)
     assert [each.credential for each in asked] == [Tokens.value, tokens.value]
     assert Tokens.value in asked[1].former

@@ -8,7 +8,7 @@ import pytest
 
 from infra.providers.git import rendering
 from infra.providers.git.problems import GitError
-from infra.providers.git.rendering import rendered, renderers_of_process
+from infra.providers.git.rendering import renderers_of_process, run_renderer
 from reconciler.errors import ConfigurationError
 
 FILES = {"base/a.yaml": b"from: base\n", "deploy/b.yaml": b"from: deploy\n"}
@@ -21,7 +21,7 @@ def sh(script: str) -> dict[str, list[str]]:
 def test_it_runs_in_the_folder_beside_all_other_files(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RECONCILER_TOKEN", "of the role")
     script = "cat b.yaml ../base/a.yaml; env"
-    output = rendered(sh(script), "mine", FILES, "deploy")["mine"].decode()
+    output = run_renderer(sh(script), "mine", FILES, "deploy")["mine"].decode()
     assert output.startswith("from: deploy\nfrom: base\n")
     assert "RECONCILER_TOKEN" not in output
 
@@ -38,20 +38,20 @@ def test_it_runs_in_the_folder_beside_all_other_files(monkeypatch: pytest.Monkey
 def test_what_fails_says_so(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendering, "MAX_SECONDS", 1 if "sleep" in script else 30)
     with pytest.raises(GitError, match=words) as raised:
-        rendered(sh(script), "mine", FILES, "deploy")
+        run_renderer(sh(script), "mine", FILES, "deploy")
     assert raised.value.reason == "BadCommit"
 
 
 def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(GitError, match="unknown renderer 'theirs'; the roles have"):
-        rendered(sh("true"), "theirs", FILES, "")
+        run_renderer(sh("true"), "theirs", FILES, "")
     with pytest.raises(GitError, match="is not a valid file name"):
-        rendered(sh("true"), "mine", {"../../stolen": b""}, "")
+        run_renderer(sh("true"), "mine", {"../../stolen": b""}, "")
     with pytest.raises(GitError, match="the commit has no directory 'nowhere'"):
-        rendered(sh("true"), "mine", FILES, "nowhere")
+        run_renderer(sh("true"), "mine", FILES, "nowhere")
     for outside in ("../..", "/etc", "deploy/../../.."):  # as only a forged set could name it
         with pytest.raises(GitError, match="the commit has no directory"):
-            rendered(sh("true"), "mine", FILES, outside)
+            run_renderer(sh("true"), "mine", FILES, outside)
     assert renderers_of_process() == {}
     file = tmp_path / "renderers.yaml"
     monkeypatch.setenv("RECONCILER_RENDERERS", str(file))
@@ -61,4 +61,4 @@ def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(ConfigurationError, match="RECONCILER_RENDERERS"):
             renderers_of_process()
     file.write_text("mine: [sh, -c, 'cat *.yaml']")
-    assert rendered(renderers_of_process(), "mine", FILES, "base") == {"mine": b"from: base\n"}
+    assert run_renderer(renderers_of_process(), "mine", FILES, "base") == {"mine": b"from: base\n"}

@@ -20,8 +20,8 @@ from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Failure, Request, read_source
 from infra.providers.git.repository import (
     Remote,
-    _ssh,  # pyright: ignore[reportPrivateUsage]
-    fetched,
+    _ssh_options,  # pyright: ignore[reportPrivateUsage]
+    fetch,
     find_commit,
     ssh_command,
 )
@@ -48,7 +48,7 @@ def repository(tmp_path: Path) -> Repository:
 
 
 def files(remote: Remote, path: str = "", **ref: str) -> dict[str, bytes]:
-    with fetched(remote, find_commit(remote, ref).commit) as checkout:
+    with fetch(remote, find_commit(remote, ref).commit) as checkout:
         return checkout.files(path)
 
 
@@ -112,7 +112,7 @@ def test_refs_are_found_or_named(repository: Repository):
     assert find_commit(remote, {"branch": "other/branch"}).commit == second
     assert find_commit(remote, {"tag": "nightly"}).commit == second
     assert find_commit(remote, {"semver": "1.x"}).ref == "v1.0.0"
-    with fetched(remote, find_commit(remote, {"tag": "1.1.0-rc.1"}).commit) as checkout:
+    with fetch(remote, find_commit(remote, {"tag": "1.1.0-rc.1"}).commit) as checkout:
         assert checkout.revision["commit"] == second
     for ref, words in (
         ({"branch": "gone"}, "has no branch 'gone'"),
@@ -136,9 +136,9 @@ def test_links_and_submodules_are_left_out_and_history_is_known(repository: Repo
     for path in ("nowhere", "secret/more", "deploy/link.yaml/x"):
         with pytest.raises(GitError, match="has no"):
             files(remote, path)
-    with fetched(remote, second) as checkout:
-        assert checkout.has_before(first)
-        assert not checkout.has_before("0" * 40)
+    with fetch(remote, second) as checkout:
+        assert checkout.has_ancestor(first)
+        assert not checkout.has_ancestor("0" * 40)
 
 
 def test_only_signers_sign(repository: Repository, tmp_path: Path):
@@ -149,11 +149,11 @@ def test_only_signers_sign(repository: Repository, tmp_path: Path):
     signed = repository.commit("signed", "-S")
     unsigned = repository.commit("unsigned")
     remote = Remote(repository.url, allow=EVERYTHING)
-    with fetched(remote, signed) as checkout:
+    with fetch(remote, signed) as checkout:
         check_signature(checkout.folder, signed, signer)
         with pytest.raises(GitError, match=r"no signer of spec\.signers"):
             check_signature(checkout.folder, signed, another)
-    with fetched(remote, unsigned) as checkout, pytest.raises(GitError) as raised:
+    with fetch(remote, unsigned) as checkout, pytest.raises(GitError) as raised:
         check_signature(checkout.folder, unsigned, signer)
     assert raised.value.reason == "Unsigned"
 
@@ -273,7 +273,7 @@ def test_ssh_connects_to_the_address_that_was_judged(monkeypatch: pytest.MonkeyP
 def test_ssh_uses_no_key_and_no_configuration_of_the_roles_account(credential: str):
     """A tenant would read what only the account may read, or have its ProxyCommand run."""
     with tempfile.TemporaryFile() as key:
-        options = _ssh(Remote("ssh://git@192.0.2.7/x", credential), key)
+        options = _ssh_options(Remote("ssh://git@192.0.2.7/x", credential), key)
     shown = subprocess.run(
         [*shlex.split(options["ssh_command"]), "-G", "192.0.2.7"],
         capture_output=True,

@@ -195,9 +195,9 @@ async def certificate_of(ordering: Ordering) -> bytes:
             {"dnsNames": ["a.test"], "ipAddresses": []},
             ec.generate_private_key(ec.SECP256R1()),
             "https://ca.test/o",
-            ordered=lambda _: None,
+            record_order=lambda _: None,
             register=lambda: None,
-            limited=lambda _: None,
+            record_limit=lambda _: None,
         ),
         10,
     )
@@ -356,7 +356,7 @@ def test_a_limit_ends_within_a_month(retry_after: str) -> None:
     network.newest = answered({"Retry-After": retry_after})
     network.newest.status_code = 429
     problem = messages.Error(typ="urn:ietf:params:acme:error:rateLimited", detail="x")
-    limited = client._refused(problem)  # pyright: ignore[reportPrivateUsage]
+    limited = client._classify_problem(problem)  # pyright: ignore[reportPrivateUsage]
     assert isinstance(limited, LimitedError)
     assert limited.until <= datetime.now(UTC) + timedelta(days=31)
     assert limited.as_error().retry_after_seconds
@@ -382,7 +382,7 @@ def test_an_account_without_a_location_is_not_acme(monkeypatch: pytest.MonkeyPat
         del writes
         return account
 
-    monkeypatch.setattr(client, "_ask", ask)
+    monkeypatch.setattr(client, "_request", ask)
     with pytest.raises(NotDoneError, match="the account has no Location"):
         client.register(None)
 

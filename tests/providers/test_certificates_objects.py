@@ -30,7 +30,7 @@ from infra.providers.certificates import certificate, issuer
 from infra.providers.certificates.acme_client import AcmeClient, Challenge
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.certificates import CertificatesProvider
-from infra.providers.certificates.checks import CHECKS, Case, findings, why_order
+from infra.providers.certificates.checks import CHECKS, Case, find_order_reason, findings
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.pem import Facts, certificates_in, is_signed_by
 from infra.providers.certificates.spec import STORE
@@ -253,7 +253,7 @@ def test_each_check_says_what_is_wrong_and_what_mends_it(
 ) -> None:
     found = findings(case)
     assert [str(each) for each in found] == reasons
-    assert (why_order(found) is not None) == is_ordered
+    assert (find_order_reason(found) is not None) == is_ordered
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def test_only_what_a_request_is_made_of_is_another_request(
     changed: Fields, reasons: list[str]
 ) -> None:
     applied = CERTIFICATE.checked_fields(WEB)
-    case = Case("k", FACTS, {}, applied=applied, wanted={**applied, **changed})
+    case = Case("k", FACTS, {}, applied=applied, desired={**applied, **changed})
     assert [str(each) for each in findings(case)] == reasons
-    assert all(not found for found in findings(case._replace(wanted=None)))
+    assert all(not found for found in findings(case._replace(desired=None)))
     no_say = case._replace(decides_duration=False)
     assert [str(each) for each in findings(no_say)] == [
         each for each in reasons if "duration" not in each
@@ -795,7 +795,7 @@ def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
         guard=HostGuard(NOTHING),
     )
     with pytest.raises(RefusedError, match="an invalid token"):
-        client.answer_of(Challenge("http-01", "https://ca.test/1", token=token))
+        client.key_authorization(Challenge("http-01", "https://ca.test/1", token=token))
     client.close()
 
 

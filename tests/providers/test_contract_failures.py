@@ -20,7 +20,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import ProviderContract
 from reconciler.provider.kind import Kind
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 
@@ -74,12 +74,12 @@ class Boxes(NamedObjects[Box]):
             raise ConflictError("exists")
         return self.put(action, f"uid-{next(self.ids)}", 0)
 
-    async def update_object(self, action: Action, found: Found[Box]) -> Box:
+    async def update_object(self, action: Action, existing: ExistingObject[Box]) -> Box:
         await self.permit.before_request()
-        return self.put(action, found.native.uid, found.native.version + 1)
+        return self.put(action, existing.native.uid, existing.native.version + 1)
 
-    async def delete_object(self, action: Action, found: Found[Box]) -> None:
-        del found
+    async def delete_object(self, action: Action, existing: ExistingObject[Box]) -> None:
+        del existing
         await self.permit.before_request()
         del self.boxes[action.external_name]
 

@@ -757,7 +757,7 @@ async def test_a_program_that_is_not_installed_is_named_with_its_package(
 
 @pytest.mark.parametrize("words", ["mount: only root can do that", "must be superuser to unmount."])
 def test_a_refused_program_says_what_it_needs(words: str) -> None:
-    refused = programs.refused(programs.Ended("mount", 1, words), "disk")
+    refused = programs.build_program_error(programs.ProgramResult("mount", 1, words), "disk")
     assert isinstance(refused, ConfigurationError)
     assert "CAP_SYS_ADMIN" in str(refused)
 

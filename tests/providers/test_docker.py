@@ -189,7 +189,7 @@ async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_
     mine = {str((await case.made(str(number), running=False)).uid) for number in range(5)}
     scope, names = Scope(prefix=case.prefix), [f"{case.prefix}{number}" for number in range(5)]
     assert sorted(each.name for each in await listing(case.containers, scope)) == names
-    asked = EngineApi.ask
+    asked = EngineApi.get
     deleted: list[str] = []
 
     async def ask(api: EngineApi, path: str, *more: Any) -> Any:

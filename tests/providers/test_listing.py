@@ -49,7 +49,7 @@ def test_an_object_that_cannot_be_converted_hides_no_others() -> None:
     unreadable = Unreadable()
 
     def shown(name: str, seconds: float) -> datetime | None:
-        return unreadable.converted(
+        return unreadable.convert_or_record(
             lambda: datetime.fromtimestamp(seconds, UTC), lambda: (name, f"uid-{name}")
         )
 

@@ -628,7 +628,7 @@ async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
         address = f"198.18.{1 + number // 250}.{number % 250}"
         fields = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80), address=address)
         create = action("Create", f"web-{number}", fields)
-        commands += rules.written("reconciler", create, f"uid-{number}", None)
+        commands += rules.build_write_commands("reconciler", create, f"uid-{number}", None)
     await services.provider.nft.apply(commands)
     before = services.place.nft("list table ip reconciler", "-a")
 

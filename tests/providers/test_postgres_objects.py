@@ -25,7 +25,7 @@ from events.secret import SecretRef
 from infra.components.postgres import Postgres
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.databases import LEFTOVER_SECONDS, DatabaseMark
-from infra.providers.postgres.errors import classified, not_connected
+from infra.providers.postgres.errors import classify_connection_error, classify_error
 from infra.providers.postgres.grant import GRANT
 from infra.providers.postgres.grant_spec import PRIVILEGES, place_of
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
@@ -1017,8 +1017,8 @@ async def test_a_write_that_waits_for_a_lock_ends_in_time(
 def test_errors_are_classified_by_their_state(
     error: psycopg.Error, a_read: str, a_write: str
 ) -> None:
-    assert classified(error, may_be_done=False).error_class == a_read
-    assert classified(error, may_be_done=True).error_class == a_write
+    assert classify_error(error, may_be_done=False).error_class == a_read
+    assert classify_error(error, may_be_done=True).error_class == a_write
 
 
 @pytest.mark.parametrize(
@@ -1039,16 +1039,16 @@ def test_errors_are_classified_by_their_state(
 def test_only_an_error_about_the_server_says_that_it_is_down(
     error: psycopg.Error, is_about_the_server: bool
 ) -> None:
-    assert (classified(error, may_be_done=False).status is None) is is_about_the_server
+    assert (classify_error(error, may_be_done=False).status is None) is is_about_the_server
 
 
 def test_a_full_database_throttles_no_other() -> None:
     """Its owner sets the limit, and may use all connections of it."""
     full = psycopg.OperationalError('FATAL:  too many connections for database "orders"')
-    assert not_connected(full).error_class == "NotDone"
-    assert not_connected(full).status == HTTPStatus.CONFLICT
+    assert classify_connection_error(full).error_class == "NotDone"
+    assert classify_connection_error(full).status == HTTPStatus.CONFLICT
     full = psycopg.OperationalError("FATAL:  sorry, too many clients already")
-    assert not_connected(full).error_class == "Throttled"
+    assert classify_connection_error(full).error_class == "Throttled"
 
 
 def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install() -> None:

@@ -103,8 +103,8 @@ def test_where_nobody_has_looked_under_the_new_definition_nothing_is_written_or_
 def test_an_object_of_a_form_that_nobody_expected_is_a_strangers_and_ends_no_listing():
     protocol = Protocol(msgspec.convert(manifest("address")["spec"], KindDefinitionSpec))
     odd = {"name": "x.example.org.", "type": "A", "records": [1], "comments": [7], "ttl": []}
-    assert protocol.is_one(odd)
-    seen = protocol.seen(odd)
+    assert protocol.is_of_kind(odd)
+    seen = protocol.convert(odd)
     assert (seen.name, seen.uid, seen.labels) == ("x", None, {})
     assert seen.fields == {"ttl": [], "records": [1]}
 

@@ -12,7 +12,7 @@ import pytest
 
 from events.manifest import InvalidManifestError
 from infra.providers.rest.expressions import Expression, ExpressionError
-from infra.providers.rest.syntax import MAX_LEVELS, loops_in, parsed
+from infra.providers.rest.syntax import MAX_LEVELS, loops_in, parse
 
 DEEP = "loops are nested deeper than 2"
 
@@ -145,7 +145,7 @@ def test_every_expression_that_compiles_is_read_with_all_of_its_loops():
         except ValueError:
             continue
         compiled += 1
-        assert len([*loops_in(parsed(text))]) == loops, text
+        assert len([*loops_in(parse(text))]) == loops, text
     assert compiled > 400
 
 

@@ -59,7 +59,7 @@ from reconciler.errors import (
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 APPS: Final = "/config/apps"
@@ -202,7 +202,7 @@ class RoutesProvider(NamedObjects[_Look]):
             if creation in self._creations:  # canceled during the wait
                 self._creations.remove(creation)
 
-    async def complete_object(self, action: Action, found: Found[_Look]) -> _Look:
+    async def complete_object(self, action: Action, found: ExistingObject[_Look]) -> _Look:
         """Load the certificate of a route that an earlier attempt has written."""
         if action.operation == "Update":
             return await self.update_object(action, found)
@@ -218,7 +218,7 @@ class RoutesProvider(NamedObjects[_Look]):
         async with self._turn:
             return await super().update(action)
 
-    async def update_object(self, action: Action, found: Found[_Look]) -> _Look:
+    async def update_object(self, action: Action, found: ExistingObject[_Look]) -> _Look:
         """Write a route, then its certificate."""
         name, fields, look = action.external_name, normalize(action.fields), found.native
         if fields["server"] != look.server_name:
@@ -247,7 +247,7 @@ class RoutesProvider(NamedObjects[_Look]):
                 await self._delete_certificate(action.uid, certificate)
             return effect
 
-    async def delete_object(self, action: Action, found: Found[_Look]) -> None:
+    async def delete_object(self, action: Action, found: ExistingObject[_Look]) -> None:
         """Delete the certificate of a route, then the route."""
         del action
         look = found.native
@@ -583,7 +583,7 @@ def _objects(
             if (name := name_of(route)) is not None:
                 has = state(marks_of(route), pairs.get(certificate_id(name)), allow)
                 keys.add(has.key)
-                shown = unreadable.converted(
+                shown = unreadable.convert_or_record(
                     partial(as_object, name, route, server_name, server, standing, has),
                     lambda name=name: (name, None),
                 )

@@ -40,9 +40,9 @@ MAX_POLL_SECONDS: Final = 5.0
 class OrderFailedError(NotDoneError):
     """The authority will issue no certificate for this order. Another order may succeed."""
 
-    def __init__(self, url: str, why: str) -> None:
+    def __init__(self, url: str, reason: str) -> None:
         super().__init__(
-            f"the order {url} failed: {why}; the next attempt places a new order",
+            f"the order {url} failed: {reason}; the next attempt places a new order",
             status=FAILED_DEPENDENCY,
         )
 
@@ -71,7 +71,7 @@ class Ordering:
         self._step = step
         self._root = root
         self._solver = solver
-        self._limited: Callable[[LimitedError], None] = _unheard
+        self._record_limit: Callable[[LimitedError], None] = _ignore_limit
         self.is_finalized = False
         self._deadline = time.monotonic() + patience_seconds
 
@@ -81,30 +81,30 @@ class Ordering:
         key: PrivateKey,
         url: str,
         *,
-        ordered: Callable[[str], None],
+        record_order: Callable[[str], None],
         register: Callable[[], None],
-        limited: Callable[[LimitedError], None],
+        record_limit: Callable[[LimitedError], None],
     ) -> bytes:
         """Return the chain of an order: the one at ``url``, or a new one that ``ordered`` records.
 
         ``register`` recreates an account that the authority has lost. ``limited`` records that the
         authority accepts no order before an instant. Both are called within the step that found it.
         """
-        self._limited = limited
+        self._record_limit = record_limit
         names = identifiers_of(fields)
-        if url and (found := await self._ask(lambda: self._found(url))) is not None:
+        if url and (existing := await self._request(lambda: self._find_order(url))) is not None:
             try:
-                return await self._followed(url, found, fields, key)
+                return await self._follow(url, existing, fields, key)
             except OrderFailedError:  # as after a crash during the validation
-                await self._ask(lambda: ordered(""))
-        url, order = await self._ask(lambda: self._ordered(names, ordered, register))
+                await self._request(lambda: record_order(""))
+        url, order = await self._request(lambda: self._place_order(names, record_order, register))
         try:
-            return await self._followed(url, order, fields, key)
+            return await self._follow(url, order, fields, key)
         except OrderFailedError:
-            await self._ask(lambda: ordered(""))
+            await self._request(lambda: record_order(""))
             raise
 
-    async def _followed(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
+    async def _follow(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
         """Execute the next steps of an order, until there is a certificate."""
         self.is_finalized = order.status in ("processing", "valid")
         while order.status != "valid":
@@ -112,36 +112,36 @@ class Ordering:
             match order.status:
                 case "pending":
                     await self._authorize(url, order)
-                    order = await self._after(order, url)
+                    order = await self._wait_for_next_state(order, url)
                 case "ready":
-                    order = await self._finalized(order, fields, key)
+                    order = await self._finalize(order, fields, key)
                 case "processing":
-                    order = await self._after(order, url)
+                    order = await self._wait_for_next_state(order, url)
                 case _:
-                    raise OrderFailedError(url, _why(order))
-        done = order
-        return await self._ask(lambda: self._client.download(done))
+                    raise OrderFailedError(url, _describe_failure(order))
+        valid_order = order
+        return await self._request(lambda: self._client.download(valid_order))
 
-    async def _ask(self, request: Callable[[], _T], /) -> _T:
-        return await self._step(lambda: self._noted(request))
+    async def _request(self, request: Callable[[], _T], /) -> _T:
+        return await self._step(lambda: self._call_and_record_limit(request))
 
-    def _noted(self, request: Callable[[], _T]) -> _T:
+    def _call_and_record_limit(self, request: Callable[[], _T]) -> _T:
         try:
             return request()
         except LimitedError as limit:
-            self._limited(limit)
+            self._record_limit(limit)
             raise
 
-    def _found(self, url: str) -> Order | None:
+    def _find_order(self, url: str) -> Order | None:
         try:
             return self._client.find_order(url)
         except (NoAccountError, NoOrderError):
             return None  # the authority has lost it
 
-    def _ordered(
+    def _place_order(
         self,
         names: list[Identifier],
-        ordered: Callable[[str], None],
+        record_order: Callable[[str], None],
         register: Callable[[], None],
     ) -> tuple[str, Order]:
         try:
@@ -149,87 +149,93 @@ class Ordering:
         except NoAccountError:
             register()
             url, order = self._client.order(names)
-        ordered(url)
+        record_order(url)
         return url, order
 
-    async def _finalized(self, order: Order, fields: Fields, key: PrivateKey) -> Order:
+    async def _finalize(self, order: Order, fields: Fields, key: PrivateKey) -> Order:
         self.is_finalized = True
-        return await self._ask(lambda: self._client.finalize(order, request_of(fields, key)))
+        return await self._request(lambda: self._client.finalize(order, request_of(fields, key)))
 
-    async def _after(self, order: Order, url: str) -> Order:
+    async def _wait_for_next_state(self, order: Order, url: str) -> Order:
         """Wait until an order has the next state."""
-        before, pause = order.status, FIRST_POLL_SECONDS
-        if before == "pending":
-            order = await self._ask(lambda: self._client.find_order(url))
-        while order.status in (before, "processing"):
+        initial_status, pause = order.status, FIRST_POLL_SECONDS
+        if initial_status == "pending":
+            order = await self._request(lambda: self._client.find_order(url))
+        while order.status in (initial_status, "processing"):
             pause = await self._pause(pause, f"order {url} is {order.status}")
-            order = await self._ask(lambda: self._client.find_order(url))
+            order = await self._request(lambda: self._client.find_order(url))
         return order
 
     async def _authorize(self, url: str, order: Order) -> None:
         """Prove control of all names. Raises ``OrderFailedError``."""
         for each in order.authorizations:
             self._check_time(0.0, f"not all authorizations of order {url} have been checked")
-            found = await self._ask(lambda each=each: self._client.authorization(each))
-            if found.status == "pending":
-                found = await self._prove(found, each)
-            if found.status != "valid":
-                said = [one.error.detail for one in found.challenges if one.error is not None]
-                why = "; ".join(said) or found.status
-                raise OrderFailedError(url, f"{found.identifier.value}: {why}")
+            authorization = await self._request(lambda each=each: self._client.authorization(each))
+            if authorization.status == "pending":
+                authorization = await self._prove(authorization, each)
+            if authorization.status != "valid":
+                details = [
+                    one.error.detail for one in authorization.challenges if one.error is not None
+                ]
+                reason = "; ".join(details) or authorization.status
+                raise OrderFailedError(url, f"{authorization.identifier.value}: {reason}")
 
-    async def _prove(self, found: Authorization, url: str) -> Authorization:
+    async def _prove(self, authorization: Authorization, url: str) -> Authorization:
         """Respond to a challenge of one name, until the authority has validated it."""
-        challenge = next((each for each in found.challenges if each.type == "http-01"), None)
-        name = found.identifier.value
+        challenge = next(
+            (each for each in authorization.challenges if each.type == "http-01"), None
+        )
+        name = authorization.identifier.value
         if challenge is None:
             raise RefusedError(
                 f"{name}: the authority does not offer http-01 for this name",
                 status=FAILED_DEPENDENCY,
             )
-        answer = self._client.answer_of(challenge)  # before any file has the name of its token
+        response = self._client.key_authorization(
+            challenge
+        )  # before any file has the name of its token
         try:
-            await self._ask(lambda: self._answer(challenge, answer))
+            await self._request(lambda: self._publish_response(challenge, response))
             pause = FIRST_POLL_SECONDS
             while True:
-                found = await self._ask(lambda: self._client.authorization(url))
-                if found.status != "pending":
-                    return found
+                authorization = await self._request(lambda: self._client.authorization(url))
+                if authorization.status != "pending":
+                    return authorization
                 pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
             # It makes no request, and must be done in any case.
-            await asyncio.shield(asyncio.to_thread(self._answer_no_more, challenge, answer))
+            await asyncio.shield(asyncio.to_thread(self._remove_response, challenge, response))
 
-    def _answer(self, challenge: Challenge, answer: str) -> None:
+    def _publish_response(self, challenge: Challenge, response: str) -> None:
         if "listen" in self._solver:
-            http01.add_answer(self._solver["listen"], challenge.token, answer)
+            http01.add_answer(self._solver["listen"], challenge.token, response)
         else:
-            http01.write_answer(self._root, self._solver["folder"], challenge.token, answer)
+            http01.write_answer(self._root, self._solver["folder"], challenge.token, response)
         if challenge.status == "pending":
-            self._client.ready(challenge)
+            self._client.report_ready(challenge)
 
-    def _answer_no_more(self, challenge: Challenge, answer: str) -> None:
+    def _remove_response(self, challenge: Challenge, response: str) -> None:
         if "listen" in self._solver:
             http01.remove_answer(self._solver["listen"], challenge.token)
         else:
-            http01.unlink_answer(self._root, self._solver["folder"], challenge.token, answer)
+            http01.unlink_answer(self._root, self._solver["folder"], challenge.token, response)
 
-    async def _pause(self, seconds: float, what: str) -> float:
+    async def _pause(self, seconds: float, state: str) -> float:
         """Wait before another read, and return the next wait."""
         wait = max(seconds, self._client.retry_after_seconds(0.0))
-        self._check_time(wait, what)
+        self._check_time(wait, state)
         await asyncio.sleep(wait)
         return min(seconds * 2, MAX_POLL_SECONDS)
 
-    def _check_time(self, wait: float, what: str) -> None:
+    def _check_time(self, wait: float, state: str) -> None:
         """Raise ``UnknownResultError`` if the attempt's time ends within these seconds."""
         if time.monotonic() + wait > self._deadline:
             raise UnknownResultError(
-                f"{what}; the next attempt reads it again", status=FAILED_DEPENDENCY
+                f"{state}; the next attempt reads it again", status=FAILED_DEPENDENCY
             )
 
 
-def _unheard(_limit: LimitedError) -> None:
+def _ignore_limit(_limit: LimitedError) -> None:
     """Ignore a limit: nothing was ordered yet."""
 
 
@@ -264,5 +270,5 @@ def request_of(fields: Fields, key: PrivateKey) -> x509.CertificateSigningReques
     return builder.sign(key, hashes.SHA256())
 
 
-def _why(order: Order) -> str:
+def _describe_failure(order: Order) -> str:
     return order.status if order.error is None else order.error.detail or order.error.type

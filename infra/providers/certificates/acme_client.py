@@ -79,18 +79,18 @@ _T = TypeVar("_T")
 class LimitedError(Exception):
     """The authority limits orders: none is accepted before an instant."""
 
-    def __init__(self, until: datetime, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, until: datetime, reason: str) -> None:
+        super().__init__(reason)
         self.until = until
-        self.why = why
+        self.reason = reason
 
     def as_error(self) -> NotDoneError:
         """Return the error of an action. Only this action waits."""
-        left = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
+        remaining_seconds = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return NotDoneError(
-            f"{self.why} (no order before {moment(self.until)})",
+            f"{self.reason} (no order before {format_instant(self.until)})",
             status=HTTPStatus.TOO_MANY_REQUESTS,
-            retry_after_seconds=left,
+            retry_after_seconds=remaining_seconds,
         )
 
 
@@ -198,12 +198,12 @@ class AcmeClient:
     def register(self, email: str | None) -> str:
         """Create the account of this key, or find it, and return its URL."""
         self._network.account = None
-        wish = messages.NewRegistration.from_data(email=email, terms_of_service_agreed=True)
+        registration = messages.NewRegistration.from_data(email=email, terms_of_service_agreed=True)
         try:
-            url = self._ask(lambda client: client.new_account(wish), writes=False).uri
-        except errors.ConflictError as found:
-            url = found.location
-        url = self._located(url, "account")
+            url = self._request(lambda client: client.new_account(registration), writes=False).uri
+        except errors.ConflictError as conflict:
+            url = conflict.location
+        url = self._require_location(url, "account")
         self.use_account(url)
         return url
 
@@ -220,7 +220,7 @@ class AcmeClient:
         except NoAccountError:
             return
         except ProviderError as error:
-            if not _says(error, _NO_RIGHTS):
+            if not _has_problem_code(error, _NO_RIGHTS):
                 raise
 
     # --- an order
@@ -228,18 +228,20 @@ class AcmeClient:
     def order(self, names: list[Identifier]) -> tuple[str, Order]:
         """Order a certificate; return the order's URL, and the order."""
         kinds = {"dns": messages.IDENTIFIER_FQDN, "ip": messages.IDENTIFIER_IP}
-        wish = messages.NewOrder(
+        order_request = messages.NewOrder(
             identifiers=[
                 messages.Identifier(typ=kinds[each.type], value=each.value) for each in names
             ]
         )
-        answer = self._post(self._directory("newOrder"), wish)
-        return self._located(answer.headers.get("Location"), "order"), _read(answer, Order)
+        response = self._post(self._directory("newOrder"), order_request)
+        return self._require_location(response.headers.get("Location"), "order"), _read(
+            response, Order
+        )
 
-    def _located(self, url: str | None, what: str) -> str:
+    def _require_location(self, url: str | None, name: str) -> str:
         if not url:
             raise NotDoneError(
-                f"{self._url} returned a response that is not ACME: the {what} has no Location",
+                f"{self._url} returned a response that is not ACME: the {name} has no Location",
                 status=FAILED_DEPENDENCY,
             )
         return url
@@ -257,24 +259,24 @@ class AcmeClient:
         """Read whether control of a name was proved."""
         return _read(self._post(url, None), Authorization)
 
-    def answer_of(self, challenge: Challenge) -> str:
+    def key_authorization(self, challenge: Challenge) -> str:
         """Return the response for a challenge's token."""
         if _TOKEN.fullmatch(challenge.token) is None:
             raise RefusedError("the authority sent an invalid token", status=424)
         thumbprint = b64encode(self._key.thumbprint()).decode()
         return f"{challenge.token}.{thumbprint}"
 
-    def ready(self, challenge: Challenge) -> None:
+    def report_ready(self, challenge: Challenge) -> None:
         """Report that a challenge is ready. Its authorization shows the result."""
-        response = challenges.HTTP01Response(key_authorization=self.answer_of(challenge))
+        response = challenges.HTTP01Response(key_authorization=self.key_authorization(challenge))
         # Refused if it was validated in the meantime, after an earlier attempt reported it.
         with contextlib.suppress(RefusedError):
             self._post(challenge.url, response)
 
     def finalize(self, order: Order, request: x509.CertificateSigningRequest) -> Order:
         """Request the certificate."""
-        wish = messages.CertificateRequest(csr=request)
-        return _read(self._post(order.finalize, wish, writes=True), Order)
+        certificate_request = messages.CertificateRequest(csr=request)
+        return _read(self._post(order.finalize, certificate_request, writes=True), Order)
 
     def download(self, order: Order) -> bytes:
         """Read the chain of a finished order. Raises ``RefusedError`` for one that is too long."""
@@ -289,22 +291,22 @@ class AcmeClient:
 
     def revoke(self, certificate: x509.Certificate) -> None:
         """Revoke a certificate. A repeat changes nothing."""
-        wish = messages.Revocation(certificate=certificate, reason=0)
+        revocation = messages.Revocation(certificate=certificate, reason=0)
         try:
-            self._post(self._directory("revokeCert"), wish, writes=True)
+            self._post(self._directory("revokeCert"), revocation, writes=True)
         except ProviderError as error:
-            if not _says(error, _REVOKED):
+            if not _has_problem_code(error, _REVOKED):
                 raise
 
     def retry_after_seconds(self, default: float) -> float:
         """Return the wait that the newest response requests."""
-        found = _retry_after(self._network.newest)
-        return default if found is None else found
+        seconds = _retry_after(self._network.newest)
+        return default if seconds is None else seconds
 
     # --- requests
 
     def _directory(self, name: str) -> str:
-        return self._ask(lambda client: str(client.directory[name]), writes=False)
+        return self._request(lambda client: str(client.directory[name]), writes=False)
 
     def _post(
         self, url: str, content: JSONDeSerializable | None, *, writes: bool = False
@@ -313,9 +315,9 @@ class AcmeClient:
             nonce_url = str(client.directory["newNonce"])
             return self._network.post(url, content, new_nonce_url=nonce_url)
 
-        return self._ask(post, writes=writes)
+        return self._request(post, writes=writes)
 
-    def _ask(self, request: Callable[[ClientV2], _T], *, writes: bool) -> _T:
+    def _request(self, request: Callable[[ClientV2], _T], *, writes: bool) -> _T:
         """Make a request. A request whose nonce was refused was not executed, and is repeated."""
         for _ in range(MAX_BAD_NONCES):
             self._network.newest = None
@@ -326,57 +328,59 @@ class AcmeClient:
                 return request(self._client)
             except messages.Error as problem:
                 if problem.code != "badNonce":
-                    raise self._refused(problem) from None
+                    raise self._classify_problem(problem) from None
             except errors.ConflictError:
                 raise
             except (errors.Error, requests.RequestException, JoseError, *_NOT_ACME) as error:
-                raise self._failed(error, writes=writes) from None
+                raise self._classify_failure(error, writes=writes) from None
         raise NotDoneError(f"{self._url} rejects every nonce", status=FAILED_DEPENDENCY)
 
-    def _refused(self, problem: messages.Error) -> Exception:
+    def _classify_problem(self, problem: messages.Error) -> Exception:
         newest = self._network.newest
         status = FAILED_DEPENDENCY if newest is None else newest.status_code
         code = str(problem.typ).rpartition(":")[2]
-        why = str(problem.detail or problem.title or "no reason")[:_SHOWN_CHARACTERS]
-        said = f"{self._url} returned {code[:_SHOWN_CHARACTERS]}: {why}"
+        detail = str(problem.detail or problem.title or "no reason")[:_SHOWN_CHARACTERS]
+        text = f"{self._url} returned {code[:_SHOWN_CHARACTERS]}: {detail}"
         if code == "rateLimited" or status == HTTPStatus.TOO_MANY_REQUESTS:
             seconds = self.retry_after_seconds(DEFAULT_LIMIT_SECONDS)
-            return LimitedError(datetime.fromtimestamp(_now() + seconds, UTC), said)
+            return LimitedError(datetime.fromtimestamp(_now() + seconds, UTC), text)
         if code == _NO_ACCOUNT:
-            return NoAccountError(said)
+            return NoAccountError(text)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return NotDoneError(
-                said, status=FAILED_DEPENDENCY, retry_after_seconds=_retry_after(newest)
+                text, status=FAILED_DEPENDENCY, retry_after_seconds=_retry_after(newest)
             )
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-            return NotDoneError(said, status=status)
+            return NotDoneError(text, status=status)
         kind = RefusedError if code in _FOR_GOOD else NotDoneError
-        return kind(said, status=FAILED_DEPENDENCY)
+        return kind(text, status=FAILED_DEPENDENCY)
 
-    def _failed(self, error: Exception, *, writes: bool) -> ProviderError:
+    def _classify_failure(self, error: Exception, *, writes: bool) -> ProviderError:
         newest = self._network.newest
         if isinstance(error, requests.exceptions.SSLError):
-            why = "its certificate is not trusted; set spec.acme.caFile to the authority to trust"
+            reason = (
+                "its certificate is not trusted; set spec.acme.caFile to the authority to trust"
+            )
         elif isinstance(error, AnswerOutOfBoundsError):
-            why = f"invalid response: {error}"
+            reason = f"invalid response: {error}"
         elif isinstance(error, requests.ConnectionError):
-            why = _why_unreachable(error)
+            reason = _describe_unreachable(error)
         elif isinstance(error, requests.Timeout):
-            why = "no response before the timeout"
+            reason = "no response before the timeout"
         else:
-            why = "its response is not ACME"
+            reason = "its response is not ACME"
         # A connection that was refused, or not trusted, has sent nothing.
-        unsent = (requests.exceptions.SSLError, requests.ConnectTimeout)
-        is_sent = writes and newest is None and not isinstance(error, unsent)
+        unsent_errors = (requests.exceptions.SSLError, requests.ConnectTimeout)
+        is_sent = writes and newest is None and not isinstance(error, unsent_errors)
         kind = UnknownResultError if is_sent else NotDoneError
         return kind(
-            f"{self._url}: {why}",
+            f"{self._url}: {reason}",
             status=FAILED_DEPENDENCY,
             retry_after_seconds=_retry_after(newest),
         )
 
 
-def _why_unreachable(error: BaseException) -> str:
+def _describe_unreachable(error: BaseException) -> str:
     """Return why there was no connection, with a remedy if it is not allowed."""
     cause: BaseException | None = error
     while cause is not None:
@@ -387,31 +391,32 @@ def _why_unreachable(error: BaseException) -> str:
     return "it is not reachable"
 
 
-def moment(until: datetime) -> str:
+def format_instant(until: datetime) -> str:
     """Format an instant for people, never earlier than it is."""
     return f"{until + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _says(error: ProviderError, code: str) -> bool:
+def _has_problem_code(error: ProviderError, code: str) -> bool:
     return f" returned {code}: " in error.message
 
 
-def _read(answer: requests.Response, of: type[_T]) -> _T:
+def _read(response: requests.Response, result_type: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(answer.content, type=of)
+        return msgspec.json.decode(response.content, type=result_type)
     except UNDECODABLE as error:
         raise NotDoneError(
-            f"{answer.url} returned a response that is not ACME: {error}", status=FAILED_DEPENDENCY
+            f"{response.url} returned a response that is not ACME: {error}",
+            status=FAILED_DEPENDENCY,
         ) from None
 
 
-def _retry_after(answer: requests.Response | None) -> float | None:
+def _retry_after(response: requests.Response | None) -> float | None:
     """Return the wait that a response requests: seconds, or until a date."""
-    said = "" if answer is None else answer.headers.get("Retry-After", "")
-    if said.strip().isdecimal():
-        return min(float(said), MAX_LIMIT_SECONDS)
+    header = "" if response is None else response.headers.get("Retry-After", "")
+    if header.strip().isdecimal():
+        return min(float(header), MAX_LIMIT_SECONDS)
     try:
-        until = parsedate_to_datetime(said).timestamp()
+        until = parsedate_to_datetime(header).timestamp()
     except (IndexError, OverflowError, TypeError, ValueError):
         return None
     return min(max(0.0, until - _now()), MAX_LIMIT_SECONDS)

@@ -96,14 +96,18 @@ class LimitedAdapter(HTTPAdapter):
         connections = Connections(
             url.raw_host,
             url.port,
-            tls=self._trusted() if url.scheme == "https" else None,
+            tls=self._build_ssl_context() if url.scheme == "https" else None,
             guard=self._guard,
             most=1,
             connecting_seconds=self._timeout_seconds,
             kept_seconds=0,
         )
-        sent = cast("Mapping[str, Any]", request.headers)
-        headers = {name: str(text) for name, text in sent.items() if name.lower() not in _REPLACED}
+        request_headers = cast("Mapping[str, Any]", request.headers)
+        headers = {
+            name: str(text)
+            for name, text in request_headers.items()
+            if name.lower() not in _REPLACED
+        }
         headers |= {"Host": url.raw_authority, "Accept-Encoding": "gzip", "Connection": "close"}
         body = request.body.encode() if isinstance(request.body, str) else request.body
         written = written_request(
@@ -114,7 +118,7 @@ class LimitedAdapter(HTTPAdapter):
         finally:
             connections.close()
 
-    def _trusted(self) -> ssl.SSLContext:
+    def _build_ssl_context(self) -> ssl.SSLContext:
         if self._context is None:
             self._context = trusting(self._tls)
         return self._context

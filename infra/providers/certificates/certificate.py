@@ -103,9 +103,11 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise ValueError(f"issuer: {problem}")
         if self.folder is not None and (problem := place_problem(self.folder)) is not None:
             raise ValueError(f"folder: {problem}")
-        before = self.renew_before
-        if before is not None and seconds_of(before) >= seconds_of(self.duration):
-            raise ValueError(f"renewBefore: {before} must be less than duration, {self.duration}")
+        renew_before = self.renew_before
+        if renew_before is not None and seconds_of(renew_before) >= seconds_of(self.duration):
+            raise ValueError(
+                f"renewBefore: {renew_before} must be less than duration, {self.duration}"
+            )
 
 
 class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
@@ -140,13 +142,13 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 def normalize(fields: Fields) -> Fields:
     """Return the canonical form of a certificate's fields: names as sorted sets, no problems."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
     for span in ("duration", "renewBefore"):
-        if span in given:
-            given[span] = canonical_span(given[span])
+        if span in present:
+            present[span] = canonical_span(present[span])
     return {
         "problems": [],
-        **given,
+        **present,
         "dnsNames": sorted({name.lower() for name in fields.get("dnsNames") or ()}),
         "ipAddresses": sorted(
             {str(ipaddress.ip_address(each)) for each in fields.get("ipAddresses") or ()}
@@ -154,9 +156,9 @@ def normalize(fields: Fields) -> Fields:
     }
 
 
-def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
+def renewal_time(fields: Fields, observed: ExternalObject) -> datetime | None:
     """Return when a certificate must be renewed."""
-    return renewal_at(fields.get("renewBefore"), shown)
+    return renewal_at(fields.get("renewBefore"), observed)
 
 
 CERTIFICATE = Kind(

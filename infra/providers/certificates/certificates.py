@@ -20,9 +20,15 @@ from infra.providers.certificates.acme_client import (
     FAILED_DEPENDENCY,
     AcmeClient,
     LimitedError,
-    moment,
+    format_instant,
 )
-from infra.providers.certificates.checks import REQUEST, Case, FileState, findings, why_order
+from infra.providers.certificates.checks import (
+    REQUEST,
+    Case,
+    FileState,
+    find_order_reason,
+    findings,
+)
 from infra.providers.certificates.delivery import (
     Bundle,
     Naming,
@@ -69,7 +75,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.named_objects import Found
+from reconciler.provider.named_objects import ExistingObject
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
@@ -79,7 +85,7 @@ MIN_PATIENCE_SECONDS = 30.0
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-class _Kept(NamedTuple):
+class _StoredCertificate(NamedTuple):
     """A certificate as it is stored: its record, and the content of its files.
 
     Without a uid in the record, its creation is unfinished.
@@ -96,8 +102,8 @@ class _Kept(NamedTuple):
     @property
     def needs_delivery(self) -> bool:
         """Whether a delivery repairs everything that is wrong."""
-        wrong = findings(self.case)
-        return bool(wrong) and why_order(wrong) is None
+        problems = findings(self.case)
+        return bool(problems) and find_order_reason(problems) is None
 
     def as_object(self) -> ExternalObject:
         record, facts = self.record, self.facts
@@ -130,7 +136,7 @@ class _Kept(NamedTuple):
         )
 
 
-class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
+class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord]):
     """Orders, stores and delivers certificates in a root."""
 
     noun = "certificate"
@@ -140,11 +146,11 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         folder = CertificateFolder(config, permit)
         super().__init__(folder, Store(folder.root, "certificates", CertificateRecord))
 
-    def size_bytes(self, native: _Kept) -> int:
+    def size_bytes(self, native: _StoredCertificate) -> int:
         """Return the size of the chain and of its authority, which are hashed."""
         return len(native.bundle.chain) + len(native.bundle.authority)
 
-    async def create_object(self, action: Action) -> _Kept:
+    async def create_object(self, action: Action) -> _StoredCertificate:
         """Obtain and deliver a certificate; the same action continues where it stopped."""
         name = action.external_name
         if await self._folder.step(lambda: self._read(name)) is not None:
@@ -152,30 +158,36 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         await self._obtain(action, uid_of("certificate", action, None))
         return await self._deliver(name)
 
-    async def complete_object(self, action: Action, found: Found[_Kept]) -> _Kept:
+    async def complete_object(
+        self, action: Action, existing: ExistingObject[_StoredCertificate]
+    ) -> _StoredCertificate:
         """Deliver a certificate that an earlier attempt of the action has obtained."""
-        if not found.native.needs_delivery:
-            return found.native
+        if not existing.native.needs_delivery:
+            return existing.native
         return await self._deliver(action.external_name)
 
-    async def update_object(self, action: Action, found: Found[_Kept]) -> _Kept:
+    async def update_object(
+        self, action: Action, existing: ExistingObject[_StoredCertificate]
+    ) -> _StoredCertificate:
         """Deliver lost files, and order another certificate only if a check requires it."""
-        name, step, kept = action.external_name, self._folder.step, found.native
-        case = kept.case._replace(wanted=action.fields, is_due=action.purpose == "Renew")
-        if why_order(findings(case)) is not None:
-            if kept.needs_delivery:
+        name, step, stored = action.external_name, self._folder.step, existing.native
+        case = stored.case._replace(desired=action.fields, is_due=action.purpose == "Renew")
+        if find_order_reason(findings(case)) is not None:
+            if stored.needs_delivery:
                 # It must not wait for an authority that limits rates, or is down.
                 await step(lambda: self._deliver_files(name))
-            await self._obtain(action, kept.record.uid)
+            await self._obtain(action, stored.record.uid)
         else:
             await step(lambda: self._write(action))
         return await self._deliver(name)
 
-    async def delete_object(self, action: Action, found: Found[_Kept]) -> None:
+    async def delete_object(
+        self, action: Action, existing: ExistingObject[_StoredCertificate]
+    ) -> None:
         """Revoke the certificate if that is declared, and remove its files, key and record."""
-        if found.native.record.fields.get("revokeOnDelete"):
-            with self._folder.asking(action):
-                await self._folder.step(lambda: self._revoke(found.native))
+        if existing.native.record.fields.get("revokeOnDelete"):
+            with self._folder.count_call(action):
+                await self._folder.step(lambda: self._revoke(existing.native))
         await self._folder.step(lambda: self._remove(action.external_name))
 
     # --- an order
@@ -183,16 +195,16 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
     async def _obtain(self, action: Action, uid: str) -> None:
         """Obtain a certificate, and continue an order in progress."""
         step = self._folder.step
-        issuer, pending = await step(lambda: self._begin(action))
+        issuer, pending = await step(lambda: self._record_request(action))
         if "acme" not in issuer.fields:
             await step(lambda: self._sign(action, uid, issuer, pending))
             return
-        with self._folder.asking(action):
+        with self._folder.count_call(action):
             chain = await self._chain(action, issuer, pending)
         try:
-            await step(lambda: self._obtained(action, uid, pending, chain, None))
+            await step(lambda: self._store_certificate(action, uid, pending, chain, None))
         except NotDoneError as error:
-            raise _perhaps_done(error) from None
+            raise _build_unknown_error(error) from None
 
     async def _chain(self, action: Action, issuer: IssuerRecord, pending: Pending) -> bytes:
         """Order a certificate of an authority, or continue the order. Return its chain."""
@@ -211,44 +223,44 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
                 action.fields,
                 key,
                 pending.order,
-                ordered=lambda url: self._ordered(name, url),
+                record_order=lambda url: self._record_order(name, url),
                 register=lambda: self._register(action.fields["issuer"], client),
-                limited=lambda limit: self._limit(name, action.fields["issuer"], limit),
+                record_limit=lambda limit: self._limit(name, action.fields["issuer"], limit),
             )
         except (LimitedError, NotDoneError) as error:
             failure = error.as_error() if isinstance(error, LimitedError) else error
-            raise _perhaps_done(failure) if ordering.is_finalized else failure from None
+            raise _build_unknown_error(failure) if ordering.is_finalized else failure from None
         finally:
             client.close()
 
-    async def _deliver(self, name: str) -> _Kept:
+    async def _deliver(self, name: str) -> _StoredCertificate:
         try:
             await self._folder.step(lambda: self._deliver_files(name))
         except RefusedError as error:  # the certificate exists, and belongs to the action
-            kept = await self._folder.look(lambda: self._read(name))
-            error.obstacle = None if kept is None else kept.as_object()
+            stored = await self._folder.read_step(lambda: self._read(name))
+            error.obstacle = None if stored is None else stored.as_object()
             raise
         except NotDoneError as error:
-            raise _perhaps_done(error) from None
-        kept = await self._folder.step(lambda: self._read(name))
-        if kept is None:
+            raise _build_unknown_error(error) from None
+        stored = await self._folder.step(lambda: self._read(name))
+        if stored is None:
             raise UnknownResultError(f"certificate {name!r} was delivered, but no longer exists")
-        return kept
+        return stored
 
     # --- in a thread
 
-    def _kept(self, name: str) -> _Kept | None:
+    def _load(self, name: str) -> _StoredCertificate | None:
         record = self._store.read(name)
         if record is None:
             return None
         fields = record.fields
         key_text = self._store.file(name, record.key_file) or b""
         chain_text = self._store.file(name, record.chain_file)
-        kept_authority = self._store.file(name, record.ca_file) or b""
+        stored_authority = self._store.file(name, record.ca_file) or b""
         key, chain = read_key(key_text), certificates_in(chain_text)
         facts = facts_of(chain[0]) if chain else None
         authority = self._authority(fields.get("issuer", ""))
-        bundle = Bundle(key_text, chain_text or b"", authority or kept_authority)
+        bundle = Bundle(key_text, chain_text or b"", authority or stored_authority)
         place = _place_of(name, fields)
         files: dict[str, FileState] = {}
         if record.uid and key is not None and facts is not None:
@@ -259,16 +271,18 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
             certificate=facts,
             files=files,
             is_trusted=not (chain and issued_by) or is_signed_by(chain[0], issued_by[0]),
-            has_authority=authority in (None, kept_authority),
+            has_authority=authority in (None, stored_authority),
             decides_duration=authority is not None,
             applied=fields,
         )
-        return _Kept(name, record, key, facts, bundle, case, self._folder.root.path / place)
+        return _StoredCertificate(
+            name, record, key, facts, bundle, case, self._folder.root.path / place
+        )
 
-    def _read(self, name: str) -> _Kept | None:
+    def _read(self, name: str) -> _StoredCertificate | None:
         """Read a certificate; None if its creation is unfinished."""
-        kept = self._kept(name)
-        return kept if kept is not None and kept.record.uid else None
+        stored = self._load(name)
+        return stored if stored is not None and stored.record.uid else None
 
     def _authority(self, issuer: str) -> bytes | None:
         """Return the certificate of our own authority; None if the chain contains it."""
@@ -277,7 +291,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
             return None
         return self._folder.issuers.file(issuer, record.certificate_file)
 
-    def _begin(self, action: Action) -> tuple[IssuerRecord, Pending]:
+    def _record_request(self, action: Action) -> tuple[IssuerRecord, Pending]:
         """Record the request and its key before any authority is contacted.
 
         Raises ``NotCalledError`` before the time that an authority has set.
@@ -300,7 +314,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         until = record.limited_until if record.limited_by == fields["issuer"] else None
         if until is not None and until > datetime.now(UTC):
             raise NotCalledError(
-                f"{record.limited_why} (no order before {moment(until)})",
+                f"{record.limited_why} (no order before {format_instant(until)})",
                 status=429,
                 retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
             )
@@ -318,12 +332,12 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
 
     def _key_for(self, name: str, record: CertificateRecord, fields: Fields) -> str:
         """Return the file of the key to use: the existing one, if it is to be kept."""
-        wanted = fields["keyAlgorithm"]
+        algorithm = fields["keyAlgorithm"]
         if fields["keyRotation"] == "Never" and record.key_file:
             key = read_key(self._store.file(name, record.key_file))
-            if key is not None and algorithm_of(key.public_key()) == wanted:
+            if key is not None and algorithm_of(key.public_key()) == algorithm:
                 return record.key_file
-        return self._store.put(name, key_pem(new_key(wanted)), "key")
+        return self._store.put(name, key_pem(new_key(algorithm)), "key")
 
     def _pending_key(self, name: str, pending: Pending) -> PrivateKey:
         key = read_key(self._store.file(name, pending.key_file))
@@ -337,9 +351,9 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         authority = own_authority.open_authority(issuers, name, issuer)
         key = self._pending_key(action.external_name, pending)
         chain = text_of([authority.sign(action.fields, key)])
-        self._obtained(action, uid, pending, chain, text_of([authority.certificate]))
+        self._store_certificate(action, uid, pending, chain, text_of([authority.certificate]))
 
-    def _ordered(self, name: str, url: str) -> None:
+    def _record_order(self, name: str, url: str) -> None:
         """Record an order before any other step. An empty URL removes it."""
         record = self._store.read(name)
         assert record is not None
@@ -354,14 +368,14 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         account = client.register(record.fields["acme"].get("email"))
         self._folder.issuers.write(issuer, msgspec.structs.replace(record, account=account))
 
-    def _limit(self, name: str, issuer: str, limited: LimitedError) -> None:
+    def _limit(self, name: str, issuer: str, limit: LimitedError) -> None:
         """Record until when no order is accepted, for all later actions."""
         record = self._store.read(name)
         assert record is not None
-        limits = {"limited_until": limited.until, "limited_why": limited.why}
+        limits = {"limited_until": limit.until, "limited_why": limit.reason}
         self._store.write(name, msgspec.structs.replace(record, limited_by=issuer, **limits))
 
-    def _obtained(
+    def _store_certificate(
         self, action: Action, uid: str, pending: Pending, chain: bytes, authority: bytes | None
     ) -> None:
         """Store a new certificate with its key, in one step."""
@@ -381,7 +395,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
             )
         record = self._store.read(name)
         assert record is not None
-        written = msgspec.structs.replace(
+        updated = msgspec.structs.replace(
             _declared(record, action),
             uid=uid,
             key_file=pending.key_file,
@@ -392,7 +406,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
             limited_by="",
             limited_why="",
         )
-        self._store.write(name, written)
+        self._store.write(name, updated)
 
     def _write(self, action: Action) -> None:
         """Write the fields that need no order."""
@@ -402,11 +416,11 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         naming = self._naming(action.namespace)
         check_place(self._folder.root, _place_of(name, action.fields), name, naming)
         authority = self._authority(action.fields["issuer"])
-        written = _declared(record, action)
+        updated = _declared(record, action)
         if authority is not None:
             ca_file = self._store.put(action.external_name, authority, "crt")
-            written = msgspec.structs.replace(written, ca_file=ca_file)
-        self._store.write(action.external_name, written)
+            updated = msgspec.structs.replace(updated, ca_file=ca_file)
+        self._store.write(action.external_name, updated)
 
     def _naming(self, namespace: str) -> Naming:
         """Return a function that names a certificate only to its own namespace."""
@@ -421,18 +435,18 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
 
     def _deliver_files(self, name: str) -> None:
         """Deliver to the declared folder, and remove files elsewhere."""
-        kept = self._kept(name)
-        if kept is None or kept.key is None or kept.facts is None:
+        stored = self._load(name)
+        if stored is None or stored.key is None or stored.facts is None:
             raise NotDoneError(
                 f"the stored files of certificate {name!r} were lost during the call"
             )
-        place = _place_of(name, kept.record.fields)
-        if place not in kept.record.folders:
-            folders = (*kept.record.folders, place)
-            self._store.write(name, msgspec.structs.replace(kept.record, folders=folders))
-        naming = self._naming(_namespace_of(kept.record))
-        deliver(self._folder.root, place, name, kept.bundle, naming)
-        for each in kept.record.folders:
+        place = _place_of(name, stored.record.fields)
+        if place not in stored.record.folders:
+            folders = (*stored.record.folders, place)
+            self._store.write(name, msgspec.structs.replace(stored.record, folders=folders))
+        naming = self._naming(_namespace_of(stored.record))
+        deliver(self._folder.root, place, name, stored.bundle, naming)
+        for each in stored.record.folders:
             if each != place:
                 withdraw(self._folder.root, each, name)
         record = self._store.read(name)
@@ -447,11 +461,11 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         pending = () if record.pending is None else (record.pending.key_file,)
         self._store.keep_only(name, {record.key_file, record.chain_file, record.ca_file, *pending})
 
-    def _revoke(self, kept: _Kept) -> None:
+    def _revoke(self, stored: _StoredCertificate) -> None:
         """Revoke a certificate while it is valid."""
-        if kept.facts is None or kept.facts.not_after <= datetime.now(UTC):
+        if stored.facts is None or stored.facts.not_after <= datetime.now(UTC):
             return
-        name = kept.record.fields["issuer"]
+        name = stored.record.fields["issuer"]
         issuer = self._folder.issuers.read(name)
         if issuer is None or not issuer.uid:
             raise NotDoneError(
@@ -460,17 +474,17 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
                 status=FAILED_DEPENDENCY,
             )
         if "acme" not in issuer.fields:
-            held = self._folder.issuers.lock(name)
+            lock = self._folder.issuers.lock(name)
             try:
-                own_authority.revoke(self._folder.issuers, name, kept.facts.serial)
+                own_authority.revoke(self._folder.issuers, name, stored.facts.serial)
             finally:
-                os.close(held)
+                os.close(lock)
             return
         client = self._folder.account(name, issuer)
         try:
-            client.revoke(certificates_in(kept.bundle.chain)[0])
-        except LimitedError as limited:
-            raise limited.as_error() from None
+            client.revoke(certificates_in(stored.bundle.chain)[0])
+        except LimitedError as limit:
+            raise limit.as_error() from None
         finally:
             client.close()
 
@@ -481,7 +495,7 @@ class CertificatesProvider(LockedObjects[_Kept, CertificateRecord]):
         super()._remove(name)
 
 
-def _perhaps_done(error: NotDoneError) -> UnknownResultError:
+def _build_unknown_error(error: NotDoneError) -> UnknownResultError:
     """Return the error of a failure after an effect: the same action continues."""
     return UnknownResultError(
         error.message,
@@ -506,5 +520,5 @@ def _place_of(name: str, fields: Fields) -> str:
 
 
 def _request_digest(fields: Fields) -> str:
-    asked = {name: fields.get(name) for name in REQUEST}
-    return hashlib.sha256(_encoder.encode(asked)).hexdigest()
+    request = {name: fields.get(name) for name in REQUEST}
+    return hashlib.sha256(_encoder.encode(request)).hexdigest()

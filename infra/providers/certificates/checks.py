@@ -41,7 +41,7 @@ class Case(NamedTuple):
     is_trusted: bool = True
     has_authority: bool = True
     applied: Fields = {}  # noqa: RUF012 - it is never changed
-    wanted: Fields | None = None
+    desired: Fields | None = None
     decides_duration: bool = True
     is_due: bool = False
 
@@ -49,26 +49,26 @@ class Case(NamedTuple):
 Check = Callable[[Case], Iterator[Finding]]
 
 
-def certificate_kept(case: Case) -> Iterator[Finding]:
+def certificate_exists(case: Case) -> Iterator[Finding]:
     """A certificate exists."""
     if case.certificate is None:
         yield Finding("CertificateMissing", "", "Order")
 
 
-def key_kept(case: Case) -> Iterator[Finding]:
+def key_exists(case: Case) -> Iterator[Finding]:
     """A key exists. Without it, the certificate is useless."""
     if case.key is None:
         yield Finding("KeyMissing", "", "Order")
 
 
-def key_belongs(case: Case) -> Iterator[Finding]:
+def key_matches_certificate(case: Case) -> Iterator[Finding]:
     """The key belongs to the certificate."""
     certificate = case.certificate
     if certificate is not None and case.key not in (None, certificate.public_key):
         yield Finding("KeyDiffers", "", "Order")
 
 
-def issuer_signed(case: Case) -> Iterator[Finding]:
+def is_signed_by_issuer(case: Case) -> Iterator[Finding]:
     """The current issuer signed it. A recreated one has another key."""
     if not case.is_trusted:
         yield Finding("OtherAuthority", "", "Order")
@@ -82,9 +82,9 @@ def authority_is_current(case: Case) -> Iterator[Finding]:
 
 def request_is_as_declared(case: Case) -> Iterator[Finding]:
     """The request matches the declaration."""
-    if case.wanted is None or case.certificate is None:
+    if case.desired is None or case.certificate is None:
         return
-    now: Fields = {
+    applied: Fields = {
         **case.applied,
         "dnsNames": list(case.certificate.dns_names),
         "ipAddresses": list(case.certificate.ip_addresses),
@@ -93,7 +93,7 @@ def request_is_as_declared(case: Case) -> Iterator[Finding]:
     for name in REQUEST:
         if name == "duration" and not case.decides_duration:
             continue
-        if now.get(name) != case.wanted.get(name):
+        if applied.get(name) != case.desired.get(name):
             yield Finding("RequestDiffers", name, "Order")
 
 
@@ -103,7 +103,7 @@ def near_expiry(case: Case) -> Iterator[Finding]:
         yield Finding("NearExpiry", "", "Order")
 
 
-def files_delivered(case: Case) -> Iterator[Finding]:
+def files_are_delivered(case: Case) -> Iterator[Finding]:
     """All files are where servers read them."""
     for name, state in case.files.items():
         if state != "Delivered":
@@ -111,14 +111,14 @@ def files_delivered(case: Case) -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Check, ...]] = (
-    certificate_kept,
-    key_kept,
-    key_belongs,
-    issuer_signed,
+    certificate_exists,
+    key_exists,
+    key_matches_certificate,
+    is_signed_by_issuer,
     request_is_as_declared,
     near_expiry,
     authority_is_current,
-    files_delivered,
+    files_are_delivered,
 )
 
 REQUEST: Final = (
@@ -134,9 +134,9 @@ REQUEST: Final = (
 
 def findings(case: Case) -> list[Finding]:
     """Return all findings, in the order of the checks."""
-    return [found for check in CHECKS for found in check(case)]
+    return [finding for check in CHECKS for finding in check(case)]
 
 
-def why_order(found: list[Finding]) -> Finding | None:
+def find_order_reason(candidates: list[Finding]) -> Finding | None:
     """Return the first finding that requires another certificate."""
-    return next((each for each in found if each.remedy == "Order"), None)
+    return next((each for each in candidates if each.remedy == "Order"), None)

@@ -71,12 +71,12 @@ def check_place(root: FileRoot, place: str, name: str, naming: Naming) -> None:
     with root.folder_of(f"{place}/x") as folder:
         if folder is not None and _is_ours(folder, place, name, naming):
             return  # valid even if another certificate has taken an enclosing folder since
-    other_folder = folder_around(root, place, except_certificate=name)
+    other_folder = find_enclosing_folder(root, place, except_certificate=name)
     if other_folder is not None:
         raise _build_foreign_folder_error(*other_folder, naming)
 
 
-def folder_around(
+def find_enclosing_folder(
     root: FileRoot, place: str, *, except_certificate: str | None = None
 ) -> tuple[str, str] | None:
     """Return the folder of a certificate that encloses or is a path, and the certificate's name.
@@ -85,11 +85,11 @@ def folder_around(
     """
     segments = place.split("/")
     for length in range(1, len(segments)):
-        above = "/".join(segments[:length])
-        with root.folder_of(f"{above}/x") as folder:
-            marked = None if folder is None else read_file(folder, MARKER)
-        if marked is not None and (owner := _name_in(marked)) != except_certificate:
-            return above, owner
+        ancestor = "/".join(segments[:length])
+        with root.folder_of(f"{ancestor}/x") as folder:
+            marker = None if folder is None else read_file(folder, MARKER)
+        if marker is not None and (owner := _name_in(marker)) != except_certificate:
+            return ancestor, owner
     return None
 
 
@@ -110,26 +110,26 @@ def withdraw(root: FileRoot, place: str, name: str) -> None:
     with root.folder_of(f"{place}/x") as folder:
         if folder is None:
             return
-        marked = read_file(folder, MARKER)
-        if marked is None or _name_in(marked) != name:
+        marker = read_file(folder, MARKER)
+        if marker is None or _name_in(marker) != name:
             return
         for file_name in (*_FILES, MARKER):
-            found = stat_of(folder, file_name)
-            if found is not None and stat.S_ISREG(found.st_mode):
+            file_stat = stat_of(folder, file_name)
+            if file_stat is not None and stat.S_ISREG(file_stat.st_mode):
                 os.unlink(file_name, dir_fd=folder)
             discard(folder, temporary_name(file_name))  # the leftover of a crash
         is_empty = not os.listdir(folder)  # noqa: PTH208 - an open folder
     if is_empty:
-        with root.folder_of(place) as outer:
-            if outer is not None:
+        with root.folder_of(place) as parent:
+            if parent is not None:
                 try:
-                    os.rmdir(place.rpartition("/")[2], dir_fd=outer)
+                    os.rmdir(place.rpartition("/")[2], dir_fd=parent)
                 except OSError:  # another client has put a file there
                     return
 
 
-def _name_in(marked: bytes) -> str:
-    return marked.decode(errors="replace").strip()
+def _name_in(marker: bytes) -> str:
+    return marker.decode(errors="replace").strip()
 
 
 def _build_foreign_folder_error(place: str, owner: str, naming: Naming) -> RefusedError:
@@ -144,9 +144,9 @@ def _is_ours(folder: int, place: str, name: str, naming: Naming) -> bool:
 
     Raises ``RefusedError`` if another certificate owns it, or if it contains foreign files.
     """
-    marked = read_file(folder, MARKER)
-    if marked is not None:
-        owner = _name_in(marked)
+    marker = read_file(folder, MARKER)
+    if marker is not None:
+        owner = _name_in(marker)
         if owner != name:
             raise _build_foreign_folder_error(place, owner, naming)
         return True
@@ -160,12 +160,12 @@ def _is_ours(folder: int, place: str, name: str, naming: Naming) -> bool:
 
 
 def _state(folder: int, name: str, data: bytes, mode: int) -> FileState:
-    found = stat_of(folder, name)
-    if found is None:
+    file_stat = stat_of(folder, name)
+    if file_stat is None:
         return "Missing"
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(file_stat.st_mode):
         return "Differs"
     if read_file(folder, name) != data:
         return "Differs"
     # Stricter permissions are the user's choice. Wider ones expose the key, so they are repaired.
-    return "Exposed" if stat.S_IMODE(found.st_mode) & ~mode else "Delivered"
+    return "Exposed" if stat.S_IMODE(file_stat.st_mode) & ~mode else "Delivered"

@@ -52,7 +52,7 @@ class CertificateFolder:
         )
         self._reads = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="certificate-reads")
         self._concurrency = config.limits.concurrency
-        self._asking = Counter[str]()  # by namespace
+        self._calls_by_namespace = Counter[str]()  # by namespace
 
     async def step(self, function: Callable[[], _T], /) -> _T:
         """Execute one blocking step of an action, which has its own timeouts.
@@ -73,7 +73,7 @@ class CertificateFolder:
         except (NoAccountError, NoOrderError) as error:
             raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
 
-    async def look(self, function: Callable[[], _T], /) -> _T:
+    async def read_step(self, function: Callable[[], _T], /) -> _T:
         """Execute one step that only reads files. Raises ``NotDoneError`` if a disk hangs."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -84,28 +84,28 @@ class CertificateFolder:
             ) from None
 
     @contextmanager
-    def asking(self, action: Action) -> Generator[None]:
+    def count_call(self, action: Action) -> Generator[None]:
         """Count an action that calls an authority, which a tenant chooses and which may hang.
 
         Raises ``NotCalledError`` above the share of its namespace: half of the calls that the
         limits allow, divided among the namespaces that use some.
         """
-        namespace, mine = action.namespace, self._asking[action.namespace]
-        namespaces = len(self._asking.keys() | {namespace})
-        if mine >= max(1, self._concurrency // (2 * namespaces)):
+        namespace, calls = action.namespace, self._calls_by_namespace[action.namespace]
+        namespaces = len(self._calls_by_namespace.keys() | {namespace})
+        if calls >= max(1, self._concurrency // (2 * namespaces)):
             raise NotCalledError(
-                f"{mine} actions of namespace {namespace!r} are already waiting for their ACME "
+                f"{calls} actions of namespace {namespace!r} are already waiting for their ACME "
                 "authorities; this one is retried",
                 status=FAILED_DEPENDENCY,
                 retry_after_seconds=self.timeout_seconds,
             )
-        self._asking[namespace] += 1
+        self._calls_by_namespace[namespace] += 1
         try:
             yield
         finally:
-            self._asking[namespace] -= 1
-            if not self._asking[namespace]:
-                del self._asking[namespace]
+            self._calls_by_namespace[namespace] -= 1
+            if not self._calls_by_namespace[namespace]:
+                del self._calls_by_namespace[namespace]
 
     def close(self) -> None:
         """Stop the threads."""

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, cast
 
-from infra.providers.certificates.delivery import folder_around
+from infra.providers.certificates.delivery import find_enclosing_folder
 from infra.providers.certificates.issuer import address_of
 from infra.providers.certificates.store import PUBLIC_MODE, read_file, write_file
 from infra.providers.file_root import FileRoot, stat_of
@@ -141,7 +141,7 @@ def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
     Raises ``RefusedError`` if the directory has another file of the token's name, or belongs to a
     certificate.
     """
-    if folder_around(root, f"{place}/x") is not None:
+    if find_enclosing_folder(root, f"{place}/x") is not None:
         raise RefusedError(
             f"directory {place!r} is, or is within, the directory of a certificate; set "
             "http01.folder to a separate directory",
@@ -179,6 +179,6 @@ def _listening(address: _Address) -> _Server:
 
 
 def _address(listen: str) -> _Address:
-    found = address_of(listen)
-    assert found is not None, "the kind has checked it"
-    return found
+    address = address_of(listen)
+    assert address is not None, "the kind has checked it"
+    return address

@@ -182,19 +182,21 @@ def address_of(listen: str) -> tuple[str, int] | None:
 
 def normalize(fields: Fields) -> Fields:
     """Return the canonical form of an issuer's fields: its type, durations in largest units."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
     for name in ("ownCa", "acme"):
-        if isinstance(given.get(name), dict):
-            form: Fields = given[name]
-            known: Fields = {key: value for key, value in form.items() if value is not None}
+        if isinstance(present.get(name), dict):
+            form: Fields = present[name]
+            canonical: Fields = {key: value for key, value in form.items() if value is not None}
             for span in ("duration", "renewBefore"):
-                if span in known:
-                    known[span] = canonical_span(known[span])
-            if isinstance(known.get("http01"), dict):
-                solver: Fields = known["http01"]
-                known["http01"] = {key: value for key, value in solver.items() if value is not None}
-            given[name] = known
-    return {"problems": [], **given, "type": "Acme" if "acme" in given else "OwnCa"}
+                if span in canonical:
+                    canonical[span] = canonical_span(canonical[span])
+            if isinstance(canonical.get("http01"), dict):
+                solver: Fields = canonical["http01"]
+                canonical["http01"] = {
+                    key: value for key, value in solver.items() if value is not None
+                }
+            present[name] = canonical
+    return {"problems": [], **present, "type": "Acme" if "acme" in present else "OwnCa"}
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
@@ -205,16 +207,16 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     acme: Fields = fields.get("acme") or {}
     http01: Fields = acme.get("http01") or {}
     listen = http01.get("listen")
-    found: list[HostUse] = []
+    host_uses: list[HostUse] = []
     if listen:
         address = address_of(listen)
         assert address is not None, "the schema has checked it"
-        found.append(HostUse("spec.acme.http01.listen", "listen", place(*address)))
+        host_uses.append(HostUse("spec.acme.http01.listen", "listen", place(*address)))
     if directory := acme.get("directory"):
         host, port = url_host(directory, 443)
         if names_host(host):
-            found.append(HostUse("spec.acme.directory", "addresses", place(host, port)))
-    return found
+            host_uses.append(HostUse("spec.acme.directory", "addresses", place(host, port)))
+    return host_uses
 
 
 def compute_renewal_time(
@@ -224,34 +226,34 @@ def compute_renewal_time(
 
     Never in the first third: an authority may grant less time than requested.
     """
-    life = not_after - not_before
-    before = life / 3 if renew_before is None else timedelta(seconds=seconds_of(renew_before))
-    return not_after - min(before, life * 2 / 3)
+    lifetime = not_after - not_before
+    margin = lifetime / 3 if renew_before is None else timedelta(seconds=seconds_of(renew_before))
+    return not_after - min(margin, lifetime * 2 / 3)
 
 
-def renewal_at(renew_before: str | None, shown: ExternalObject) -> datetime | None:
+def renewal_at(renew_before: str | None, observed: ExternalObject) -> datetime | None:
     """Return the renewal time of an object; None if it never expires."""
-    begins, ends = shown.outputs.get("notBefore"), shown.outputs.get("notAfter")
-    if not begins or not ends:
+    not_before, not_after = observed.outputs.get("notBefore"), observed.outputs.get("notAfter")
+    if not not_before or not not_after:
         return None
     return compute_renewal_time(
-        datetime.fromisoformat(begins), datetime.fromisoformat(ends), renew_before
+        datetime.fromisoformat(not_before), datetime.fromisoformat(not_after), renew_before
     )
 
 
-def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
+def renewal_time(fields: Fields, observed: ExternalObject) -> datetime | None:
     """Return when our own authority must be renewed. Its key stays."""
     own: Fields | None = fields.get("ownCa")
-    return None if own is None else renewal_at(own.get("renewBefore"), shown)
+    return None if own is None else renewal_at(own.get("renewBefore"), observed)
 
 
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
+def loses(fields: Fields | None, observed: ExternalObject) -> str:
     """Report that an authority's key would be lost. An account can be recreated."""
-    if fields is not None or thing.fields.get("type") != "OwnCa":
+    if fields is not None or observed.fields.get("type") != "OwnCa":
         return ""
     return (
-        f"the key of authority {thing.name}, which is required to renew the certificates that it "
-        "signed"
+        f"the key of authority {observed.name}, which is required to renew the certificates that "
+        "it signed"
     )
 
 

@@ -33,7 +33,7 @@ from infra.providers.certificates.spec import DEFAULT_ALGORITHM, STORE
 from infra.providers.certificates.store import IssuerRecord, uid_of, version_of
 from reconciler.errors import ConflictError, NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.named_objects import Found
+from reconciler.provider.named_objects import ExistingObject
 from reconciler.provider.secrets import Secrets
 
 _SHOWN_ONLY = ("problems",)
@@ -102,28 +102,28 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         name, step = action.external_name, self._folder.step
         if await step(lambda: self._read(name)) is not None:
             raise ConflictError(f"issuer {name!r} already exists")
-        await step(lambda: self._begin(action))
-        with self._asking(action, action.fields):
+        await step(lambda: self._create_key(action))
+        with self._count_call(action, action.fields):
             return await step(lambda: self._finish(action))
 
-    async def update_object(self, action: Action, found: Found[_Issuer]) -> _Issuer:
+    async def update_object(self, action: Action, existing: ExistingObject[_Issuer]) -> _Issuer:
         """Write the fields that can change. A renewed authority keeps its key."""
-        with self._asking(action, action.fields):
-            return await self._folder.step(lambda: self._change(action, found.object))
+        with self._count_call(action, action.fields):
+            return await self._folder.step(lambda: self._change(action, existing.object))
 
-    async def delete_object(self, action: Action, found: Found[_Issuer]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Issuer]) -> None:
         """Deactivate an account, and remove key and certificate."""
         name = action.external_name
-        with self._asking(action, found.object.fields):
+        with self._count_call(action, existing.object.fields):
             await self._folder.step(lambda: self._deactivate(name))
         await self._folder.step(lambda: self._remove(name))
 
-    def _asking(self, action: Action, fields: Fields) -> AbstractContextManager[None]:
+    def _count_call(self, action: Action, fields: Fields) -> AbstractContextManager[None]:
         """Count an action on an account of an external authority.
 
         An action on our own does not wait.
         """
-        return self._folder.asking(action) if "acme" in fields else nullcontext()
+        return self._folder.count_call(action) if "acme" in fields else nullcontext()
 
     # --- in a thread
 
@@ -139,7 +139,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
             revocations=self._folder.root.path / STORE / "issuers" / name / CRL_FILE,
         )
 
-    def _begin(self, action: Action) -> None:
+    def _create_key(self, action: Action) -> None:
         """Create the key. The record names the action, and is no issuer yet."""
         name = action.external_name
         record = self._store.read(name)
@@ -157,25 +157,25 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         assert record is not None
         return self._write(action, record, uid_of("issuer", action, None))
 
-    def _change(self, action: Action, found: ExternalObject) -> _Issuer:
+    def _change(self, action: Action, existing: ExternalObject) -> _Issuer:
         name, record = action.external_name, self._store.read(action.external_name)
         assert record is not None
-        if found.fields["type"] != action.fields["type"]:
+        if existing.fields["type"] != action.fields["type"]:
             raise RefusedError(
                 "a private CA (ownCa) cannot become an ACME account; declare an issuer with "
                 "another name"
             )
-        if found.fields["problems"] and "CertificateMissing" not in found.fields["problems"]:
+        if existing.fields["problems"] and "CertificateMissing" not in existing.fields["problems"]:
             raise RefusedError(
                 f"issuer {name!r}: its key is missing; restore it from a backup, or withdraw "
                 "the issuer and declare it again",
             )
-        return self._write(action, record, found.uid or "")
+        return self._write(action, record, existing.uid or "")
 
     def _write(self, action: Action, record: IssuerRecord, uid: str) -> _Issuer:
         """Write the fields of an action, with the existing key, and read the issuer."""
         name = action.external_name
-        written = msgspec.structs.replace(
+        updated = msgspec.structs.replace(
             record,
             uid=uid,
             key=action.idempotency_key,
@@ -186,49 +186,49 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
             key = read_key(self._store.file(name, record.key_file))
             if key is None:
                 raise NotDoneError(f"the key of issuer {name!r} was deleted in the meantime")
-            written = self._certified(action, written, own, record, key)
+            updated = self._sign_if_changed(action, updated, own, record, key)
         else:
-            account = self._registered(name, written, record)
-            written = msgspec.structs.replace(written, account=account)
-        self._store.write(name, written)
-        self._store.keep_only(name, {written.key_file, written.certificate_file, CRL_FILE})
+            account = self._register_account(name, updated, record)
+            updated = msgspec.structs.replace(updated, account=account)
+        self._store.write(name, updated)
+        self._store.keep_only(name, {updated.key_file, updated.certificate_file, CRL_FILE})
         issuer = self._read(name)
         if issuer is None:
             raise UnknownResultError(f"issuer {name!r} was written, but no longer exists")
         return issuer
 
-    def _certified(
+    def _sign_if_changed(
         self,
         action: Action,
-        written: IssuerRecord,
+        updated: IssuerRecord,
         own: Fields,
-        before: IssuerRecord,
+        previous: IssuerRecord,
         key: PrivateKey,
     ) -> IssuerRecord:
         """Sign the authority's certificate again if the declaration requires another one."""
         name = action.external_name
-        chain = certificates_in(self._store.file(name, before.certificate_file))
-        applied: Fields = before.fields.get("ownCa") or {}
+        chain = certificates_in(self._store.file(name, previous.certificate_file))
+        applied: Fields = previous.fields.get("ownCa") or {}
         is_same = all(applied.get(each) == own.get(each) for each in ("commonName", "duration"))
         if chain and is_same and action.purpose != "Renew":
-            return written
+            return updated
         certificate = certify(own, key)
-        if written.revoked:
-            revocations = OwnAuthority(key, certificate).revocations(written.revoked)
+        if updated.revoked:
+            revocations = OwnAuthority(key, certificate).revocations(updated.revoked)
             self._store.put_as(name, CRL_FILE, revocations)
         file_name = self._store.put(name, text_of([certificate]), "crt")
-        return msgspec.structs.replace(written, certificate_file=file_name)
+        return msgspec.structs.replace(updated, certificate_file=file_name)
 
-    def _registered(self, name: str, record: IssuerRecord, before: IssuerRecord) -> str:
+    def _register_account(self, name: str, record: IssuerRecord, previous: IssuerRecord) -> str:
         """Create the account, or find it by its key. Return its URL."""
         client = self._folder.account(name, record)
-        email, applied = record.fields["acme"].get("email"), before.fields.get("acme")
+        email, applied = record.fields["acme"].get("email"), previous.fields.get("acme")
         try:
             account = client.register(email)
             if applied is not None and applied.get("email") != email:
                 client.write_to(account, email)
-        except LimitedError as limited:
-            raise limited.as_error() from None
+        except LimitedError as limit:
+            raise limit.as_error() from None
         finally:
             client.close()
         return account
@@ -240,7 +240,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         client = self._folder.account(name, record)
         try:
             client.deactivate(record.account)
-        except LimitedError as limited:
-            raise limited.as_error() from None
+        except LimitedError as limit:
+            raise limit.as_error() from None
         finally:
             client.close()

@@ -42,23 +42,23 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
 
     async def find(self, external_name: str) -> _N | None:
         """Read an object without a call to its authority."""
-        return await self._folder.look(lambda: self._read(external_name))
+        return await self._folder.read_step(lambda: self._read(external_name))
 
     async def create(self, action: Action) -> Effect:
         """Create the object under its lock."""
-        async with self._locked(action, self._store.lock):
+        async with self._lock(action, self._store.lock):
             return await super().create(action)
 
     async def update(self, action: Action) -> Effect:
         """Update the object under its lock."""
-        async with self._locked(action, self._store.lock_existing) as has_folder:
+        async with self._lock(action, self._store.lock_existing) as has_folder:
             if not has_folder:
                 raise self.missing_error(action)
             return await super().update(action)
 
     async def delete(self, action: Action) -> Effect:
         """Delete the object under its lock."""
-        async with self._locked(action, self._store.lock_existing) as has_folder:
+        async with self._lock(action, self._store.lock_existing) as has_folder:
             if not has_folder:
                 return Effect(None, absent=True)
             effect = await super().delete(action)
@@ -71,19 +71,21 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
     ) -> AsyncIterator[Sequence[_N]]:
         """List the objects whose names have the scope's prefix."""
         del unreadable
-        names = await self._folder.look(self._store.names)
-        wanted = [name for name in names if name.startswith(scope.prefix or "")]
-        for start in range(0, len(wanted), page_size):
-            page = wanted[start : start + page_size]
-            read = await self._folder.look(lambda page=page: [self._read(name) for name in page])
-            yield [each for each in read if each is not None]
+        names = await self._folder.read_step(self._store.names)
+        in_scope = [name for name in names if name.startswith(scope.prefix or "")]
+        for start in range(0, len(in_scope), page_size):
+            page = in_scope[start : start + page_size]
+            objects = await self._folder.read_step(
+                lambda page=page: [self._read(name) for name in page]
+            )
+            yield [each for each in objects if each is not None]
 
     async def close(self) -> None:
         """Let the threads end."""
         self._folder.close()
 
     @asynccontextmanager
-    async def _locked(
+    async def _lock(
         self, action: Action, lock: Callable[[str], int | None]
     ) -> AsyncGenerator[bool]:
         """Lock the folder of an object, and return whether it has one.
@@ -91,9 +93,9 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
         Raises ``NotDoneError`` if another call has the lock.
         """
         self.check_name(action.external_name)
-        held = await self._folder.step(lambda: lock(action.external_name))
+        lock_file = await self._folder.step(lambda: lock(action.external_name))
         try:
-            yield held is not None
+            yield lock_file is not None
         finally:
-            if held is not None:
-                os.close(held)
+            if lock_file is not None:
+                os.close(lock_file)

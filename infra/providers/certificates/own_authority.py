@@ -38,7 +38,7 @@ class OwnAuthority(NamedTuple):
     def sign(self, fields: Fields, key: PrivateKey) -> x509.Certificate:
         """Sign a certificate for a key. It never outlives that of the authority."""
         now = datetime.now(UTC).replace(microsecond=0)
-        ends = now + timedelta(seconds=seconds_of(fields["duration"]))
+        not_after = now + timedelta(seconds=seconds_of(fields["duration"]))
         names = names_of(fields["dnsNames"], fields["ipAddresses"])
         builder = (
             x509.CertificateBuilder()
@@ -47,7 +47,7 @@ class OwnAuthority(NamedTuple):
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now)
-            .not_valid_after(min(ends, self.certificate.not_valid_after_utc))
+            .not_valid_after(min(not_after, self.certificate.not_valid_after_utc))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(

@@ -65,9 +65,9 @@ def place_problem(place: str) -> str | None:
     """Describe what is wrong with a path below the root; None if it is valid."""
     segments = place.split("/")
     if all(_SEGMENT.fullmatch(segment) for segment in segments):
-        taken = FILE_NAMES.intersection(segments)
-        what = "is the name of a file of a certificate; use another directory"
-        return f"{min(taken)!r} {what}" if taken else None
+        reserved = FILE_NAMES.intersection(segments)
+        problem = "is the name of a file of a certificate; use another directory"
+        return f"{min(reserved)!r} {problem}" if reserved else None
     return (
         "use a path below the root, such as tls/web: letters, digits, . _ and -, no segment "
         "that starts with a dot, no leading or trailing /"

@@ -107,10 +107,12 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 class Store(Generic[_R]):
     """The folders of one kind."""
 
-    def __init__(self, root: FileRoot, kind: Literal["issuers", "certificates"], of: type[_R]):
+    def __init__(
+        self, root: FileRoot, kind: Literal["issuers", "certificates"], record_type: type[_R]
+    ):
         self._root = root
         self._folder = f"{STORE}/{kind}"
-        self._decoder = msgspec.json.Decoder(of)
+        self._decoder = msgspec.json.Decoder(record_type)
 
     def names(self) -> list[str]:
         """List the names of all folders."""
@@ -126,8 +128,8 @@ class Store(Generic[_R]):
         try:
             return None if data is None else self._decoder.decode(data)
         except UNDECODABLE:
-            where = self._root.path / self._folder / name / RECORD
-            raise NotDoneError(f"{where} is unreadable; restore it from a backup") from None
+            path = self._root.path / self._folder / name / RECORD
+            raise NotDoneError(f"{path} is unreadable; restore it from a backup") from None
 
     def file(self, name: str, file_name: str) -> bytes | None:
         """Read a file of a folder."""
@@ -138,20 +140,20 @@ class Store(Generic[_R]):
 
     def write(self, name: str, record: _R) -> None:
         """Replace a record."""
-        with self._made(name) as folder:
+        with self._open_or_create(name) as folder:
             write_file(folder, RECORD, _encoder.encode(record), PRIVATE_MODE)
 
     def put(self, name: str, data: bytes, suffix: str) -> str:
         """Write a file under a name of its content, and return the name."""
         file_name = f"{hashlib.sha256(data).hexdigest()[:_NAME_CHARACTERS]}.{suffix}"
-        with self._made(name) as folder:
+        with self._open_or_create(name) as folder:
             if read_file(folder, file_name) != data:
                 write_file(folder, file_name, data, PRIVATE_MODE)
         return file_name
 
     def put_as(self, name: str, file_name: str, data: bytes) -> None:
         """Replace a file that other programs read by its name."""
-        with self._made(name) as folder:
+        with self._open_or_create(name) as folder:
             write_file(folder, file_name, data, PRIVATE_MODE)
 
     def keep_only(self, name: str, file_names: set[str]) -> None:
@@ -170,42 +172,44 @@ class Store(Generic[_R]):
                 return
             for each in sorted(os.listdir(folder), key=lambda each: each != RECORD):  # noqa: PTH208
                 os.unlink(each, dir_fd=folder)
-        with self._root.folder_of(f"{self._folder}/{name}") as outer:
-            if outer is not None:
+        with self._root.folder_of(f"{self._folder}/{name}") as parent:
+            if parent is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    os.rmdir(name, dir_fd=outer)
-                os.fsync(outer)
+                    os.rmdir(name, dir_fd=parent)
+                os.fsync(parent)
 
     def lock(self, name: str) -> int:
         """Lock a folder until the returned file is closed, or the process ends.
 
         Raises ``NotDoneError`` if another call has the lock.
         """
-        with self._made(name) as folder:
-            return self._locked(name, folder)
+        with self._open_or_create(name) as folder:
+            return self._lock_open_folder(name, folder)
 
     def lock_existing(self, name: str) -> int | None:
         """Lock a folder if it exists."""
         with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
-            return None if folder is None else self._locked(name, folder)
+            return None if folder is None else self._lock_open_folder(name, folder)
 
-    def _locked(self, name: str, folder: int) -> int:
-        locked = os.dup(folder)
-        if not self._is_locked_by_us(name, locked):
-            os.close(locked)
+    def _lock_open_folder(self, name: str, folder: int) -> int:
+        lock_file = os.dup(folder)
+        if not self._acquire_lock(name, lock_file):
+            os.close(lock_file)
             raise NotDoneError(f"another call is using {name!r}", status=409)
-        return locked
+        return lock_file
 
-    def _is_locked_by_us(self, name: str, locked: int) -> bool:
+    def _acquire_lock(self, name: str, lock_file: int) -> bool:
         try:
-            fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        with self._root.folder_of(f"{self._folder}/{name}/x") as now:  # it may have been removed
-            return now is not None and os.path.samestat(os.fstat(now), os.fstat(locked))
+        with self._root.folder_of(
+            f"{self._folder}/{name}/x"
+        ) as current:  # it may have been removed
+            return current is not None and os.path.samestat(os.fstat(current), os.fstat(lock_file))
 
     @contextmanager
-    def _made(self, name: str) -> Generator[int]:
+    def _open_or_create(self, name: str) -> Generator[int]:
         with self._root.folder_of(f"{STORE}/x", make=True) as store:
             assert store is not None
             os.fchmod(store, _FOLDER_MODE)
@@ -232,32 +236,32 @@ def version_of(record: Record, *files: str) -> str:
     return hashlib.sha256(_encoder.encode(content)).hexdigest()[:_NAME_CHARACTERS]
 
 
-def uid_of(kind: str, action: Action, found: ExternalObject | None) -> str:
+def uid_of(kind: str, action: Action, existing: ExternalObject | None) -> str:
     """Return the uid of the object that an action writes: its own, or one made of the key."""
-    if found is not None and found.uid is not None:
-        return found.uid
-    made = hashlib.sha256(action.idempotency_key.encode()).hexdigest()
-    return f"{kind}-{made[:_NAME_CHARACTERS]}"
+    if existing is not None and existing.uid is not None:
+        return existing.uid
+    digest = hashlib.sha256(action.idempotency_key.encode()).hexdigest()
+    return f"{kind}-{digest[:_NAME_CHARACTERS]}"
 
 
 def read_file(folder: int, segment: str) -> bytes | None:
     """Read a regular file; None if it does not exist, or is longer than any of ours."""
-    opened = opened_file(folder, segment)
-    if opened is None:
+    descriptor = opened_file(folder, segment)
+    if descriptor is None:
         return None
-    with os.fdopen(opened, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         content = file.read(_MAX_FILE_BYTES + 1)
     return content if len(content) <= _MAX_FILE_BYTES else None
 
 
 def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
     """Replace a file in one step, and write it to the disk."""
-    beside = temporary_name(checked_segment(segment))
-    with temporary(folder, beside) as file:
+    temporary_file = temporary_name(checked_segment(segment))
+    with temporary(folder, temporary_file) as file:
         view = memoryview(data)
         while view:
             view = view[os.write(file, view) :]
         os.fchmod(file, mode)
         os.fsync(file)
-        os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(temporary_file, segment, src_dir_fd=folder, dst_dir_fd=folder)
     os.fsync(folder)

@@ -18,7 +18,7 @@ from events.log import Action
 from events.manifest import Manifest
 from events.names import ResourceKey, system_rank
 from events.stored_content import Part
-from infra.providers.composition.standing import Row, Standing
+from infra.providers.composition.standing import Row, StateReader
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 
@@ -36,36 +36,36 @@ class Children:
 
     def __init__(
         self,
-        standing: Standing,
+        state_reader: StateReader,
         ask: Ask,
         action: Action,
         parent: str,
         *,
-        by: str,
-        patience_seconds: float,
+        source: str,
+        wait_seconds: float,
     ) -> None:
-        self._standing = standing
+        self._state_reader = state_reader
         self._ask = ask
         self._action = action
         self._parent = parent
-        self._by = by
-        self._patience_seconds = patience_seconds
+        self._source = source
+        self._wait_seconds = wait_seconds
 
     async def free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
         """Return the generations of free names, and refuse resources that another client declares.
 
         Read from the log before anything is declared, because rows come later.
         """
-        declared = await self._standing.declarations([str(each.key) for each in manifests])
+        declared = await self._state_reader.declarations([str(each.key) for each in manifests])
         generations: dict[str, int] = {}
         for each in manifests:
-            found = declared[str(each.key)]
-            generations[str(each.key)] = found.generation
+            declaration = declared[str(each.key)]
+            generations[str(each.key)] = declaration.generation
             part_of = each.metadata.labels[PART_OF_LABEL]
-            if found.is_declared and (
-                taken := describe_part_conflict(str(each.key), found.labels, part_of)
+            if declaration.is_declared and (
+                conflict := describe_part_conflict(str(each.key), declaration.labels, part_of)
             ):
-                raise NotDoneError(taken, status=HTTPStatus.CONFLICT)
+                raise NotDoneError(conflict, status=HTTPStatus.CONFLICT)
         return generations
 
     async def declare(
@@ -77,20 +77,20 @@ class Children:
         """
         generations: dict[str, int] = {}
         refused: dict[str, str] = {}
-        for some in _batches(parts):
+        for batch in _batches(parts):
             answers = await self._ask(
-                [self._declaration(each, new.get(str(each.manifest.key))) for each in some]
+                [self._declaration(each, new.get(str(each.manifest.key))) for each in batch]
             )
-            for (each, _), answer in zip(some, answers, strict=True):
+            for (each, _), answer in zip(batch, answers, strict=True):
                 generations[str(each.key)] = answer.generation if answer.accepted else 0
                 if not answer.accepted:
                     refused[str(each.key)] = f"{answer.reason}: {answer.message}"
         return generations, refused
 
     def _declaration(self, part: Part, expected: int | None) -> IntakeMessageOut:
-        words = (f"part of {self._parent}", part.origin[-_MAX_WORDS:], self._by)
-        said = Declared(part.manifest, expected, reason=": ".join(filter(None, words)))
-        return message_of(self._action, part.manifest.key, said, "declared")
+        reasons = (f"part of {self._parent}", part.origin[-_MAX_WORDS:], self._source)
+        data = Declared(part.manifest, expected, reason=": ".join(filter(None, reasons)))
+        return message_of(self._action, part.manifest.key, data, "declared")
 
     async def withdraw(self, names: Sequence[str]) -> None:
         """Withdraw children. Configurations and definitions follow the resources that need them."""
@@ -99,56 +99,56 @@ class Children:
             wave = [name for name in names if ranks[name] == rank]
             await self._withdraw(wave)
             if rank > min(ranks.values()):
-                await self.until_gone(wave)
+                await self.wait_until_removed(wave)
 
     async def _withdraw(self, names: Sequence[str]) -> None:
         """Withdraw children that are still ours, except those that another client has declared."""
         part_of = self._parent.replace("/", ".")
-        declared = await self._standing.declarations(names)
-        ours = [
+        declared = await self._state_reader.declarations(names)
+        keys = [
             ResourceKey.parse(name)
-            for name, found in declared.items()
-            if found.is_declared and found.labels.get(PART_OF_LABEL) == part_of
+            for name, declaration in declared.items()
+            if declaration.is_declared and declaration.labels.get(PART_OF_LABEL) == part_of
         ]
-        reason = ": ".join(filter(None, (f"no longer part of {self._parent}", self._by)))
-        for start in range(0, len(ours), MAX_CHILDREN_AT_ONCE):
-            some = ours[start : start + MAX_CHILDREN_AT_ONCE]
+        reason = ": ".join(filter(None, (f"no longer part of {self._parent}", self._source)))
+        for start in range(0, len(keys), MAX_CHILDREN_AT_ONCE):
+            batch = keys[start : start + MAX_CHILDREN_AT_ONCE]
             await self._ask(
                 [
                     message_of(self._action, key, Withdrawn(reason=reason), "withdrawn")
-                    for key in some
+                    for key in batch
                 ]
             )
 
-    async def until_gone(self, names: Sequence[str]) -> None:
+    async def wait_until_removed(self, names: Sequence[str]) -> None:
         """Wait a short time for the last child's deletion.
 
         ``NotDoneError`` names those that remain.
         """
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._patience_seconds
+        deadline = clock() + self._wait_seconds
         while True:
-            declared = await self._standing.declarations(names)
+            declared = await self._state_reader.declarations(names)
             # Resources that another client declares now are kept.
             names = [
-                name for name, each in declared.items() if not (each.is_gone or each.is_declared)
+                name for name, each in declared.items() if not (each.is_removed or each.is_declared)
             ]
             if not names:
                 return
             if clock() > deadline:
-                rows = await self._standing.rows(names)
-                staying = [_staying(name, rows.get(name)) for name in names]
+                rows = await self._state_reader.rows(names)
+                remaining = [_describe_remaining(name, rows.get(name)) for name in names]
                 raise NotDoneError(
-                    f"waits for the deletion of {', '.join(_some(staying))}",
+                    f"waits for the deletion of {', '.join(_limit_names(remaining))}",
                     status=HTTPStatus.CONFLICT,
                 )
             await asyncio.sleep(_LEAVING_LOOK_SECONDS)
 
 
-def message_of(action: Action, key: ResourceKey, said: IntakeData, step: str) -> IntakeMessageOut:
+def message_of(action: Action, key: ResourceKey, data: IntakeData, step: str) -> IntakeMessageOut:
     """Build a message whose id identifies the step of the action."""
     identity = f"{action.idempotency_key}.{digest_of_text(str(key))}.{step}"
-    return IntakeMessageOut("desired", key, said, identity)
+    return IntakeMessageOut("desired", key, data, identity)
 
 
 def digest_of_text(text: str) -> str:
@@ -164,10 +164,10 @@ def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
             yield group[start : start + MAX_CHILDREN_AT_ONCE]
 
 
-def _staying(name: str, row: Row | None) -> str:
+def _describe_remaining(name: str, row: Row | None) -> str:
     return name if row is None else f"{name} ({row.outcome}: {row.message or row.reason})"
 
 
-def _some(texts: Sequence[str]) -> list[str]:
+def _limit_names(texts: Sequence[str]) -> list[str]:
     rest = len(texts) - _MAX_NAMED
     return [*texts[:_MAX_NAMED], *([f"{rest} more"] if rest > 0 else [])]

@@ -18,7 +18,7 @@ from events.stored_content import (
     parts_of,
 )
 from infra.providers.composition.children import Ask
-from infra.providers.composition.standing import Declaration, Standing, converted
+from infra.providers.composition.standing import Declaration, StateReader, convert_fields
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 
@@ -30,8 +30,8 @@ class ContentRefusedError(NotDoneError):
 class Contents:
     """Reads and writes the contents of sets. Raises ``ProviderError`` classes."""
 
-    def __init__(self, standing: Standing, ask: Ask) -> None:
-        self._standing = standing
+    def __init__(self, state_reader: StateReader, ask: Ask) -> None:
+        self._state_reader = state_reader
         self._ask = ask
         self._read: dict[tuple[str, str], list[Part]] = {}
 
@@ -42,9 +42,9 @@ class Contents:
 
         ``is_withdrawn``: also read a withdrawn one that is still in the log.
         """
-        known = self._read.get((namespace, digest))
-        if known is not None:
-            return known
+        cached = self._read.get((namespace, digest))
+        if cached is not None:
+            return cached
         index = (await self._specs(namespace, [digest], is_withdrawn)).get(digest)
         if index is None:
             return None
@@ -61,16 +61,16 @@ class Contents:
     async def store(self, namespace: str, content: StoredContent) -> None:
         """Store what is missing. A repeat stores nothing."""
         names = [f"{namespace}/{COMPOSED_CONTENT_KIND}/{name}" for name in content.documents]
-        found = await self._standing.declarations(names)
+        declarations = await self._state_reader.declarations(names)
         messages: list[IntakeMessageOut] = []
         for name, (digest, spec) in zip(names, content.documents.items(), strict=True):
-            if found[name].is_declared:
+            if declarations[name].is_declared:
                 continue
             fields: Fields = msgspec.to_builtins(spec, str_keys=True)
             manifest = Manifest(
                 RECONCILER_API_VERSION, COMPOSED_CONTENT_KIND, Metadata(digest, namespace), fields
             )
-            identity = f"{digest}.{found[name].generation}"
+            identity = f"{digest}.{declarations[name].generation}"
             messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
         for answer in await self._ask(messages) if messages else ():
             if not answer.accepted:
@@ -78,22 +78,22 @@ class Contents:
                     f"storing its content failed: {answer.message}", status=HTTPStatus.CONFLICT
                 )
 
-    async def forget(self, parent: str, namespace: str, kept: Collection[str]) -> None:
+    async def forget(self, parent: str, namespace: str, retained: Collection[str]) -> None:
         """Withdraw all other contents of a set."""
-        stored = await self._standing.contents(namespace)
+        stored = await self._state_reader.contents(namespace)
         chunks = {
             each
-            for digest in kept
-            if (known := stored.get(digest)) is not None
-            for each in known[1].chunks
+            for digest in retained
+            if (entry := stored.get(digest)) is not None
+            for each in entry[1].chunks
         }
         messages: list[IntakeMessageOut] = []
         for digest, (generation, spec) in stored.items():
-            if spec.parent != parent or digest in kept or digest in chunks:
+            if spec.parent != parent or digest in retained or digest in chunks:
                 continue
             key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)
-            said = Withdrawn(generation, reason=f"{parent} has different content")
-            messages.append(IntakeMessageOut("desired", key, said, f"{digest}.{generation}.gone"))
+            data = Withdrawn(generation, reason=f"{parent} has different content")
+            messages.append(IntakeMessageOut("desired", key, data, f"{digest}.{generation}.gone"))
         if messages:
             await self._ask(messages)
 
@@ -101,13 +101,16 @@ class Contents:
         self, namespace: str, digests: Collection[str], is_withdrawn: bool
     ) -> Mapping[str, ComposedContentSpec]:
         names = {f"{namespace}/{COMPOSED_CONTENT_KIND}/{each}": each for each in digests}
-        found = await self._standing.declarations(list(names))
+        declarations = await self._state_reader.declarations(list(names))
         return {
             names[name]: spec
-            for name, each in found.items()
-            if (spec := converted(_fields(each, is_withdrawn), ComposedContentSpec)) is not None
+            for name, each in declarations.items()
+            if (spec := convert_fields(_fields(each, is_withdrawn), ComposedContentSpec))
+            is not None
         }
 
 
-def _fields(found: Declaration, is_withdrawn: bool) -> Fields | None:
-    return found.fields if found.is_declared or not is_withdrawn else found.withdrawn
+def _fields(declaration: Declaration, is_withdrawn: bool) -> Fields | None:
+    return (
+        declaration.fields if declaration.is_declared or not is_withdrawn else declaration.withdrawn
+    )

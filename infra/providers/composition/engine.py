@@ -25,8 +25,8 @@ from infra.providers.composition.parts import (
     ABOUT,
     Budget,
     PartTemplate,
+    child_statuses,
     expression,
-    standings,
 )
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, name_problem
 from infra.providers.rest.expressions import Expression, ExpressionError
@@ -39,7 +39,7 @@ from reconciler.provider.kind import Kind, Readiness
 READY: Final = "ready"
 PROBLEM: Final = "problem"
 
-_GIVEN: Final = "given"
+_INPUTS: Final = "given"
 _CHILDREN: Final = "children"
 _MAX_SET_NAME: Final = 63
 _WHERE: Final = "spec.composition"
@@ -55,24 +55,26 @@ def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
     _check(spec)
     parts = _parts(name, spec.composition)
     longest = max([len(name), *(len(each.name) for each in parts if each.is_named_by_part)])
-    most = min(MAX_NAME_CHARACTERS, _MAX_SET_NAME - longest - len("-"))
-    if most < 1:
+    max_characters = min(MAX_NAME_CHARACTERS, _MAX_SET_NAME - longest - len("-"))
+    if max_characters < 1:
         raise InvalidManifestError(
             f"metadata.name: {name!r} is too long, because the names of sets contain it; use a "
             "shorter name"
         )
-    told = _Told(name, spec.composition, {each.name: each.is_many for each in parts})
+    defined_outputs = _DefinedOutputs(
+        name, spec.composition, {each.name: each.is_many for each in parts}
+    )
     kind = composed_kind(
         name,
         spec.api_version,
         _Nothing,
-        composes=partial(_composed, parts, told.given),
-        summary=told.summary,
+        composes=partial(_compose, parts, defined_outputs.input_names),
+        summary=defined_outputs.summary,
         ready=_ready,
-        outputs=told.outputs,
+        outputs=defined_outputs.outputs,
         extra="composition",
     )
-    problem = partial(name_problem, max_characters=most)
+    problem = partial(name_problem, max_characters=max_characters)
     return replace(kind, provider=spec.provider, name_problem=problem)
 
 
@@ -98,17 +100,17 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     names = [each.name for each in spec.parts]
     parts: list[PartTemplate] = []
     for number, each in enumerate(spec.parts):
-        where = f"{_WHERE}.parts[{number}]"
+        location = f"{_WHERE}.parts[{number}]"
         if each.name in names[:number]:
             raise InvalidManifestError(
-                f"{where}.name: duplicate name {each.name!r}; give each part its own name"
+                f"{location}.name: duplicate name {each.name!r}; give each part its own name"
             )
         if each.manifest.kind == name:
             raise InvalidManifestError(
-                f"{where}.manifest.kind: a {name} cannot contain a {name}, because the "
+                f"{location}.manifest.kind: a {name} cannot contain a {name}, because the "
                 "nesting would never end; use another kind"
             )
-        parts.append(PartTemplate(each, where, names))
+        parts.append(PartTemplate(each, location, names))
     try:
         TopologicalSorter({each.name: each.follows for each in parts}).prepare()
     except CycleError as error:
@@ -120,25 +122,29 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     return parts
 
 
-def _composed(
+def _compose(
     parts: list[PartTemplate],
-    given: frozenset[str],
+    input_names: frozenset[str],
     key: ResourceKey,
     spec: Fields,
     observed: ExternalObject | None,
 ) -> Fields:
     """Return the content: the parts, and what the provider needs to report their status."""
     about = {"spec": spec, "name": key.name, "namespace": key.namespace}
-    shown: Fields = {} if observed is None else observed.fields
+    observed_fields: Fields = {} if observed is None else observed.fields
     forms = {each.name: each.is_many for each in parts}
-    variables = {**about, _CHILDREN: standings(forms, shown, children_of(observed))}
+    variables = {**about, _CHILDREN: child_statuses(forms, observed_fields, children_of(observed))}
     budget = Budget(variables)
-    made = [each.component(variables, budget) for each in parts]
-    content = components.composed(made, observed)
-    return {**content, _GIVEN: {name: about[name] for name in given}} if given else content
+    contents = [each.component(variables, budget) for each in parts]
+    content = components.composed(contents, observed)
+    return (
+        {**content, _INPUTS: {name: about[name] for name in input_names}}
+        if input_names
+        else content
+    )
 
 
-class _Told:
+class _DefinedOutputs:
     """Outputs of a definition, computed by the provider and recorded with the object."""
 
     def __init__(self, name: str, spec: CompositionSpec, are_many: Mapping[str, bool]) -> None:
@@ -151,28 +157,28 @@ class _Told:
             each: (expression(output.value, f"{_WHERE}.outputs.{each}.value", variables), output)
             for each, output in spec.outputs.items()
         }
-        taken = {READY, PROBLEM, *ComponentsOutputs.__struct_fields__}
+        reserved = {READY, PROBLEM, *ComponentsOutputs.__struct_fields__}
         for each in spec.outputs:
-            if each in taken:
+            if each in reserved:
                 raise InvalidManifestError(
                     f"{_WHERE}.outputs.{each}: the name is reserved; use another name"
                 )
         used = [each.variables for each, _ in self._outputs.values()]
         used += [] if self._ready is None else [self._ready.variables]
-        self.given = frozenset(ABOUT) & frozenset[str]().union(*used)
+        self.input_names = frozenset(ABOUT) & frozenset[str]().union(*used)
         self.outputs = _struct(name, spec.outputs)
 
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
         """Return the status of the components, and the values of the definition's expressions."""
         result = components.summary(fields, children)
-        standing = standings(self._are_many, fields, children)
-        given: object = fields.get(_GIVEN)
-        about = cast("Fields", given) if isinstance(given, dict) else {}
+        standing = child_statuses(self._are_many, fields, children)
+        inputs: object = fields.get(_INPUTS)
+        about = cast("Fields", inputs) if isinstance(inputs, dict) else {}
         variables = {**about, _CHILDREN: standing}
         problems: list[str] = []
-        for name, (found, output) in self._outputs.items():
+        for name, (compiled, output) in self._outputs.items():
             try:
-                value = found.value(variables)
+                value = compiled.value(variables)
                 result[name] = msgspec.convert(value, OUTPUT_TYPES[output.type])
             except (ExpressionError, msgspec.ValidationError) as error:
                 problems.append(f"{_WHERE}.outputs.{name}: {error}")
@@ -185,15 +191,15 @@ class _Told:
         return {**result, PROBLEM: problems[0]} if problems else result
 
 
-def _ready(fields: Fields, seen: ExternalObject) -> Readiness:
+def _ready(fields: Fields, observed: ExternalObject) -> Readiness:
     """Return the recorded readiness, found at the read: the log contains no expressions."""
-    by_parts, found = components.ready(fields, seen), seen.outputs.get(READY)
-    if found is None:
+    by_parts, recorded = components.ready(fields, observed), observed.outputs.get(READY)
+    if recorded is None:
         return by_parts
-    if found is True:
+    if recorded is True:
         return IS_READY
-    why = seen.outputs.get(PROBLEM) or by_parts.message or f"{_WHERE}.ready is not true"
-    return Readiness(False, "Progressing" if by_parts.is_ready else by_parts.reason, why)
+    message = observed.outputs.get(PROBLEM) or by_parts.message or f"{_WHERE}.ready is not true"
+    return Readiness(False, "Progressing" if by_parts.is_ready else by_parts.reason, message)
 
 
 def _struct(name: str, outputs: Mapping[str, ComposedOutput]) -> type[msgspec.Struct]:

@@ -34,9 +34,9 @@ CAPABILITIES = Capabilities(
 )
 
 
-def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
+def _renewal_time(_fields: Fields, observed: ExternalObject) -> datetime | None:
     """Return when a part that a decider has refused is declared again."""
-    at = shown.outputs.get(RETRY_AT)
+    at = observed.outputs.get(RETRY_AT)
     return None if at is None else datetime.fromisoformat(at)
 
 

@@ -44,22 +44,22 @@ class Budget:
         self._sizes = {name: count_values(each) for name, each in variables.items()}
         self._resources, self._work = MAX_RESOURCES, MAX_WORK
 
-    def take(self, where: str, resources: int) -> None:
+    def take(self, location: str, resources: int) -> None:
         """Take a number of resources. Raises ``InvalidManifestError`` if there are too many."""
         self._resources -= resources
         if self._resources < 0:
             raise InvalidManifestError(
-                f"{where}: exceeds the limit of {MAX_RESOURCES} resources; divide the resource"
+                f"{location}: exceeds the limit of {MAX_RESOURCES} resources; divide the resource"
             )
 
-    def spend(self, where: str, expressions: Iterable[Expression], items: Sequence[Any]) -> None:
+    def spend(self, location: str, expressions: Iterable[Expression], items: Sequence[Any]) -> None:
         """Take the cost of expressions, each for a number of items. Raises as above."""
         sizes = {**self._sizes, ITEM: sum(map(count_values, items)) // max(1, len(items))}
         work = sum(each.work(sum(sizes[name] for name in each.variables)) for each in expressions)
         self._work -= work * len(items)
         if self._work < 0:
             raise InvalidManifestError(
-                f"{where}: its expressions would take too long; let them read fewer values, "
+                f"{location}: its expressions would take too long; let them read fewer values, "
                 "such as only item"
             )
 
@@ -67,14 +67,14 @@ class Budget:
 class PartTemplate:
     """Builds the resources of one part from the spec and the status of the other parts."""
 
-    def __init__(self, part: PartDefinition, where: str, names: Collection[str]) -> None:
+    def __init__(self, part: PartDefinition, location: str, names: Collection[str]) -> None:
         """Compile it. Raises ``InvalidManifestError``."""
         self.name = part.name
         self._state: PartState = part.state
-        self._where = f"{where} ({part.name})"
+        self._location = f"{location} ({part.name})"
         variables = (*ABOUT, CHILDREN)
-        self._when = _optional(part.when, f"{self._where}.when", variables)
-        self._for_each = _optional(part.for_each, f"{self._where}.forEach", variables)
+        self._when = _optional(part.when, f"{self._location}.when", variables)
+        self._for_each = _optional(part.for_each, f"{self._location}.forEach", variables)
         self.is_many = self._for_each is not None
         metadata = part.manifest.metadata
         self.is_named_by_part = not metadata.name
@@ -82,30 +82,32 @@ class PartTemplate:
             variables = (*variables, ITEM)
             if self.is_named_by_part:
                 raise InvalidManifestError(
-                    f"{self._where}.manifest.metadata.name: required with forEach; give each "
+                    f"{self._location}.manifest.metadata.name: required with forEach; give each "
                     "item's resource a name, such as = name + '-' + item"
                 )
         tree: Fields = msgspec.to_builtins(part.manifest)
-        self._template = Template(tree, f"{self._where}.manifest", variables, (CHILDREN,))
+        self._template = Template(tree, f"{self._location}.manifest", variables, (CHILDREN,))
         self._switches = [each for each in (self._when, self._for_each) if each is not None]
         expressions = [*self._template.expressions.values(), *self._switches]
-        self._follows = {each.text: frozenset(self._mentioned(each, names)) for each in expressions}
+        self._follows = {
+            each.text: frozenset(self._find_mentions(each, names)) for each in expressions
+        }
 
     @property
     def follows(self) -> frozenset[str]:
         """The other parts that its expressions refer to."""
         return frozenset[str]().union(*self._follows.values())
 
-    def _mentioned(self, expression: Expression, names: Collection[str]) -> Iterator[str]:
+    def _find_mentions(self, expression: Expression, names: Collection[str]) -> Iterator[str]:
         if CHILDREN not in expression.variables:
             return
-        for found in _MENTIONED.finditer(expression.text):
-            part: str = found[1] or found[2] or found[4] or ""
-            if not part and found[3] is None:
+        for match in _MENTIONED.finditer(expression.text):
+            part: str = match[1] or match[2] or match[4] or ""
+            if not part and match[3] is None:
                 continue
             if part not in names:
                 raise InvalidManifestError(
-                    f"{self._where}: {expression.text!r}: must reference a part as "
+                    f"{self._location}: {expression.text!r}: must reference a part as "
                     f"children.NAME or children['NAME']; the parts are {some(list(names))}"
                 )
             yield part
@@ -122,56 +124,56 @@ class PartTemplate:
             followed = self._follows.get(error.text, ())
             missing = sorted(each for each in followed if not _is_ready(children[each]))
             if not missing:
-                raise InvalidManifestError(f"{self._where}: {error}") from None
+                raise InvalidManifestError(f"{self._location}: {error}") from None
             waiting = f"waits for {some(missing)}: {error}"
-            return Component(self.name, _nothing, waiting=waiting)
+            return Component(self.name, _no_parts, waiting=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
-        budget.spend(self._where, self._switches, [None])
+        budget.spend(self._location, self._switches, [None])
         is_wanted: Any = True if self._when is None else self._when.value(variables)
         if not isinstance(is_wanted, bool):
-            raise self._wrong("when", self._when, is_wanted, "true or false")
+            raise self._build_type_error("when", self._when, is_wanted, "true or false")
         if not is_wanted or self._state == "Absent":
-            return Component(self.name, _nothing, enabled=False)
+            return Component(self.name, _no_parts, enabled=False)
         items: list[Any] = [None]
         if self._for_each is not None:
-            found: Any = self._for_each.value(variables)
-            if not isinstance(found, list):
-                raise self._wrong("forEach", self._for_each, found, "a list")
-            items = cast("list[Any]", found)
-        budget.take(self._where, len(items))
-        budget.spend(self._where, self._template.expressions.values(), items)
+            value: Any = self._for_each.value(variables)
+            if not isinstance(value, list):
+                raise self._build_type_error("forEach", self._for_each, value, "a list")
+            items = cast("list[Any]", value)
+        budget.take(self._location, len(items))
+        budget.spend(self._location, self._template.expressions.values(), items)
         parts = [self._part({**variables, ITEM: item}) for item in items]
         return Component(self.name, lambda _values: parts)
 
     def _part(self, variables: Mapping[str, Any]) -> Part:
-        made: Fields = self._template.made(variables)
-        metadata: Fields = {**made.get("metadata", {}), "namespace": variables["namespace"]}
+        fields: Fields = self._template.build(variables)
+        metadata: Fields = {**fields.get("metadata", {}), "namespace": variables["namespace"]}
         if self.is_named_by_part:
             metadata["name"] = f"{variables['name']}-{self.name}"
         try:
-            manifest = msgspec.convert({**made, "metadata": metadata}, Manifest)
+            manifest = msgspec.convert({**fields, "metadata": metadata}, Manifest)
         except msgspec.ValidationError as error:
-            where = f"{self._where}.manifest"
-            raise InvalidManifestError(field_error(error, Manifest, where)) from None
+            location = f"{self._location}.manifest"
+            raise InvalidManifestError(field_error(error, Manifest, location)) from None
         return Part(manifest, self._state)
 
-    def _wrong(
-        self, field: str, expression: Expression | None, value: object, wanted: str
+    def _build_type_error(
+        self, field: str, expression: Expression | None, value: object, expected: str
     ) -> InvalidManifestError:
         text = "" if expression is None else expression.text
         kind = type(value).__name__
         return InvalidManifestError(
-            f"{self._where}.{field}: {text!r} returns {kind}, but must return {wanted}"
+            f"{self._location}.{field}: {text!r} returns {kind}, but must return {expected}"
         )
 
 
-def expression(text: str, where: str, variables: Collection[str]) -> Expression:
+def expression(text: str, location: str, variables: Collection[str]) -> Expression:
     """Compile an expression, with or without a leading =."""
-    return Expression(text.strip().removeprefix("="), where, variables)
+    return Expression(text.strip().removeprefix("="), location, variables)
 
 
-def standings(
+def child_statuses(
     are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
 ) -> dict[str, Any]:
     """Return the status of each part's resources, for expressions; by name if it has many."""
@@ -179,12 +181,12 @@ def standings(
     result: dict[str, Any] = {}
     for part, is_many in are_many.items():
         names = components.get(part, [])
-        found = {name.rpartition("/")[2]: _standing(children.get(name)) for name in names}
-        result[part] = found if is_many else next(iter(found.values()), _standing(None))
+        statuses = {name.rpartition("/")[2]: _child_status(children.get(name)) for name in names}
+        result[part] = statuses if is_many else next(iter(statuses.values()), _child_status(None))
     return result
 
 
-def _standing(child: Child | None) -> Fields:
+def _child_status(child: Child | None) -> Fields:
     if child is None:
         return {"ready": False, "outcome": "", "reason": "", "message": "", "outputs": {}}
     return {
@@ -203,9 +205,9 @@ def _is_ready(standing: Mapping[str, Any]) -> bool:
     return bool(standing) and all(each["ready"] for each in standing.values())
 
 
-def _optional(text: str, where: str, variables: Collection[str]) -> Expression | None:
-    return expression(text, where, variables) if text else None
+def _optional(text: str, location: str, variables: Collection[str]) -> Expression | None:
+    return expression(text, location, variables) if text else None
 
 
-def _nothing(_values: Fields) -> list[Part]:
+def _no_parts(_values: Fields) -> list[Part]:
     return []

@@ -38,8 +38,8 @@ from infra.jetstream.reads import last_from_leader
 from infra.providers.composition.children import Children, digest_of_text, message_of
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
-from infra.providers.composition.standing import ComposedSet, Row, Standing
-from infra.providers.jetstream.api import JetStreamApi, classified
+from infra.providers.composition.standing import ComposedSet, Row, StateReader
+from infra.providers.jetstream.api import JetStreamApi, classify_error
 from reconciler.errors import (
     ConflictError,
     NotFoundError,
@@ -59,7 +59,7 @@ EDITED: Final = "edited"
 
 AS_STORED: Final = "as stored"
 
-Look = Literal["Effect", "Read", "Listing"]
+ReadReason = Literal["Effect", "Read", "Listing"]
 """Why an object is shown: after a write, on request, or in a listing."""
 
 _LEAVING_LOOK_SECONDS: Final = 0.1
@@ -85,8 +85,8 @@ class CompositionProvider:
         self._summary = summary
         self._api = JetStreamApi(config, secrets, permit)
         self._retry = config.retry
-        self._standing = Standing(self._api)
-        self._contents = Contents(self._standing, self._ask)
+        self._state_reader = StateReader(self._api)
+        self._contents = Contents(self._state_reader, self._ask)
         self._bus: tuple[Client, JetStreamClientBus] | None = None
         self._opening = asyncio.Lock()
 
@@ -94,124 +94,132 @@ class CompositionProvider:
 
     async def create(self, action: Action) -> Effect:
         """Declare the set, then its children."""
-        found = await self._find(action.external_name)
-        if found.spec is not None and found.spec.key != action.idempotency_key:
-            there = await self._as_object(found, found.spec)
-            raise ConflictError(f"{action.external_name} already exists", obstacle=there)
+        existing = await self._find(action.external_name)
+        if existing.spec is not None and existing.spec.key != action.idempotency_key:
+            obstacle = await self._as_object(existing, existing.spec)
+            raise ConflictError(f"{action.external_name} already exists", obstacle=obstacle)
         uid = f"set-{digest_of_text(action.idempotency_key)}"
-        return await self._write(action, found, uid)
+        return await self._write(action, existing, uid)
 
     async def update(self, action: Action) -> Effect:
         """Declare another set, and withdraw the children that are no longer in it."""
-        found = await self._find(action.external_name)
-        if found.spec is None:
+        existing = await self._find(action.external_name)
+        if existing.spec is None:
             raise NotFoundError(f"{action.external_name} does not exist")
-        if found.spec.key != action.idempotency_key:
-            there = await self._as_object(found, found.spec)
-            check_uid(there, action)
-            if action.version not in (None, there.version):
+        if existing.spec.key != action.idempotency_key:
+            obstacle = await self._as_object(existing, existing.spec)
+            check_uid(obstacle, action)
+            if action.version not in (None, obstacle.version):
                 raise ConflictError(
-                    f"{action.external_name} has changed since it was read", obstacle=there
+                    f"{action.external_name} has changed since it was read", obstacle=obstacle
                 )
-        return await self._write(action, found, found.spec.uid)
+        return await self._write(action, existing, existing.spec.uid)
 
     async def delete(self, action: Action) -> Effect:
         """Withdraw all children, and then the set.
 
         Each attempt reports what a child waits for, which its own users must end.
         """
-        found = await self._find(action.external_name)
-        if found.spec is None:
-            lost = found.withdrawn
+        existing = await self._find(action.external_name)
+        if existing.spec is None:
+            withdrawn = existing.withdrawn
             # by hand: its parts are withdrawn, too
-            if lost is not None and action.uid in (None, lost.uid):
+            if withdrawn is not None and action.uid in (None, withdrawn.uid):
                 children = self._children(action)
-                await children.withdraw(_parts_of(lost))
-                await children.until_gone(_parts_of(lost))
+                await children.withdraw(_parts_of(withdrawn))
+                await children.wait_until_removed(_parts_of(withdrawn))
             return Effect(None, absent=True)
-        if action.uid is not None and found.spec.uid != action.uid:
-            there = await self._as_object(found, found.spec)
+        if action.uid is not None and existing.spec.uid != action.uid:
+            obstacle = await self._as_object(existing, existing.spec)
             raise ConflictError(
-                f"{action.external_name} was replaced by another object", obstacle=there
+                f"{action.external_name} was replaced by another object", obstacle=obstacle
             )
-        of_set = found.spec
+        of_set = existing.spec
         leaving = _parts_of(of_set)
         last = msgspec.structs.replace(
-            found.spec,
+            existing.spec,
             key=action.idempotency_key,
-            fields={**found.spec.fields, CHILDREN: {}},
+            fields={**existing.spec.fields, CHILDREN: {}},
             generations={},
             leaving=leaving,
         )
-        if last != found.spec:
-            found = await self._declare_set(action, found, last, "leaving")
+        if last != existing.spec:
+            existing = await self._declare_set(action, existing, last, "leaving")
         children = self._children(action)
         await children.withdraw(leaving)
-        await children.until_gone(leaving)
+        await children.wait_until_removed(leaving)
         # Also a content that was stored for the next set.
-        await self._contents.forget(of_set.parent, found.key.namespace, ())
-        await self._ask_for_set(action, found, Withdrawn(found.generation), "gone")
+        await self._contents.forget(of_set.parent, existing.key.namespace, ())
+        await self._ask_for_set(action, existing, Withdrawn(existing.generation), "gone")
         return Effect(None)
 
-    async def _write(self, action: Action, found: ComposedSet, uid: str) -> Effect:
+    async def _write(self, action: Action, existing: ComposedSet, uid: str) -> Effect:
         parent = parent_of(self.kind, action.external_name)
         parts = await self._parts(action.external_name, action.fields)
         for each in parts:
             problem = problem_of_part(ResourceKey.parse(parent), each.manifest.key)
             if problem:
                 raise RefusedError(problem)
-        before = found.spec
-        had: dict[str, int] = {} if before is None else before.generations
-        wanted = _digests(action.fields, parts)
+        previous = existing.spec
+        old_generations: dict[str, int] = {} if previous is None else previous.generations
+        desired = _digests(action.fields, parts)
         parts = [each._replace(manifest=as_part(each.manifest, parent)) for each in parts]
-        kept = await self._unchanged(wanted, before)
-        changed = [each for each in parts if str(each.manifest.key) not in kept]
+        unchanged = await self._unchanged(desired, previous)
+        changed = [each for each in parts if str(each.manifest.key) not in unchanged]
         manifests = [each.manifest for each in changed]
         children = self._children(action)
-        new = await children.free([each for each in manifests if not had.get(str(each.key))])
+        new = await children.free(
+            [each for each in manifests if not old_generations.get(str(each.key))]
+        )
         # A child that an operator declared differently, with permission, has no manifest of ours.
-        known = {str(each.manifest.key) for each in parts}
-        kept |= {name: had.get(name, 0) for name in wanted if name not in known}
+        part_names = {str(each.manifest.key) for each in parts}
+        unchanged |= {
+            name: old_generations.get(name, 0) for name in desired if name not in part_names
+        }
         # A set that an operator has withdrawn still determines its children.
-        lost = found.withdrawn if found.withdrawn and found.withdrawn.generations else None
-        last = before or lost
-        gone = () if last is None else _parts_of(last)
-        begun = ComposedSetSpec(
+        withdrawn = (
+            existing.withdrawn if existing.withdrawn and existing.withdrawn.generations else None
+        )
+        last = previous or withdrawn
+        old_names = () if last is None else _parts_of(last)
+        started = ComposedSetSpec(
             parent=parent,
             uid=uid,
             key=action.idempotency_key,
             labels=action.labels,
             fields=action.fields,
-            generations={name: kept.get(name, 0) for name in wanted},
-            leaving=tuple(dict.fromkeys(name for name in gone if name not in wanted)),
+            generations={name: unchanged.get(name, 0) for name in desired},
+            leaving=tuple(dict.fromkeys(name for name in old_names if name not in desired)),
         )
-        if before is None or before.key != action.idempotency_key:
-            found = await self._declare_set(action, found, begun, "begun")
+        if previous is None or previous.key != action.idempotency_key:
+            existing = await self._declare_set(action, existing, started, "begun")
         else:  # our own earlier attempt: the generations that it knows count
-            begun = before
+            started = previous
         generations, refused = await children.declare(changed, new)
-        is_same = before is not None and before.fields == action.fields
-        refusals = 1 + (before.refusals if before is not None and is_same else 0)
-        await children.withdraw(begun.leaving)
-        left = await self._standing.declarations(begun.leaving)
-        done = msgspec.structs.replace(
-            begun,
-            generations=kept | generations,
+        is_same = previous is not None and previous.fields == action.fields
+        refusals = 1 + (previous.refusals if previous is not None and is_same else 0)
+        await children.withdraw(started.leaving)
+        remaining = await self._state_reader.declarations(started.leaving)
+        completed = msgspec.structs.replace(
+            started,
+            generations=unchanged | generations,
             refused=refused,
             refusals=refusals if refused else 0,
             retry_at=self._next_try(refusals) if refused else None,
             leaving=tuple(
-                name for name, each in left.items() if not (each.is_gone or each.is_declared)
+                name
+                for name, each in remaining.items()
+                if not (each.is_removed or each.is_declared)
             ),
         )
-        if done != begun:
-            found = await self._declare_set(action, found, done, "done")
-        if before is not None and (
-            before.key == action.idempotency_key  # an earlier attempt may have ended before this
-            or before.fields.get(CONTENT, "") != action.fields.get(CONTENT, "")
+        if completed != started:
+            existing = await self._declare_set(action, existing, completed, "done")
+        if previous is not None and (
+            previous.key == action.idempotency_key  # an earlier attempt may have ended before this
+            or previous.fields.get(CONTENT, "") != action.fields.get(CONTENT, "")
         ):
             await self._forget(action, parent)
-        return Effect(await self._as_object(found, done))
+        return Effect(await self._as_object(existing, completed))
 
     def _next_try(self, refusals: int) -> datetime:
         """Return when a refused part is declared again.
@@ -224,9 +232,9 @@ class CompositionProvider:
 
     async def _forget(self, action: Action, parent: str) -> None:
         """Withdraw the contents that a set had, except that of the next set."""
-        declared = (await self._standing.declarations([parent]))[parent].fields or {}
-        kept = {each for each in (action.fields.get(CONTENT), declared.get(CONTENT)) if each}
-        await self._contents.forget(parent, ResourceKey.parse(parent).namespace, kept)
+        declared = (await self._state_reader.declarations([parent]))[parent].fields or {}
+        retained = {each for each in (action.fields.get(CONTENT), declared.get(CONTENT)) if each}
+        await self._contents.forget(parent, ResourceKey.parse(parent).namespace, retained)
 
     async def _parts(self, external_name: str, fields: Fields) -> list[Part]:
         """Return the parts of a set with these fields.
@@ -245,26 +253,28 @@ class CompositionProvider:
         return parts
 
     async def _unchanged(
-        self, wanted: Mapping[str, str], before: ComposedSetSpec | None
+        self, desired: Mapping[str, str], previous: ComposedSetSpec | None
     ) -> dict[str, int]:
         """Return the generations of children that are already declared as required."""
-        if before is None:
+        if previous is None:
             return {}
-        digests = before.fields.get(CHILDREN, {})
-        if CONTENT in before.fields:
-            name = _external_name(before)
-            old = await self._contents.load(name.partition(".")[0], before.fields[CONTENT])
-            digests = _digests(before.fields, old or [])
-        alike = {
+        digests = previous.fields.get(CHILDREN, {})
+        if CONTENT in previous.fields:
+            name = _external_name(previous)
+            old = await self._contents.load(name.partition(".")[0], previous.fields[CONTENT])
+            digests = _digests(previous.fields, old or [])
+        candidates = {
             name: generation
-            for name, generation in before.generations.items()
-            if generation and name not in before.refused and wanted.get(name) == digests.get(name)
+            for name, generation in previous.generations.items()
+            if generation
+            and name not in previous.refused
+            and desired.get(name) == digests.get(name)
         }
-        rows = await self._standing.children(alike)
-        part_of = before.parent.replace("/", ".")
+        rows = await self._state_reader.children(candidates)
+        part_of = previous.parent.replace("/", ".")
         return {
             name: generation
-            for name, generation in alike.items()
+            for name, generation in candidates.items()
             if (row := rows.get(name)) is not None
             and (row.declared, row.generation) == (True, generation)
             and row.labels.get(PART_OF_LABEL) == part_of
@@ -272,15 +282,15 @@ class CompositionProvider:
 
     def _children(self, action: Action) -> Children:
         return Children(
-            self._standing,
+            self._state_reader,
             self._ask,
             action,
             parent_of(self.kind, action.external_name),
-            by=self.told_of(action.fields),
-            patience_seconds=self._api.timeout_seconds / 2,
+            source=self.describe_source(action.fields),
+            wait_seconds=self._api.timeout_seconds / 2,
         )
 
-    def told_of(self, fields: Fields) -> str:
+    def describe_source(self, fields: Fields) -> str:
         """Describe the source of a set's content; empty if its parent contains all of it."""
         del fields
         return ""
@@ -288,58 +298,58 @@ class CompositionProvider:
     # --- the set
 
     async def _find(self, external_name: str) -> ComposedSet:
-        return await self._standing.find_set(_set_key(self.kind, external_name))
+        return await self._state_reader.find_set(_set_key(self.kind, external_name))
 
     async def _declare_set(
-        self, action: Action, found: ComposedSet, spec: ComposedSetSpec, step: str
+        self, action: Action, existing: ComposedSet, spec: ComposedSetSpec, step: str
     ) -> ComposedSet:
-        metadata = Metadata(found.key.name, found.key.namespace)
+        metadata = Metadata(existing.key.name, existing.key.namespace)
         fields: Fields = msgspec.to_builtins(spec, str_keys=True)
         manifest = Manifest(RECONCILER_API_VERSION, COMPOSED_SET_KIND, metadata, fields)
-        said = Declared(manifest, expected_generation=found.generation)
-        generation = await self._ask_for_set(action, found, said, step)
-        return found._replace(generation=generation, spec=spec)
+        data = Declared(manifest, expected_generation=existing.generation)
+        generation = await self._ask_for_set(action, existing, data, step)
+        return existing._replace(generation=generation, spec=spec)
 
     async def _ask_for_set(
-        self, action: Action, found: ComposedSet, said: IntakeData, step: str
+        self, action: Action, existing: ComposedSet, data: IntakeData, step: str
     ) -> int:
-        [answer] = await self._ask([message_of(action, found.key, said, step)])
+        [answer] = await self._ask([message_of(action, existing.key, data, step)])
         match answer.reason:
             case "StaleGeneration" | "Superseded":
-                raise ConflictError(f"{found.key} has changed since it was read")
+                raise ConflictError(f"{existing.key} has changed since it was read")
             case _ if not answer.accepted:
-                raise RefusedError(f"{found.key}: {answer.reason}: {answer.message}")
+                raise RefusedError(f"{existing.key}: {answer.reason}: {answer.message}")
             case _:
                 return answer.generation
 
     async def _ask(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
-        bus = await self._opened()
+        bus = await self._open_bus()
         await self._api.permit.before_request()
         try:
             answers = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
         except (BusError, TimeoutError) as error:
             raise UnknownResultError(f"the bus of Reconciler: {error}") from error
-        known = [each for each in answers if each is not None]
-        if any(each.accepted for each in known):
+        replies = [each for each in answers if each is not None]
+        if any(each.accepted for each in replies):
             self._api.permit.record_write()
-        if len(known) < len(messages):
+        if len(replies) < len(messages):
             raise UnknownResultError(
                 "no decider replied; the parts may or may not have been declared"
             )
-        return known
+        return replies
 
     # --- reads
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:  # noqa: ARG002 - names are unique
         """Read a set, and the status of its children."""
         await self._api.permit.before_request()
-        found = await self._find(external_name)
-        if found.spec is None:
+        existing = await self._find(external_name)
+        if existing.spec is None:
             return None
-        if found.spec.refused:  # a client requested the current status, so it must not wait
-            now = msgspec.structs.replace(found.spec, retry_at=datetime.now(UTC))
-            found = found._replace(spec=now)
-        [one] = await self._as_objects([found], "Read")
+        if existing.spec.refused:  # a client requested the current status, so it must not wait
+            now = msgspec.structs.replace(existing.spec, retry_at=datetime.now(UTC))
+            existing = existing._replace(spec=now)
+        [one] = await self._as_objects([existing], "Read")
         return one
 
     async def pages(
@@ -347,7 +357,7 @@ class CompositionProvider:
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the sets of this kind."""
         await self._api.permit.before_request()
-        sets = [each for each in await self._standing.sets() if self._is_in(scope, each)]
+        sets = [each for each in await self._state_reader.sets() if self._is_in(scope, each)]
         for start in range(0, len(sets), page_size):
             yield await self._as_objects(sets[start : start + page_size], "Listing")
 
@@ -358,11 +368,17 @@ class CompositionProvider:
         """
         await self._api.permit.before_request()
         try:
-            last = await last_from_leader(await self._api.connected(), LOG, outcome_filter("*.*.*"))
+            last = await last_from_leader(
+                await self._api.connection(), LOG, outcome_filter("*.*.*")
+            )
         except BusError as error:
-            raise classified(error, is_read=True) from error
-        came = f"{0 if last is None else last.seq}."
-        return f"{came}settled" if after is not None and after.startswith(came) else f"{came}new"
+            raise classify_error(error, is_read=True) from error
+        position = f"{0 if last is None else last.seq}."
+        return (
+            f"{position}settled"
+            if after is not None and after.startswith(position)
+            else f"{position}new"
+        )
 
     async def close(self) -> None:
         """Close the connection."""
@@ -370,65 +386,71 @@ class CompositionProvider:
             await self._bus[1].close()
         await self._api.close()
 
-    def _is_in(self, scope: Scope, found: ComposedSet) -> bool:
-        spec = found.spec
+    def _is_in(self, scope: Scope, existing: ComposedSet) -> bool:
+        spec = existing.spec
         if spec is None or spec.parent.split("/")[1] != self.kind:
             return False
         return scope.has(_external_name(spec), spec.labels)
 
-    async def _as_object(self, found: ComposedSet, spec: ComposedSetSpec) -> ExternalObject:
-        [one] = await self._as_objects([found._replace(spec=spec)])
+    async def _as_object(self, existing: ComposedSet, spec: ComposedSetSpec) -> ExternalObject:
+        [one] = await self._as_objects([existing._replace(spec=spec)])
         return one
 
-    async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
+    async def read_additional_outputs(
+        self, specs: Sequence[ComposedSetSpec], reason: ReadReason
+    ) -> Sequence[Fields]:
         """Return additional outputs of a kind's sets."""
-        del look
+        del reason
         return [dict[str, Any]() for _ in specs]
 
     async def _as_objects(
-        self, sets: Sequence[ComposedSet], look: Look = "Effect"
+        self, sets: Sequence[ComposedSet], reason: ReadReason = "Effect"
     ) -> list[ExternalObject]:
         specs = [(each.generation, each.spec) for each in sets if each.spec is not None]
-        rows = await self._standing.children(
+        rows = await self._state_reader.children(
             {
                 name: generation
                 for _, spec in specs
                 for name, generation in (dict.fromkeys(spec.leaving, 0) | spec.generations).items()
             }
         )
-        beyond = await self.beyond([spec for _, spec in specs], look)
+        additional = await self.read_additional_outputs([spec for _, spec in specs], reason)
         return [
-            self._object(generation, spec, rows, more)
-            for (generation, spec), more in zip(specs, beyond, strict=True)
+            self._object(generation, spec, rows, additional_fields)
+            for (generation, spec), additional_fields in zip(specs, additional, strict=True)
         ]
 
     def _object(
-        self, generation: int, spec: ComposedSetSpec, rows: Mapping[str, Row], more: Fields
+        self,
+        generation: int,
+        spec: ComposedSetSpec,
+        rows: Mapping[str, Row],
+        additional_fields: Fields,
     ) -> ExternalObject:
         is_stored = CONTENT in spec.fields
-        wanted: dict[str, Any] = spec.fields.get(CHILDREN, {})
+        desired: dict[str, Any] = spec.fields.get(CHILDREN, {})
         if is_stored:
-            wanted = dict.fromkeys(spec.generations, AS_STORED)
+            desired = dict.fromkeys(spec.generations, AS_STORED)
         part_of = spec.parent.replace("/", ".")
-        shown: dict[str, Any] = {}
-        for name, digest in wanted.items():
+        observed: dict[str, Any] = {}
+        for name, digest in desired.items():
             row, declared = rows.get(name), spec.generations.get(name, 0)
             if name in spec.refused:
-                shown[name] = digest
+                observed[name] = digest
                 continue
             if row is None or not row.declared:
                 continue
             if row.labels.get(PART_OF_LABEL) != part_of or 0 < declared < row.generation:
-                shown[name] = f"another declaration, of generation {row.generation}"
+                observed[name] = f"another declaration, of generation {row.generation}"
             elif declared:
-                shown[name] = digest
+                observed[name] = digest
         children = {
             name: Child(REFUSED, reason=REFUSED, message=spec.refused[name])
             if name in spec.refused
             else (row.as_child() if (row := rows.get(name)) is not None else Child())
-            for name in shown
+            for name in observed
         }
-        outputs = dict(more)
+        outputs = dict(additional_fields)
         if not is_stored:
             outputs[CHILDREN] = msgspec.to_builtins(dict(sorted(children.items())))
         leaving = sorted(name for name in spec.leaving if _is_leaving(rows.get(name), part_of))
@@ -436,11 +458,11 @@ class CompositionProvider:
             outputs["leaving"] = leaving
         if spec.retry_at is not None:
             outputs[RETRY_AT] = spec.retry_at.isoformat()
-        fields = {**spec.fields, CHILDREN: shown}
+        fields = {**spec.fields, CHILDREN: observed}
         if is_stored:
-            edited = {name: shown.get(name, "not declared") for name in wanted}
-            edited = {name: what for name, what in edited.items() if what != AS_STORED}
-            fields = {**spec.fields, **({EDITED: _first(edited)} if edited else {})}
+            differences = {name: observed.get(name, "not declared") for name in desired}
+            differences = {name: state for name, state in differences.items() if state != AS_STORED}
+            fields = {**spec.fields, **({EDITED: _first(differences)} if differences else {})}
         return ExternalObject(
             name=_external_name(spec),
             fields=fields,
@@ -451,15 +473,15 @@ class CompositionProvider:
             outputs={**outputs, **self._summary(fields, children)},
         )
 
-    async def _opened(self) -> JetStreamClientBus:
-        nc = await self._api.connected()
+    async def _open_bus(self) -> JetStreamClientBus:
+        nc = await self._api.connection()
         async with self._opening:
             if self._bus is None or self._bus[0] is not nc:
                 bus = JetStreamClientBus(nc, f"composition/{self.kind}")
                 try:
                     await bus.open()
                 except BusError as error:
-                    raise classified(error, is_read=True) from error
+                    raise classify_error(error, is_read=True) from error
                 self._bus = (nc, bus)
             return self._bus[1]
 
@@ -495,14 +517,14 @@ def _digests(fields: Fields, parts: Sequence[Part]) -> dict[str, str]:
     return {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
 
 
-def _first(edited: Mapping[str, str]) -> dict[str, str]:
-    rest = len(edited) - _MAX_EDITED
-    some = dict(sorted(edited.items())[:_MAX_EDITED])
-    return {**some, "more": str(rest)} if rest > 0 else some
+def _first(differences: Mapping[str, str]) -> dict[str, str]:
+    rest = len(differences) - _MAX_EDITED
+    first = dict(sorted(differences.items())[:_MAX_EDITED])
+    return {**first, "more": str(rest)} if rest > 0 else first
 
 
 def _is_leaving(row: Row | None, part_of: str) -> bool:
     """Return whether a child is being withdrawn. One that another client declares stays."""
-    if row is None or row.is_gone:
+    if row is None or row.is_removed:
         return False
     return not row.declared or row.labels.get(PART_OF_LABEL) == part_of  # rows come slightly later

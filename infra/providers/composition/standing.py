@@ -22,7 +22,7 @@ from infra.bus.rows import JetStreamRows
 from infra.bus.streams import LOG
 from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_for_subjects
-from infra.providers.jetstream.api import classified
+from infra.providers.jetstream.api import classify_error
 
 _LET_GO: Final = ("Deleted", "Released", "Unowned")
 """Outcomes of a withdrawn resource, also of one whose policy keeps the object."""
@@ -46,7 +46,7 @@ class Declaration(NamedTuple):
         return self.fields is not None
 
     @property
-    def is_gone(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether it is not declared, and Reconciler has nothing more to do with its object."""
         if self.is_declared or not self.generation:
             return not self.is_declared
@@ -103,7 +103,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
     outputs: Fields = {}
 
     @property
-    def is_gone(self) -> bool:
+    def is_removed(self) -> bool:
         """Whether it is not declared, and Reconciler has nothing more to do with its object."""
         return not self.declared and self.outcome in _LET_GO
 
@@ -115,110 +115,120 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
         is_ready = self.outcome == "Converged" and (ready is None or ready.status == "True")
         if is_ready:
             return Child(self.outcome, ready=True, outputs=self.outputs)
-        why = ready if self.outcome == "Converged" and ready is not None else self
-        return Child(self.outcome, reason=why.reason, message=why.message, outputs=self.outputs)
+        condition = ready if self.outcome == "Converged" and ready is not None else self
+        return Child(
+            self.outcome, reason=condition.reason, message=condition.message, outputs=self.outputs
+        )
 
 
 _S = TypeVar("_S")
 _row_decoder = msgspec.json.Decoder(Row)
 
 
-class Connected(Protocol):
+class ConnectionOwner(Protocol):
     """Owner of a connection to the bus."""
 
-    async def connected(self) -> Client:
+    async def connection(self) -> Client:
         """Return the connection. Raises ``ProviderError`` classes while there is none."""
         ...
 
 
-class Standing:
+class StateReader:
     """Reads the bus of one API. Raises ``ProviderError`` classes."""
 
-    def __init__(self, api: Connected) -> None:
+    def __init__(self, api: ConnectionOwner) -> None:
         self._api = api
 
     async def declarations(self, names: Collection[str]) -> dict[str, Declaration]:
         """Return the declarations of resources from the leader's log."""
         if not names:
             return {}
-        nc = await self._api.connected()
+        nc = await self._api.connection()
         keys = [ResourceKey.parse(name) for name in names]
         try:
             log = await open_log(nc)
-            loaded = await log.load(keys, use_cache=False, from_leader=True)
+            histories = await log.load(keys, use_cache=False, from_leader=True)
         except BusError as error:
-            raise classified(error, is_read=True) from error
-        return {str(key): _declaration(each.events) for key, each in loaded.items()}
+            raise classify_error(error, is_read=True) from error
+        return {str(key): _declaration(each.events) for key, each in histories.items()}
 
     async def rows(self, names: Collection[str]) -> dict[str, Row]:
         """Return the rows of resources. A resource without a status has none."""
         if not names:
             return {}
-        nc = await self._api.connected()
-        wanted = [f"status.{name.replace('/', '.')}" for name in names]
+        nc = await self._api.connection()
+        subjects = [f"status.{name.replace('/', '.')}" for name in names]
         try:
-            found = await JetStreamRows(nc).get(wanted)
+            payloads = await JetStreamRows(nc).get(subjects)
         except BusError as error:
-            raise classified(error, is_read=True) from error
-        rows = [_row_decoder.decode(payload) for payload in found.values()]
+            raise classify_error(error, is_read=True) from error
+        rows = [_row_decoder.decode(payload) for payload in payloads.values()]
         return {f"{row.namespace}/{row.kind}/{row.name}": row for row in rows}
 
-    async def children(self, least: Mapping[str, int]) -> dict[str, Row]:
+    async def children(self, min_generations: Mapping[str, int]) -> dict[str, Row]:
         """Return rows that are not older than these generations, some of them from the log."""
-        rows = await self.rows(least)
-        late = [
+        rows = await self.rows(min_generations)
+        stale = [
             name
-            for name, generation in least.items()
+            for name, generation in min_generations.items()
             if generation and (name not in rows or rows[name].generation < generation)
         ]
-        for name, found in (await self.declarations(late)).items():
+        for name, declaration in (await self.declarations(stale)).items():
             rows.pop(name, None)
-            if not found.is_gone:
-                rows[name] = found.as_row(ResourceKey.parse(name))
+            if not declaration.is_removed:
+                rows[name] = declaration.as_row(ResourceKey.parse(name))
         return rows
 
     async def find_set(self, key: ResourceKey) -> ComposedSet:
         """Return one set from the leader's log."""
-        found = await self.declarations([str(key)])
-        return set_of(key, found[str(key)])
+        declarations = await self.declarations([str(key)])
+        return set_of(key, declarations[str(key)])
 
     async def sets(self) -> list[ComposedSet]:
         """Return every declared set."""
-        found = await self._all_declared(f"log.*.{COMPOSED_SET_KIND}.*.fact")
-        return [set_of(key, each) for key, each in found.items()]
+        declarations = await self._read_declarations(f"log.*.{COMPOSED_SET_KIND}.*.fact")
+        return [set_of(key, each) for key, each in declarations.items()]
 
     async def contents(self, namespace: str) -> dict[str, tuple[int, ComposedContentSpec]]:
         """Return every stored content of a namespace, with its generation, by digest."""
-        found = await self._all_declared(f"log.{namespace}.{COMPOSED_CONTENT_KIND}.*.fact")
+        declarations = await self._read_declarations(
+            f"log.{namespace}.{COMPOSED_CONTENT_KIND}.*.fact"
+        )
         return {
             key.name: (each.generation, spec)
-            for key, each in found.items()
-            if (spec := converted(each.fields, ComposedContentSpec)) is not None
+            for key, each in declarations.items()
+            if (spec := convert_fields(each.fields, ComposedContentSpec)) is not None
         }
 
     async def definitions(self) -> dict[str, tuple[int, Fields]]:
         """Return every defined kind by name, with its generation."""
-        found = await self._all_declared(f"log.{SYSTEM_NAMESPACE}.{KIND_DEFINITION_KIND}.*.fact")
-        return {key.name: (each.generation, each.fields or {}) for key, each in found.items()}
+        declarations = await self._read_declarations(
+            f"log.{SYSTEM_NAMESPACE}.{KIND_DEFINITION_KIND}.*.fact"
+        )
+        return {
+            key.name: (each.generation, each.fields or {}) for key, each in declarations.items()
+        }
 
-    async def _all_declared(self, subjects: str) -> dict[ResourceKey, Declaration]:
+    async def _read_declarations(self, subjects: str) -> dict[ResourceKey, Declaration]:
         """Return all declarations. For nearly all resources, the newest event shows it."""
-        nc = await self._api.connected()
+        nc = await self._api.connection()
         try:
             newest = await last_for_subjects(nc, LOG, [subjects])
         except BusError as error:
-            raise classified(error, is_read=True) from error
+            raise classify_error(error, is_read=True) from error
         events = {str(event.key): event for event in (decode_log(each.payload) for each in newest)}
-        known = {
+        declarations = {
             name: _declaration([event])
             for name, event in events.items()
             if isinstance(event.data, SpecDeclared | SpecWithdrawn)
         }
-        known |= await self.declarations([name for name in events if name not in known])
+        declarations |= await self.declarations(
+            [name for name in events if name not in declarations]
+        )
         return {
-            ResourceKey.parse(name): found
-            for name, found in sorted(known.items())
-            if found.is_declared
+            ResourceKey.parse(name): declaration
+            for name, declaration in sorted(declarations.items())
+            if declaration.is_declared
         }
 
 
@@ -240,7 +250,7 @@ def _declaration(events: Sequence[LogEvent]) -> Declaration:
     return Declaration(withdrawn, outcome=outcome)
 
 
-def converted(fields: Fields | None, spec: type[_S]) -> _S | None:
+def convert_fields(fields: Fields | None, spec: type[_S]) -> _S | None:
     """Return the spec with these fields; None for an invalid one, which must not end a listing."""
     try:
         return None if fields is None else msgspec.convert(fields, spec)
@@ -248,11 +258,13 @@ def converted(fields: Fields | None, spec: type[_S]) -> _S | None:
         return None
 
 
-def set_of(key: ResourceKey, found: Declaration) -> ComposedSet:
+def set_of(key: ResourceKey, declaration: Declaration) -> ComposedSet:
     """Return the set of a declaration; without a spec if Reconciler did not write it."""
-    spec = converted(found.fields if found.is_declared else found.withdrawn, ComposedSetSpec)
+    spec = convert_fields(
+        declaration.fields if declaration.is_declared else declaration.withdrawn, ComposedSetSpec
+    )
     if spec is not None and spec.set_key != key:  # written by hand, so not ours
         spec = None
-    if found.is_declared:
-        return ComposedSet(key, found.generation, spec)
-    return ComposedSet(key, found.generation, None, spec)
+    if declaration.is_declared:
+        return ComposedSet(key, declaration.generation, spec)
+    return ComposedSet(key, declaration.generation, None, spec)

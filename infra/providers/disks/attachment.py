@@ -36,7 +36,14 @@ from infra.providers.disks.folder import (
 )
 from infra.providers.disks.images import Image, image_of
 from infra.providers.disks.mounts import mount_at, mounts, users_of
-from infra.providers.disks.programs import REFUSED, Ended, proc_path, refused, run, waiting
+from infra.providers.disks.programs import (
+    REFUSED,
+    ProgramResult,
+    build_program_error,
+    build_waiting_error,
+    proc_path,
+    run,
+)
 from infra.providers.disks.superblock import FILESYSTEM
 from infra.providers.file_errors import settle
 from reconciler.errors import (
@@ -50,7 +57,7 @@ from reconciler.provider import Capabilities
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects, check_uid
+from reconciler.provider.named_objects import ExistingObject, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
@@ -102,10 +109,10 @@ def normalize(fields: Fields) -> Fields:
     return {"readOnly": False, "mounted": True, **fields}
 
 
-def ready(fields: Fields, thing: ExternalObject) -> Readiness:
+def ready(fields: Fields, observed: ExternalObject) -> Readiness:
     """Return whether the disk can be used. Without its image, it is lost at the next restart."""
-    if thing.outputs.get("alarm") == IMAGE_DELETED:
-        hint = HINT_OF_LOST.format(device=thing.outputs.get("device", "its device"))
+    if observed.outputs.get("alarm") == IMAGE_DELETED:
+        hint = HINT_OF_LOST.format(device=observed.outputs.get("device", "its device"))
         return Readiness(
             False, IMAGE_DELETED, f"the image was deleted while it was attached; {hint}"
         )
@@ -122,7 +129,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # a folder has no login
         self._folder = DiskFolder(config, permit)
-        self._there = Attachments(self._folder)
+        self._attachments = Attachments(self._folder)
 
     def name_problem(self, external_name: str) -> str | None:
         """Describe why an attachment cannot have this name."""
@@ -130,44 +137,46 @@ class AttachmentsProvider(NamedObjects[Attachment]):
 
     async def find(self, external_name: str) -> Attachment | None:
         """Read an attachment, or what else is mounted at its place."""
-        return await self._folder.step(lambda: self._there.found(external_name))
+        return await self._folder.step(lambda: self._attachments.find(external_name))
 
     async def create_object(self, action: Action) -> Attachment:
         """Record the attachment, then attach and mount; an earlier attempt continues."""
-        has_begun = await self._step(lambda: self._begin(action))
-        if has_begun and await self._step(lambda: self._done(action)) is not None:
+        is_repeated = await self._step(lambda: self._record_attachment(action))
+        if is_repeated and await self._step(lambda: self._find_complete(action)) is not None:
             raise ConflictError(f"attachment {action.external_name!r} already exists")
         if action.fields["mounted"]:
             await self._step(lambda: self._attach(action))
             await self._step(lambda: self._mount(action))
-        done = await self._step(lambda: self._done(action))
-        if done is None:
+        attachment = await self._step(lambda: self._find_complete(action))
+        if attachment is None:
             raise UnknownResultError("the attachment was changed right after its creation")
-        return done
+        return attachment
 
-    async def update_object(self, action: Action, found: Found[Attachment]) -> Attachment:
+    async def update_object(
+        self, action: Action, existing: ExistingObject[Attachment]
+    ) -> Attachment:
         """Mount, unmount, or change how it is mounted."""
-        attachment, wanted = found.native, action.fields
+        attachment, desired = existing.native, action.fields
         _check_change(attachment, action)
-        if attachment.mark is not None and attachment.mark.mounted != wanted["mounted"]:
+        if attachment.mark is not None and attachment.mark.mounted != desired["mounted"]:
             await self._step(lambda: self._intend(action))
-        if not wanted["mounted"]:
+        if not desired["mounted"]:
             await self._step(lambda: self._unmount(action))
             await self._step(lambda: self._detach(action))
         elif not attachment.is_mounted:
             await self._step(lambda: self._attach(action))
             await self._step(lambda: self._mount(action))
-        elif found.object.fields["readOnly"] != wanted["readOnly"]:
+        elif existing.object.fields["readOnly"] != desired["readOnly"]:
             await self._step(lambda: self._remount(action))
-        return await self._step(lambda: self._mark_again(action))
+        return await self._step(lambda: self._update_mark(action))
 
-    async def delete_object(self, action: Action, found: Found[Attachment]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[Attachment]) -> None:
         """Unmount and detach the disk when it is no longer in use."""
-        if found.native.mark is None:
+        if existing.native.mark is None:
             raise RefusedError(
-                f"another client mounted {found.native.place}, so Reconciler never unmounts it"
+                f"another client mounted {existing.native.place}, so Reconciler never unmounts it"
             )
-        _check_not_lost(found.native)
+        _check_not_lost(existing.native)
         await self._step(lambda: self._unmount(action))
         await self._step(lambda: self._detach(action))
         await self._step(lambda: self._forget(action))
@@ -177,12 +186,14 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     ) -> AsyncIterator[Sequence[Attachment]]:
         """List the attachments of a scope, and what else is mounted at such places."""
         del unreadable
-        return self._folder.pages(scope, page_size, self._there.names, self._there.listed)
+        return self._folder.pages(
+            scope, page_size, self._attachments.names, self._attachments.read_all
+        )
 
     async def readings(self, external_name: str) -> Fields | None:
         """Read how full a mounted disk is."""
         self.check_name(external_name)
-        return await self._folder.step(lambda: self._there.space(external_name))
+        return await self._folder.step(lambda: self._attachments.space(external_name))
 
     async def close(self) -> None:
         """Stop the threads."""
@@ -193,193 +204,209 @@ class AttachmentsProvider(NamedObjects[Attachment]):
 
     # --- in a thread: creation
 
-    def _begin(self, action: Action) -> bool:
+    def _record_attachment(self, action: Action) -> bool:
         """Record what is to be mounted. Return whether an earlier attempt did that.
 
         Everything that can be refused is refused here, before any effect.
         """
         name, disk = action.external_name, action.fields["disk"]
-        with self._there.disk(disk) as file:
-            found = self._there.found(name)
-            if found is not None:
-                if found.mark is None or found.mark.key != action.idempotency_key:
-                    raise _taken(found)
+        with self._attachments.disk(disk) as file:
+            attachment = self._attachments.find(name)
+            if attachment is not None:
+                if attachment.mark is None or attachment.mark.key != action.idempotency_key:
+                    raise _build_name_conflict(attachment)
                 return True
             try:
                 _check_usable(action, file)
                 self._check_free(name, disk, file)
             except NotDoneError as error:
                 raise NotDoneError(error.message, status=_WAITS) from None
-            made = f"attachment-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+            uid = f"attachment-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
             self._folder.root.mark()
-            self._there.write(name, _mark(action, made), is_new=True)
+            self._attachments.write(name, _mark(action, uid), is_new=True)
         return False
 
     def _check_free(self, name: str, disk: str, file: int | None) -> None:
         """Raise ``NotDoneError`` if another attachment has the disk, or files are at the place."""
-        for other in self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, ""):
-            mark = self._there.read_mark(other)
-            if other != name and mark is not None and mark.disk == disk:
-                raise waiting(
-                    f"disk {disk!r} is in use by attachment {other!r}; Reconciler attaches it "
+        for other_name in self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, ""):
+            mark = self._attachments.read_mark(other_name)
+            if other_name != name and mark is not None and mark.disk == disk:
+                raise build_waiting_error(
+                    f"disk {disk!r} is in use by attachment {other_name!r}; Reconciler attaches it "
                     "here after that attachment is deleted"
                 )
         kernel = machine()
         for loop in () if file is None else image_of(file, disk, kernel.loops).attached:
             if places := kernel.places_of(loop):
-                raise waiting(
+                raise build_waiting_error(
                     f"disk {disk!r} is mounted at {', '.join(places)} by another client; "
                     "Reconciler attaches it here after it is unmounted there"
                 )
-        with self._there.mount_point(name) as point:
+        with self._attachments.mount_point(name) as point:
             if point is not None and os.listdir(point):  # noqa: PTH208 - an open folder
-                place = self._there.place_at(name)
-                raise waiting(f"{place} contains files, which a mount would hide; move them away")
+                place = self._attachments.place_at(name)
+                raise build_waiting_error(
+                    f"{place} contains files, which a mount would hide; move them away"
+                )
 
     def _attach(self, action: Action) -> None:
         """Attach the disk to a loop device. An existing one is used, so that it never has two."""
         disk = action.fields["disk"]
-        with self._there.disk(disk) as file:
+        with self._attachments.disk(disk) as file:
             image = _check_usable(action, file)
             assert file is not None
             if not image.attached:
-                ended = self._run(
+                result = self._run(
                     file, "losetup", "--nooverlap", "--show", "-f", "--", proc_path(file)
                 )
-                if ended.code != 0:
-                    raise refused(ended, f"attaching disk {disk!r} failed")
+                if result.code != 0:
+                    raise build_program_error(result, f"attaching disk {disk!r} failed")
 
     def _mount(self, action: Action) -> None:
         name, disk = action.external_name, action.fields["disk"]
-        with self._there.disk(disk) as file:
+        with self._attachments.disk(disk) as file:
             image = _check_usable(action, file)
             assert file is not None
-            found = self._there.found(name)
-            if found is None or not image.attached:
+            attachment = self._attachments.find(name)
+            if attachment is None or not image.attached:
                 raise UnknownResultError(f"disk {disk!r} was detached during the call")
-            _check_still(found, action)
-            if found.is_mounted:
+            _check_same_object(attachment, action)
+            if attachment.is_mounted:
                 return
-            _check_not_foreign(found)
-            with self._there.mount_point(name, make=True) as point:
+            _check_not_foreign(attachment)
+            with self._attachments.mount_point(name, make=True) as point:
                 assert point is not None
                 if os.listdir(point):  # noqa: PTH208 - an open folder
-                    raise waiting(
-                        f"{found.place} contains files, which a mount would hide; move them away"
+                    raise build_waiting_error(
+                        f"{attachment.place} contains files, which a mount would hide; "
+                        "move them away"
                     )
-                ended = run(
+                result = run(
                     "mount",
                     *("-c", "-t", FILESYSTEM, "-o", _options(action)),
                     *("--", image.attached[0].path, proc_path(point)),
                     timeout_seconds=self._folder.timeout_seconds,
                     files=(file, point),
                 )
-                if ended.code != 0:
+                if result.code != 0:
                     # Another attachment may just have unmounted it, and the kernel released the
                     # device.
-                    if not loops.is_of(image.attached[0], image.found):
-                        raise waiting(f"disk {disk!r} was detached during the call")
-                    raise _not_mounted(
-                        refused(ended, f"mounting disk {disk!r} at {found.place} failed"), found
+                    if not loops.belongs_to(image.attached[0], image.file_stat):
+                        raise build_waiting_error(f"disk {disk!r} was detached during the call")
+                    raise _build_mount_error(
+                        build_program_error(
+                            result, f"mounting disk {disk!r} at {attachment.place} failed"
+                        ),
+                        attachment,
                     )
 
-    def _done(self, action: Action) -> Attachment | None:
+    def _find_complete(self, action: Action) -> Attachment | None:
         """Return the attachment if it matches the declaration."""
-        found = self._there.found(action.external_name)
-        if found is None:
+        attachment = self._attachments.find(action.external_name)
+        if attachment is None:
             return None
-        _check_still(found, action)
-        return found if found.as_object().fields == action.fields else None
+        _check_same_object(attachment, action)
+        return attachment if attachment.as_object().fields == action.fields else None
 
     # --- in a thread: change and deletion
 
     def _intend(self, action: Action) -> None:
         """Record first whether it is to be mounted. A crash then leaves a difference to detect."""
         name = action.external_name
-        found = self._there.found(name)
-        if found is None or found.mark is None:
+        attachment = self._attachments.find(name)
+        if attachment is None or attachment.mark is None:
             raise self.missing_error(action)
-        _check_still(found, action)
-        changed = msgspec.structs.replace(found.mark, mounted=action.fields["mounted"])
-        self._there.write(name, changed, is_new=False)
+        _check_same_object(attachment, action)
+        changed = msgspec.structs.replace(attachment.mark, mounted=action.fields["mounted"])
+        self._attachments.write(name, changed, is_new=False)
 
     def _remount(self, action: Action) -> None:
-        found = self._there.found(action.external_name)
-        if found is None or not found.is_mounted:
+        attachment = self._attachments.find(action.external_name)
+        if attachment is None or not attachment.is_mounted:
             raise UnknownResultError("the disk is no longer mounted")
-        _check_still(found, action)
+        _check_same_object(attachment, action)
         options = f"remount,{_options(action)}"
-        ended = self._run(None, "mount", "-c", "-o", options, "--", found.place)
-        if ended.code != 0:
-            raise self._busy_or(ended, found, "Reconciler remounts it when it is no longer in use")
+        result = self._run(None, "mount", "-c", "-o", options, "--", attachment.place)
+        if result.code != 0:
+            raise self._build_busy_error(
+                result, attachment, "Reconciler remounts it when it is no longer in use"
+            )
 
-    def _mark_again(self, action: Action) -> Attachment:
+    def _update_mark(self, action: Action) -> Attachment:
         name = action.external_name
-        found = self._there.found(name)
-        if found is None:
+        attachment = self._attachments.find(name)
+        if attachment is None:
             raise self.missing_error(action)
-        _check_still(found, action)
-        uid = found.as_object().uid or ""
-        self._there.write(name, _mark(action, uid), is_new=found.mark is None)
-        again = self._there.found(name)
-        if again is None:
+        _check_same_object(attachment, action)
+        uid = attachment.as_object().uid or ""
+        self._attachments.write(name, _mark(action, uid), is_new=attachment.mark is None)
+        updated = self._attachments.find(name)
+        if updated is None:
             raise UnknownResultError("the attachment was changed, but no longer exists")
-        return again
+        return updated
 
     def _unmount(self, action: Action) -> None:
-        found = self._there.found(action.external_name)
-        if found is None or found.mark is None or not found.is_mounted:
-            if found is not None and found.is_foreign:
-                self._check_nothing_beneath(found)
+        attachment = self._attachments.find(action.external_name)
+        if attachment is None or attachment.mark is None or not attachment.is_mounted:
+            if attachment is not None and attachment.is_foreign:
+                self._check_not_covered(attachment)
             return
-        _check_still(found, action)
-        _check_not_lost(found)
-        assert found.loop is not None
+        _check_same_object(attachment, action)
+        _check_not_lost(attachment)
+        assert attachment.loop is not None
         kernel = machine()
-        others = [each for each in kernel.places_of(found.loop) if each != found.place]
-        if others:
-            raise waiting(
-                f"{found.loop.path} is also mounted at {', '.join(others)}; Reconciler "
-                f"unmounts {found.place} after it is unmounted there"
+        other_places = [
+            each for each in kernel.places_of(attachment.loop) if each != attachment.place
+        ]
+        if other_places:
+            raise build_waiting_error(
+                f"{attachment.loop.path} is also mounted at {', '.join(other_places)}; Reconciler "
+                f"unmounts {attachment.place} after it is unmounted there"
             )
-        ended = self._run(None, "umount", "-c", "--", found.place)
-        if ended.code != 0 and mount_at(found.place, mounts()) is not None:
-            raise self._busy_or(ended, found, "Reconciler unmounts it when it is no longer in use")
+        result = self._run(None, "umount", "-c", "--", attachment.place)
+        if result.code != 0 and mount_at(attachment.place, mounts()) is not None:
+            raise self._build_busy_error(
+                result, attachment, "Reconciler unmounts it when it is no longer in use"
+            )
 
-    def _check_nothing_beneath(self, found: Attachment) -> None:
+    def _check_not_covered(self, attachment: Attachment) -> None:
         """Raise ``NotDoneError`` if another mount covers our own mount."""
         kernel = machine()
         for mount in kernel.mounts:
             loop = kernel.loop_of(mount)
-            if mount.place == found.place and loop and self._there.is_of(loop, found.disk):
-                _check_not_foreign(found)
+            if (
+                mount.place == attachment.place
+                and loop
+                and self._attachments.belongs_to(loop, attachment.disk)
+            ):
+                _check_not_foreign(attachment)
 
     def _detach(self, action: Action) -> None:
-        found = self._there.found(action.external_name)
-        if found is None or found.mark is None:
+        attachment = self._attachments.find(action.external_name)
+        if attachment is None or attachment.mark is None:
             return
-        _check_still(found, action)
-        disk = found.mark.disk
-        with self._there.disk(disk) as file:
+        _check_same_object(attachment, action)
+        disk = attachment.mark.disk
+        with self._attachments.disk(disk) as file:
             if file is None:
                 return
             kernel = machine()
             image = image_of(file, disk, kernel.loops)
             for loop in image.attached:
                 if places := kernel.places_of(loop):
-                    raise waiting(
+                    raise build_waiting_error(
                         f"disk {disk!r} ({loop.path}) is mounted at {', '.join(places)} by "
                         "another client; Reconciler detaches it after it is unmounted there"
                     )
-                loops.detach(loop, image.found)
+                loops.detach(loop, image.file_stat)
 
     def _forget(self, action: Action) -> None:
         """Remove the mount point, if it is an empty folder, and then the record."""
         name = action.external_name
-        found = self._there.found(name)
-        if found is None or found.mark is None:
+        attachment = self._attachments.find(name)
+        if attachment is None or attachment.mark is None:
             return
-        _check_still(found, action)
+        _check_same_object(attachment, action)
         with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
             if folder is not None:
                 with suppress(OSError):  # files or mounts of other clients stay
@@ -390,13 +417,15 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                     os.unlink(f"{name}{ATTACHMENT_SUFFIX}", dir_fd=folder)
                 settle(folder)
 
-    def _busy_or(self, ended: Ended, found: Attachment, until: str) -> ReconcilerError:
-        if "busy" in ended.words.lower():
-            users = users_of(found.place, mounts())
-            return waiting(f"{found.place} is in use by {users}; {until}")
-        return refused(ended, found.place)
+    def _build_busy_error(
+        self, result: ProgramResult, attachment: Attachment, next_step: str
+    ) -> ReconcilerError:
+        if "busy" in result.output.lower():
+            users = users_of(attachment.place, mounts())
+            return build_waiting_error(f"{attachment.place} is in use by {users}; {next_step}")
+        return build_program_error(result, attachment.place)
 
-    def _run(self, file: int | None, program: str, *arguments: str) -> Ended:
+    def _run(self, file: int | None, program: str, *arguments: str) -> ProgramResult:
         files = () if file is None else (file,)
         return run(program, *arguments, timeout_seconds=self._folder.timeout_seconds, files=files)
 
@@ -424,61 +453,63 @@ def _check_usable(action: Action, file: int | None) -> Image:
     """
     disk = action.fields["disk"]
     if file is None:
-        raise waiting(f"disk {disk!r} does not exist (yet)")
+        raise build_waiting_error(f"disk {disk!r} does not exist (yet)")
     image = image_of(file, disk)
     if image.mark is None:
-        raise waiting(
+        raise build_waiting_error(
             f"another client created disk {disk!r}; it is not mounted until a Disk adopts it"
         )
     if namespace_of(image.mark.labels.get(OWNER_LABEL, "")) != action.namespace:
-        raise waiting(f"disk {disk!r} does not exist (yet)")
+        raise build_waiting_error(f"disk {disk!r} does not exist (yet)")
     if image.superblock is None or image.superblock.filesystem != FILESYSTEM:
-        raise waiting(f"disk {disk!r} no longer has the filesystem {FILESYSTEM}")
+        raise build_waiting_error(f"disk {disk!r} no longer has the filesystem {FILESYSTEM}")
     return image
 
 
-def _check_change(found: Attachment, action: Action) -> None:
+def _check_change(attachment: Attachment, action: Action) -> None:
     """Raise for a change that is impossible, or must wait for another client."""
-    if action.fields["disk"] != found.disk:
+    if action.fields["disk"] != attachment.disk:
         raise RefusedError(
-            f"attachment {found.name!r} belongs to disk {found.disk!r}; declare another "
+            f"attachment {attachment.name!r} belongs to disk {attachment.disk!r}; declare another "
             "attachment for another disk"
         )
-    if found.mark is None and not found.is_mounted:
+    if attachment.mark is None and not attachment.is_mounted:
         raise RefusedError(
-            f"{found.place} has another mount ({found.disk}), which Reconciler neither adopts nor "
-            "unmounts; unmount it"
+            f"{attachment.place} has another mount ({attachment.disk}), which Reconciler neither "
+            "adopts nor unmounts; unmount it"
         )
-    _check_not_lost(found)
-    _check_not_foreign(found)
+    _check_not_lost(attachment)
+    _check_not_foreign(attachment)
 
 
-def _check_still(found: Attachment, action: Action) -> None:
+def _check_same_object(attachment: Attachment, action: Action) -> None:
     """Raise ``ConflictError`` if another attachment has the name in the meantime.
 
     The permit of a call may take long between two steps.
     """
-    check_uid(found.as_object(), action)
-    is_made_here = found.mark is not None and found.mark.key == action.idempotency_key
+    check_uid(attachment.as_object(), action)
+    is_made_here = attachment.mark is not None and attachment.mark.key == action.idempotency_key
     if action.operation == "Create" and not is_made_here:
-        raise _taken(found)
+        raise _build_name_conflict(attachment)
 
 
-def _check_not_lost(found: Attachment) -> None:
-    if found.is_lost and found.loop is not None:
-        hint = HINT_OF_LOST.format(device=found.loop.path)
-        raise waiting(f"the image of disk {found.disk!r} was deleted while it was attached; {hint}")
-
-
-def _check_not_foreign(found: Attachment) -> None:
-    if found.is_foreign and found.mount is not None:
-        raise waiting(
-            f"{found.place} has another mount ({found.mount.source}), which Reconciler never "
-            "unmounts; unmount it"
+def _check_not_lost(attachment: Attachment) -> None:
+    if attachment.is_lost and attachment.loop is not None:
+        hint = HINT_OF_LOST.format(device=attachment.loop.path)
+        raise build_waiting_error(
+            f"the image of disk {attachment.disk!r} was deleted while it was attached; {hint}"
         )
 
 
-def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
+def _check_not_foreign(attachment: Attachment) -> None:
+    if attachment.is_foreign and attachment.mount is not None:
+        raise build_waiting_error(
+            f"{attachment.place} has another mount ({attachment.mount.source}), which Reconciler "
+            "never unmounts; unmount it"
+        )
+
+
+def _build_mount_error(error: ReconcilerError, attachment: Attachment) -> ReconcilerError:
     """Return why a disk is not mounted. Without a reason to wait, the attachment is half done."""
     if not isinstance(error, NotDoneError) or error.status != REFUSED:
         return error
@@ -487,13 +518,19 @@ def _not_mounted(error: ReconcilerError, found: Attachment) -> ReconcilerError:
             f"{error}; its filesystem may be damaged, so check it with e2fsck, then apply the "
             "manifest with a change"
         ),
-        obstacle=found.as_object(),
+        obstacle=attachment.as_object(),
     )
 
 
-def _taken(found: Attachment) -> ConflictError:
-    what = "already exists" if found.mark else f"has a mount of another client at {found.place}"
-    return ConflictError(f"attachment {found.name!r} {what}", obstacle=found.as_object())
+def _build_name_conflict(attachment: Attachment) -> ConflictError:
+    reason = (
+        "already exists"
+        if attachment.mark
+        else f"has a mount of another client at {attachment.place}"
+    )
+    return ConflictError(
+        f"attachment {attachment.name!r} {reason}", obstacle=attachment.as_object()
+    )
 
 
 ATTACHMENT = Kind(

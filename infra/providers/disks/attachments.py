@@ -29,7 +29,7 @@ from infra.providers.disks.folder import (
     IMAGE_SUFFIX,
     MOUNTS,
     DiskFolder,
-    locked,
+    lock_image,
     name_problem,
     place_of,
     segment_of,
@@ -137,29 +137,29 @@ class Attachments:
     def __init__(self, folder: DiskFolder) -> None:
         self._folder = folder
 
-    def found(self, name: str, kernel: Machine | None = None) -> Attachment | None:
+    def find(self, name: str, kernel: Machine | None = None) -> Attachment | None:
         """Return an attachment, or what else is mounted at its place; None if there is neither."""
-        mark, now = self.read_mark(name), kernel or machine()
+        mark, state = self.read_mark(name), kernel or machine()
         place = self.place_at(name)
-        mount = mount_at(place, now.mounts)
+        mount = mount_at(place, state.mounts)
         if mark is None and mount is None:
             return None
-        loop = now.loop_of(mount)
+        loop = state.loop_of(mount)
         if mark is None:
             disk = None if loop is None else self.disk_of(loop)
-            seen = disk or (mount.source if mount else "")
-            return Attachment(name, place, None, mount, loop, disk is not None, seen)
-        if loop is not None and self.is_of(loop, mark.disk):
+            source = disk or (mount.source if mount else "")
+            return Attachment(name, place, None, mount, loop, disk is not None, source)
+        if loop is not None and self.belongs_to(loop, mark.disk):
             return Attachment(name, place, mark, mount, loop, True, mark.disk)
-        attached = next((each for each in now.loops if self.is_of(each, mark.disk)), None)
+        attached = next((each for each in state.loops if self.belongs_to(each, mark.disk)), None)
         return Attachment(name, place, mark, mount, attached, False, mark.disk)
 
     def disk_of(self, loop: Loop) -> str | None:
         """Return the disk of this folder to which a loop device belongs."""
         name = loop.file_name.removesuffix(IMAGE_SUFFIX)
-        return name if name_problem(name) is None and self.is_of(loop, name) else None
+        return name if name_problem(name) is None and self.belongs_to(loop, name) else None
 
-    def is_of(self, loop: Loop, disk: str) -> bool:
+    def belongs_to(self, loop: Loop, disk: str) -> bool:
         """Return whether a loop device belongs to a disk, or to its previous image."""
         with self._folder.image_folder() as folder:
             if folder is None:
@@ -169,35 +169,39 @@ class Attachments:
                 return False
             if loop.is_deleted:
                 return loop.file == f"{place_of(folder)}/{segment}"
-            found = stat_of(folder, segment)
-            return found is not None and stat.S_ISREG(found.st_mode) and loops.is_of(loop, found)
+            file_stat = stat_of(folder, segment)
+            return (
+                file_stat is not None
+                and stat.S_ISREG(file_stat.st_mode)
+                and loops.belongs_to(loop, file_stat)
+            )
 
     def names(self, prefix: str) -> list[str]:
         """Return the names of attachments, and of other mounts at such places."""
-        marked = self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, prefix)
+        recorded = self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, prefix)
         with self._folder.root.folder_of(f"{MOUNTS}/") as folder:
             if folder is None:
-                return marked
+                return recorded
             start = f"{place_of(folder)}/"
-        seen = [
+        mounted_names = [
             each.place.removeprefix(start)
             for each in mounts()
             if each.place.startswith(start + prefix)
         ]
-        return list({*marked, *(each for each in seen if name_problem(each) is None)})
+        return list({*recorded, *(each for each in mounted_names if name_problem(each) is None)})
 
-    def listed(self, names: list[str]) -> list[Attachment]:
+    def read_all(self, names: list[str]) -> list[Attachment]:
         """Return attachments by their names, with one read of the kernel's devices and mounts."""
         kernel = machine()
-        found = (self.found(name, kernel) for name in names)
-        return [each for each in found if each is not None]
+        attachments = (self.find(name, kernel) for name in names)
+        return [each for each in attachments if each is not None]
 
     def space(self, name: str) -> Fields | None:
         """Return how full a mounted disk is."""
-        found = self.found(name)
-        if found is None or not found.is_mounted:
+        attachment = self.find(name)
+        if attachment is None or not attachment.is_mounted:
             return None
-        space = os.statvfs(found.place)
+        space = os.statvfs(attachment.place)
         size = space.f_frsize
         return {
             "totalBytes": space.f_blocks * size,
@@ -218,11 +222,11 @@ class Attachments:
     def mount_point(self, name: str, *, make: bool = False) -> Generator[int | None]:
         """Open the folder to mount at. Raises ``RefusedError`` if it is not a folder."""
         with self._folder.root.folder_of(f"{MOUNTS}/{name}/", make=make) as folder:
-            if folder is None and (make or self._is_there(name)):
+            if folder is None and (make or self._has_entry(name)):
                 raise RefusedError(f"{self.place_at(name)} is not a directory; remove it")
             yield folder
 
-    def _is_there(self, name: str) -> bool:
+    def _has_entry(self, name: str) -> bool:
         with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
             return folder is not None and stat_of(folder, name) is not None
 
@@ -233,7 +237,7 @@ class Attachments:
             if folder is None:
                 yield None
                 return
-            with locked(folder, segment_of(disk), f"disk {disk!r}") as file:
+            with lock_image(folder, segment_of(disk), f"disk {disk!r}") as file:
                 yield file
 
     def read_mark(self, name: str) -> AttachmentMark | None:
@@ -257,14 +261,18 @@ class Attachments:
         segment = f"{name}{ATTACHMENT_SUFFIX}"
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}", make=True) as folder:
             assert folder is not None
-            beside = temporary_name(f"{mark.key} {name}")
-            with temporary(folder, beside) as file:
+            temporary_file = temporary_name(f"{mark.key} {name}")
+            with temporary(folder, temporary_file) as file:
                 os.write(file, _encoder.encode(mark))
                 os.fsync(file)
                 if is_new:
                     os.link(
-                        beside, segment, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+                        temporary_file,
+                        segment,
+                        src_dir_fd=folder,
+                        dst_dir_fd=folder,
+                        follow_symlinks=False,
                     )
                 else:
-                    os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
+                    os.rename(temporary_file, segment, src_dir_fd=folder, dst_dir_fd=folder)
                 settle(folder)

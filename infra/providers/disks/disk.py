@@ -26,14 +26,20 @@ from infra.providers.disks.folder import (
     IMAGE_SUFFIX,
     IMAGES,
     DiskFolder,
-    locked,
+    lock_image,
     name_problem,
     place_of,
     segment_of,
 )
-from infra.providers.disks.images import DiskMark, Image, filesystem_uuid, image_of, look
+from infra.providers.disks.images import DiskMark, Image, filesystem_uuid, image_of, read_image
 from infra.providers.disks.mounts import Mount, mounts
-from infra.providers.disks.programs import Ended, proc_path, refused, run, waiting
+from infra.providers.disks.programs import (
+    ProgramResult,
+    build_program_error,
+    build_waiting_error,
+    proc_path,
+    run,
+)
 from infra.providers.disks.superblock import FILESYSTEM, superblock_of
 from infra.providers.file_errors import perhaps_done, settle
 from infra.providers.file_root import is_same_file, temporary_name
@@ -47,7 +53,7 @@ from reconciler.provider import Capabilities
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects, check_uid
+from reconciler.provider.named_objects import ExistingObject, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
 
 MIN_SIZE_BYTES: Final = 8 * 1024 * 1024
@@ -57,7 +63,7 @@ BLOCK_BYTES: Final = 4096
 
 _T = TypeVar("_T")
 _CAP_SYS_RESOURCE: Final = 24
-_FSCK_MENDED: Final = 1
+_FSCK_REPAIRED: Final = 1
 _WAITS: Final = HTTPStatus.CONFLICT
 HINT_OF_LOST: Final = (
     "its bytes remain only in {device}, which Reconciler never detaches; copy them (dd "
@@ -103,9 +109,9 @@ def normalize(fields: Fields) -> Fields:
     return {"filesystem": FILESYSTEM, "label": "", **fields}
 
 
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
+def loses(fields: Fields | None, observed: ExternalObject) -> str:
     """Report that a deletion loses all data. A change loses none."""
-    return f"all data of disk {thing.name}" if fields is None else ""
+    return f"all data of disk {observed.name}" if fields is None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class _Disk:
     path: str
 
     def as_object(self) -> ExternalObject:
-        return self.image.shown(self.name, self.path)
+        return self.image.as_object(self.name, self.path)
 
 
 class DisksProvider(NamedObjects[_Disk]):
@@ -140,27 +146,27 @@ class DisksProvider(NamedObjects[_Disk]):
 
     async def create_object(self, action: Action) -> _Disk:
         """Create an image beside its place, and link it there; an earlier attempt continues."""
-        await self._hidden_step(lambda: self._begin(action))
-        await self._hidden_step(lambda: self._mark(action))
-        await self._hidden_step(lambda: self._keep_space(action))
-        await self._hidden_step(lambda: self._make_filesystem(action))
+        await self._unfinished_step(lambda: self._create_file(action))
+        await self._unfinished_step(lambda: self._mark(action))
+        await self._unfinished_step(lambda: self._keep_space(action))
+        await self._unfinished_step(lambda: self._make_filesystem(action))
         await self._step(lambda: self._publish(action))
         return await self._step(lambda: self._finish(action))
 
-    async def update_object(self, action: Action, found: Found[_Disk]) -> _Disk:
+    async def update_object(self, action: Action, existing: ExistingObject[_Disk]) -> _Disk:
         """Grow the disk, or change its label or labels, unless it changed after it was found."""
-        version = found.object.version
+        version = existing.object.version
         image = await self._folder.step(lambda: self._check_change(action, version))
         if image.size_bytes < action.fields["sizeBytes"]:
             await self._step(lambda: self._grow_image(action))
             await self._step(lambda: self._grow_filesystem(action))
         if image.superblock is None or image.superblock.label != action.fields["label"]:
             await self._step(lambda: self._relabel(action))
-        return await self._step(lambda: self._mark_again(action))
+        return await self._step(lambda: self._update_mark(action))
 
-    async def delete_object(self, action: Action, found: Found[_Disk]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Disk]) -> None:
         """Delete the disk unless it is attached."""
-        del found  # the step compares the uid again, under a lock
+        del existing  # the step compares the uid again, under a lock
         await self._step(lambda: self._delete(action))
 
     def list_objects(
@@ -172,7 +178,7 @@ class DisksProvider(NamedObjects[_Disk]):
             scope,
             page_size,
             lambda prefix: self._folder.names(IMAGES, IMAGE_SUFFIX, prefix),
-            self._listed,
+            self._read_all,
         )
 
     async def close(self) -> None:
@@ -182,58 +188,58 @@ class DisksProvider(NamedObjects[_Disk]):
     async def _step(self, function: Callable[[], _T]) -> _T:
         return await self._folder.step(function, writes=True)
 
-    async def _hidden_step(self, function: Callable[[], _T]) -> _T:
+    async def _unfinished_step(self, function: Callable[[], _T]) -> _T:
         """Execute a step on the unfinished image, which is no disk yet."""
         with self._permit.outside_of_action():
             return await self._step(function)
 
     # --- in a thread: creation
 
-    def _begin(self, action: Action) -> None:
+    def _create_file(self, action: Action) -> None:
         """Create an empty file under a name of the key, or find the leftover of a crash.
 
         Everything that can be refused is refused here, before any effect.
         """
-        name, half = action.external_name, _half(action)
+        name, file_name = action.external_name, _temporary_name(action)
         with self._folder.image_folder(make=True) as folder:
             assert folder is not None
             self._folder.root.mark()
-            found = look(folder, name)
-            if found is not None:
-                if found.mark is not None and found.mark.key == action.idempotency_key:
-                    _remove_half(folder, action)
-                raise _taken(name)
+            image = read_image(folder, name)
+            if image is not None:
+                if image.mark is not None and image.mark.key == action.idempotency_key:
+                    _remove_temporary_name(folder, action)
+                raise _build_name_conflict(name)
             _check_not_lost(folder, name)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            file = os.open(half, flags, 0o600, dir_fd=folder)
+            file = os.open(file_name, flags, 0o600, dir_fd=folder)
             try:
-                has = os.fstat(file).st_size  # nothing, or everything
-                missing = images.missing_space(file, action.fields["sizeBytes"] - has)
+                current_size = os.fstat(file).st_size  # nothing, or everything
+                missing = images.missing_space(file, action.fields["sizeBytes"] - current_size)
                 if missing:
-                    os.unlink(half, dir_fd=folder)
+                    os.unlink(file_name, dir_fd=folder)
                     raise NotDoneError(f"disk {name!r}: not enough space: {missing}", status=_WAITS)
             finally:
                 os.close(file)
 
     def _mark(self, action: Action) -> None:
-        with self._half_of(action) as (_folder, file):
-            images.write_mark(file, images.made_mark(action))
+        with self._open_unfinished(action) as (_folder, file):
+            images.write_mark(file, images.build_mark(action))
 
     def _keep_space(self, action: Action) -> None:
-        with self._half_of(action) as (folder, file):
+        with self._open_unfinished(action) as (folder, file):
             if os.fstat(file).st_size == action.fields["sizeBytes"]:
                 return
             try:
                 images.keep_space(file, action.fields["sizeBytes"])
             except NotDoneError:
                 # now the claim that nothing was done is true
-                os.unlink(_half(action), dir_fd=folder)
+                os.unlink(_temporary_name(action), dir_fd=folder)
                 raise
 
     def _make_filesystem(self, action: Action) -> None:
         """Make the filesystem, unless it exists: mkfs writes its superblock last."""
         uuid = filesystem_uuid(action.idempotency_key)
-        with self._half_of(action) as (folder, file):
+        with self._open_unfinished(action) as (folder, file):
             block = superblock_of(file)
             if block is not None and block.uuid == uuid and block.is_clean:
                 return
@@ -246,40 +252,40 @@ class DisksProvider(NamedObjects[_Disk]):
             options = ["-F", "-q", "-b", str(BLOCK_BYTES), "-m", "0", "-U", str(uuid)]
             options += ["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]
             options += ["-L", action.fields["label"], "--", proc_path(file)]
-            ended = run(
+            result = run(
                 "mkfs.ext4",
                 *options,
                 timeout_seconds=self._folder.timeout_seconds,
                 files=(file,),
             )
-            if ended.code != 0:
-                os.unlink(_half(action), dir_fd=folder)  # no effect that a client sees
-                error = refused(ended, f"disk {action.external_name!r}")
+            if result.code != 0:
+                os.unlink(_temporary_name(action), dir_fd=folder)  # no effect that a client sees
+                error = build_program_error(result, f"disk {action.external_name!r}")
                 raise NotDoneError(str(error), status=_WAITS)
             os.fsync(file)
 
     def _publish(self, action: Action) -> None:
-        name, half = action.external_name, _half(action)
-        with self._half_of(action) as (folder, _file):
+        name, file_name = action.external_name, _temporary_name(action)
+        with self._open_unfinished(action) as (folder, _file):
             try:
                 os.link(
-                    half,
+                    file_name,
                     segment_of(name),
                     src_dir_fd=folder,
                     dst_dir_fd=folder,
                     follow_symlinks=False,
                 )
             except FileExistsError:
-                if is_same_file(folder, half, segment_of(name)):
+                if is_same_file(folder, file_name, segment_of(name)):
                     return
-                os.unlink(half, dir_fd=folder)
-                found = look(folder, name)
-                if found is None:
+                os.unlink(file_name, dir_fd=folder)
+                image = read_image(folder, name)
+                if image is None:
                     raise RefusedError(
                         f"{segment_of(name)!r} is a link, a directory or a device, which "
                         "Reconciler does not replace; remove it"
                     ) from None
-                raise _taken(name) from None
+                raise _build_name_conflict(name) from None
             except PermissionError:
                 raise RefusedError(
                     f"disk {name!r}: this filesystem has no hard links, which creating a disk "
@@ -290,89 +296,89 @@ class DisksProvider(NamedObjects[_Disk]):
     def _finish(self, action: Action) -> _Disk:
         name = action.external_name
         with self._folder.image_folder() as folder:
-            found = None if folder is None else look(folder, name)
-            if folder is None or found is None:
+            image = None if folder is None else read_image(folder, name)
+            if folder is None or image is None:
                 raise UnknownResultError("the disk was created, but no longer exists")
-            if found.mark is None or found.mark.key != action.idempotency_key:
-                raise _taken(name)
-            _remove_half(folder, action)
-            return self._disk(name, found)
+            if image.mark is None or image.mark.key != action.idempotency_key:
+                raise _build_name_conflict(name)
+            _remove_temporary_name(folder, action)
+            return self._disk(name, image)
 
     @contextmanager
-    def _half_of(self, action: Action) -> Generator[tuple[int, int]]:
+    def _open_unfinished(self, action: Action) -> Generator[tuple[int, int]]:
         """Open and lock the image that is being built."""
-        what = f"disk {action.external_name!r}"
+        description = f"disk {action.external_name!r}"
         with self._folder.image_folder() as folder:
             if folder is None:
                 raise UnknownResultError("the directory of images was deleted")
-            with locked(folder, _half(action), what) as file:
+            with lock_image(folder, _temporary_name(action), description) as file:
                 if file is None:
-                    raise UnknownResultError(f"the unfinished image of {what} was deleted")
+                    raise UnknownResultError(f"the unfinished image of {description} was deleted")
                 yield folder, file
 
     # --- in a thread: change and deletion
 
     def _check_change(self, action: Action, version: str | None) -> Image:
-        name, wanted = action.external_name, action.fields
-        with self._ours(action) as (_folder, file):
-            found = image_of(file, name)
-            shown = self._disk(name, found).as_object()
-            if shown.version != version:
+        name, desired = action.external_name, action.fields
+        with self._open_own_image(action) as (_folder, file):
+            image = image_of(file, name)
+            observed = self._disk(name, image).as_object()
+            if observed.version != version:
                 raise ConflictError(f"disk {name!r} has changed since it was read")
-            if found.superblock is None or found.superblock.filesystem != wanted["filesystem"]:
+            if image.superblock is None or image.superblock.filesystem != desired["filesystem"]:
                 raise RefusedError(
-                    f"disk {name!r} has the filesystem {shown.fields['filesystem']}; "
+                    f"disk {name!r} has the filesystem {observed.fields['filesystem']}; "
                     "Reconciler never formats an existing disk"
                 )
-            if wanted["sizeBytes"] < found.size_bytes:
+            if desired["sizeBytes"] < image.size_bytes:
                 raise RefusedError(
-                    f"disk {name!r} has {found.size_bytes} bytes and never shrinks; declare at "
-                    f"least as many, or declare another disk of {wanted['sizeBytes']} bytes "
+                    f"disk {name!r} has {image.size_bytes} bytes and never shrinks; declare at "
+                    f"least as many, or declare another disk of {desired['sizeBytes']} bytes "
                     "and copy the data"
                 )
-            if wanted["sizeBytes"] > found.size_bytes:
-                missing = images.missing_space(file, wanted["sizeBytes"] - found.found.st_size)
+            if desired["sizeBytes"] > image.size_bytes:
+                missing = images.missing_space(file, desired["sizeBytes"] - image.file_stat.st_size)
                 if missing:
-                    raise waiting(f"disk {name!r}: not enough space to grow: {missing}")
-                _check_can_grow(name, found, mounts())
-            return found
+                    raise build_waiting_error(f"disk {name!r}: not enough space to grow: {missing}")
+                _check_can_grow(name, image, mounts())
+            return image
 
     def _grow_image(self, action: Action) -> None:
-        with self._ours(action) as (_folder, file):
+        with self._open_own_image(action) as (_folder, file):
             if os.fstat(file).st_size < action.fields["sizeBytes"]:
                 images.keep_space(file, action.fields["sizeBytes"])
 
     def _grow_filesystem(self, action: Action) -> None:
         name = action.external_name
-        with self._ours(action) as (_folder, file):
-            found = image_of(file, action.external_name)
-            mounted = _check_can_grow(name, found, mounts())
-            for loop in found.attached:
+        with self._open_own_image(action) as (_folder, file):
+            image = image_of(file, action.external_name)
+            mounted = _check_can_grow(name, image, mounts())
+            for loop in image.attached:
                 loops.take_up_size(loop.path)
-            where = found.attached[0].path if found.attached else proc_path(file)
+            path = image.attached[0].path if image.attached else proc_path(file)
             if not mounted:
                 # A filesystem that was mounted must be checked before it is resized.
-                ended = _run(file, "e2fsck", "-f", "-p", where)
-                if ended.code not in (0, _FSCK_MENDED):
-                    raise refused(ended, f"growing disk {name!r} failed")
-            ended = _run(file, "resize2fs", where)
-            if ended.code != 0:
-                raise refused(ended, f"growing disk {name!r} failed")
-            if found.mark is not None:
+                result = _run(file, "e2fsck", "-f", "-p", path)
+                if result.code not in (0, _FSCK_REPAIRED):
+                    raise build_program_error(result, f"growing disk {name!r} failed")
+            result = _run(file, "resize2fs", path)
+            if result.code != 0:
+                raise build_program_error(result, f"growing disk {name!r} failed")
+            if image.mark is not None:
                 size = action.fields["sizeBytes"]
-                images.write_mark(file, msgspec.structs.replace(found.mark, size_bytes=size))
+                images.write_mark(file, msgspec.structs.replace(image.mark, size_bytes=size))
 
     def _relabel(self, action: Action) -> None:
-        with self._ours(action) as (_folder, file):
+        with self._open_own_image(action) as (_folder, file):
             attached = image_of(file, action.external_name).attached
-            where = attached[0].path if attached else proc_path(file)
-            ended = _run(file, "tune2fs", "-L", action.fields["label"], where)
-            if ended.code != 0:
-                raise refused(ended, f"labeling disk {action.external_name!r} failed")
+            path = attached[0].path if attached else proc_path(file)
+            result = _run(file, "tune2fs", "-L", action.fields["label"], path)
+            if result.code != 0:
+                raise build_program_error(result, f"labeling disk {action.external_name!r} failed")
 
-    def _mark_again(self, action: Action) -> _Disk:
+    def _update_mark(self, action: Action) -> _Disk:
         name = action.external_name
-        with self._ours(action) as (_folder, file):
+        with self._open_own_image(action) as (_folder, file):
             mark = DiskMark(
                 uid=image_of(file, name).uid,
                 key=action.idempotency_key,
@@ -384,24 +390,24 @@ class DisksProvider(NamedObjects[_Disk]):
 
     def _delete(self, action: Action) -> None:
         name = action.external_name
-        with self._ours(action) as (folder, file):
-            found = image_of(file, name)
-            if found.attached:
-                raise waiting(
-                    f"disk {name!r} is attached as {_where(found, mounts())}; Reconciler deletes "
-                    "it after it is detached"
+        with self._open_own_image(action) as (folder, file):
+            image = image_of(file, name)
+            if image.attached:
+                raise build_waiting_error(
+                    f"disk {name!r} is attached as {_describe_places(image, mounts())}; Reconciler "
+                    "deletes it after it is detached"
                 )
             os.unlink(segment_of(name), dir_fd=folder)
             settle(folder)
 
     @contextmanager
-    def _ours(self, action: Action) -> Generator[tuple[int, int]]:
+    def _open_own_image(self, action: Action) -> Generator[tuple[int, int]]:
         """Open and lock the disk of an action. Raises if it is missing or another one."""
         name = action.external_name
         with self._folder.image_folder() as folder:
             if folder is None:
                 raise self.missing_error(action)
-            with locked(folder, segment_of(name), f"disk {name!r}") as file:
+            with lock_image(folder, segment_of(name), f"disk {name!r}") as file:
                 if file is None:
                     raise self.missing_error(action)
                 check_uid(self._disk(name, image_of(file, name)).as_object(), action)
@@ -411,39 +417,39 @@ class DisksProvider(NamedObjects[_Disk]):
 
     def _read(self, name: str) -> _Disk | None:
         with self._folder.image_folder() as folder:
-            found = None if folder is None else look(folder, name)
-            return None if found is None else self._disk(name, found)
+            image = None if folder is None else read_image(folder, name)
+            return None if image is None else self._disk(name, image)
 
-    def _listed(self, names: list[str]) -> list[_Disk]:
+    def _read_all(self, names: list[str]) -> list[_Disk]:
         attached = loops.loops()
         with self._folder.image_folder() as folder:
             if folder is None:
                 return []
-            seen = ((name, look(folder, name, attached)) for name in names)
-            return [self._disk(name, found) for name, found in seen if found is not None]
+            entries = ((name, read_image(folder, name, attached)) for name in names)
+            return [self._disk(name, image) for name, image in entries if image is not None]
 
-    def _disk(self, name: str, found: Image) -> _Disk:
-        return _Disk(name, found, self._folder.path_of(name))
+    def _disk(self, name: str, image: Image) -> _Disk:
+        return _Disk(name, image, self._folder.path_of(name))
 
 
-def _taken(name: str) -> ConflictError:
+def _build_name_conflict(name: str) -> ConflictError:
     return ConflictError(f"disk {name!r} already exists")
 
 
-def _remove_half(folder: int, action: Action) -> None:
+def _remove_temporary_name(folder: int, action: Action) -> None:
     """Remove the name under which the image was built, if the image has its own."""
-    if is_same_file(folder, _half(action), segment_of(action.external_name)):
+    if is_same_file(folder, _temporary_name(action), segment_of(action.external_name)):
         with perhaps_done():
-            os.unlink(_half(action), dir_fd=folder)
+            os.unlink(_temporary_name(action), dir_fd=folder)
         settle(folder)
 
 
-def _run(file: int, program: str, *arguments: str) -> Ended:
+def _run(file: int, program: str, *arguments: str) -> ProgramResult:
     """Run a program that changes a filesystem with data. It continues if the caller gives up."""
     return run(program, *arguments, timeout_seconds=None, files=(file,))
 
 
-def _half(action: Action) -> str:
+def _temporary_name(action: Action) -> str:
     return temporary_name(action.idempotency_key)
 
 
@@ -462,19 +468,19 @@ def _check_not_lost(folder: int, name: str) -> None:
             )
 
 
-def _check_can_grow(name: str, found: Image, among: list[Mount]) -> bool:
+def _check_can_grow(name: str, image: Image, all_mounts: list[Mount]) -> bool:
     """Return whether it is mounted. Raises ``NotDoneError`` if it cannot grow in its state."""
-    numbers = {loop.number for loop in found.attached}
-    mounted = [each for each in among if each.device in numbers]
+    numbers = {loop.number for loop in image.attached}
+    mounted = [each for each in all_mounts if each.device in numbers]
     if not mounted:
         return False
     if mounted[0].is_read_only:
-        raise waiting(
+        raise build_waiting_error(
             f"disk {name!r} is mounted read-only at {mounted[0].place}; it grows after it is "
             "mounted writable or detached"
         )
     if not _may_resize():
-        raise waiting(
+        raise build_waiting_error(
             f"disk {name!r} is mounted at {mounted[0].place}, and the worker may not grow a "
             "mounted filesystem; give the worker CAP_SYS_RESOURCE, or detach the disk"
         )
@@ -488,10 +494,10 @@ def _may_resize() -> bool:
     return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
 
 
-def _where(found: Image, among: list[Mount]) -> str:
+def _describe_places(image: Image, all_mounts: list[Mount]) -> str:
     places: list[str] = []
-    for loop in found.attached:
-        at = [each.place for each in among if each.device == loop.number]
+    for loop in image.attached:
+        at = [each.place for each in all_mounts if each.device == loop.number]
         places.append(f"{loop.path}, mounted at {' and '.join(at)}" if at else loop.path)
     return "; ".join(places)
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.disks.programs import waiting
+from infra.providers.disks.programs import build_waiting_error
 from infra.providers.file_errors import failure
 from infra.providers.file_root import FileRoot, is_named, root_path, stat_of
 from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
@@ -67,31 +67,31 @@ class DiskFolder:
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 loop = asyncio.get_running_loop()
-                done = await loop.run_in_executor(self._threads, function)
+                result = await loop.run_in_executor(self._threads, function)
         except TimeoutError:
-            late = UnknownResultError if writes else NotDoneError
-            raise late(
+            timeout_class = UnknownResultError if writes else NotDoneError
+            raise timeout_class(
                 f"the filesystem of {self.root.path} did not respond before the timeout"
             ) from None
         except OSError as error:
             raise failure(error, writes=writes) from None
         if writes:
             self._permit.record_write()
-        return done
+        return result
 
     async def pages(
         self,
         scope: Scope,
         page_size: int,
         names: Callable[[str], list[str]],
-        look: Callable[[list[str]], list[_T]],
+        read_page: Callable[[list[str]], list[_T]],
     ) -> AsyncIterator[Sequence[_T]]:
         """Read the objects whose names are in the scope, page by page."""
-        found = await self.step(lambda: sorted(names(scope.prefix or "")))
+        in_scope = await self.step(lambda: sorted(names(scope.prefix or "")))
         size = min(page_size, MAX_PAGE_SIZE)
-        for start in range(0, len(found), size):
-            page = found[start : start + size]
-            yield await self.step(lambda page=page: look(page))
+        for start in range(0, len(in_scope), size):
+            page = in_scope[start : start + size]
+            yield await self.step(lambda page=page: read_page(page))
 
     def close(self) -> None:
         """Stop the threads."""
@@ -103,10 +103,10 @@ class DiskFolder:
         """Return the names of a folder's regular files. Old leftovers of a crash are removed."""
         start = f"{folder}/"
         files = self.root.entries(folder, start + prefix).files
-        found = [
+        disk_names = [
             each.removeprefix(start).removesuffix(suffix) for each in files if each.endswith(suffix)
         ]
-        return [each for each in found if name_problem(each) is None]
+        return [each for each in disk_names if name_problem(each) is None]
 
     @contextmanager
     def image_folder(self, *, make: bool = False) -> Generator[int | None]:
@@ -130,17 +130,17 @@ def place_of(folder: int) -> str:
 
 
 @contextmanager
-def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
+def lock_image(folder: int, segment: str, description: str) -> Generator[int | None]:
     """Open and lock an image for one step; None if there is none.
 
     A program that inherits it keeps the lock until it ends, even if this process ended before. So
     nothing is done to an image to which a mkfs or a resize2fs of a dead worker still writes.
     """
-    found = stat_of(folder, segment)
-    if found is None:
+    file_stat = stat_of(folder, segment)
+    if file_stat is None:
         yield None
         return
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(file_stat.st_mode):
         raise RefusedError(
             f"{segment!r} is a link, a directory or a device, not a file; Reconciler neither "
             "follows nor replaces it"
@@ -154,10 +154,10 @@ def locked(folder: int, segment: str, what: str) -> Generator[int | None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise waiting(f"another call is still using {what}") from None
+            raise build_waiting_error(f"another call is still using {description}") from None
         try:
             if not is_named(folder, segment, file):
-                raise waiting(f"{what} was deleted or replaced during the call")
+                raise build_waiting_error(f"{description} was deleted or replaced during the call")
             yield file
         finally:
             # Closing is not enough, because a program that another thread is just starting inherits

@@ -21,7 +21,7 @@ from infra.providers.answers import UNDECODABLE
 from infra.providers.disks import loops
 from infra.providers.disks.folder import segment_of
 from infra.providers.disks.loops import Loop
-from infra.providers.disks.programs import is_full, waiting
+from infra.providers.disks.programs import build_waiting_error, is_full
 from infra.providers.disks.superblock import Superblock, superblock_of
 from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, uid_of_inode
 from infra.providers.file_root import opened_file
@@ -49,7 +49,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 class Image(NamedTuple):
     """An image with its state."""
 
-    found: os.stat_result
+    file_stat: os.stat_result
     mark: DiskMark | None
     superblock: Superblock | None
     attached: tuple[Loop, ...]
@@ -61,13 +61,13 @@ class Image(NamedTuple):
 
         If a crash prevented the growth of the filesystem in a grown image, the old size counts.
         """
-        size, mark = self.found.st_size, self.mark
+        size, mark = self.file_stat.st_size, self.mark
         if mark is None or size < mark.size_bytes:
             return size
         is_grown = self.superblock is not None and self.superblock.size_bytes > mark.size_bytes
         return size if is_grown else mark.size_bytes
 
-    def shown(self, name: str, path: str) -> ExternalObject:
+    def as_object(self, name: str, path: str) -> ExternalObject:
         """Return it as an object."""
         block = self.superblock
         fields: Fields = {
@@ -79,7 +79,7 @@ class Image(NamedTuple):
         if block is not None:
             outputs["uuid"] = str(block.uuid)
         # No times, because writes to a mounted disk change those of its image.
-        state = _encoder.encode((self.mark, fields, self.found.st_ino))
+        state = _encoder.encode((self.mark, fields, self.file_stat.st_ino))
         return ExternalObject(
             name=name,
             fields=fields,
@@ -96,7 +96,7 @@ def filesystem_uuid(key: str) -> UUID:
     return uuid5(_KEYS, key)
 
 
-def look(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
+def read_image(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
     """Read the state of a disk's image; None if there is none."""
     file = opened_file(folder, segment_of(disk))
     if file is None:
@@ -112,17 +112,17 @@ def image_of(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
 
     While it is attached, the superblock is that of the device.
     """
-    found = os.fstat(file)
+    file_stat = os.fstat(file)
     mark = _mark_of(file)
-    among = loops.loops() if attached is None else attached
-    mine = loops.attached_of(found, segment_of(disk), among)
-    if mine:
-        with loops.opened_loop(mine[0], found) as device:
+    all_loops = loops.loops() if attached is None else attached
+    attached_loops = loops.attached_of(file_stat, segment_of(disk), all_loops)
+    if attached_loops:
+        with loops.open_loop(attached_loops[0], file_stat) as device:
             block = superblock_of(file if device is None else device)
     else:
         block = superblock_of(file)
-    uid = mark.uid if mark is not None else uid_of_inode(file, found)
-    return Image(found, mark, block, mine, uid)
+    uid = mark.uid if mark is not None else uid_of_inode(file, file_stat)
+    return Image(file_stat, mark, block, attached_loops, uid)
 
 
 def write_mark(file: int, mark: DiskMark) -> None:
@@ -145,7 +145,7 @@ def write_mark(file: int, mark: DiskMark) -> None:
     os.fsync(file)
 
 
-def made_mark(action: Action) -> DiskMark:
+def build_mark(action: Action) -> DiskMark:
     """Return the mark of a disk that an action creates."""
     return DiskMark(
         uid=f"disk-{filesystem_uuid(action.idempotency_key)}",
@@ -172,11 +172,11 @@ def _mark_of(file: int) -> DiskMark | None:
 def missing_space(file: int, more_bytes: int) -> str:
     """Describe the free space of a folder if it is less than these bytes; None otherwise."""
     space = os.fstatvfs(file)
-    free = space.f_bavail * space.f_frsize
+    free_bytes = space.f_bavail * space.f_frsize
     return (
         ""
-        if more_bytes <= free
-        else f"{more_bytes} more bytes are required, but only {free} are free"
+        if more_bytes <= free_bytes
+        else f"{more_bytes} more bytes are required, but only {free_bytes} are free"
     )
 
 
@@ -185,13 +185,15 @@ def keep_space(file: int, size_bytes: int) -> None:
 
     Raises ``NotDoneError`` without space, and leaves the image unchanged.
     """
-    before = os.fstat(file).st_size
+    old_size = os.fstat(file).st_size
     try:
-        os.posix_fallocate(file, before, size_bytes - before)
+        os.posix_fallocate(file, old_size, size_bytes - old_size)
     except OSError as error:
-        os.ftruncate(file, before)  # unused: no filesystem extends that far
+        os.ftruncate(file, old_size)  # unused: no filesystem extends that far
         if is_full(error):
-            raise waiting(f"no space left in the directory of disks: {error.strerror}") from None
+            raise build_waiting_error(
+                f"no space left in the directory of disks: {error.strerror}"
+            ) from None
         if error.errno == errno.EFBIG:
             raise RefusedError(
                 f"{size_bytes} bytes exceed the maximum file size of this filesystem"

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from infra.providers.disks.programs import not_permitted, waiting
+from infra.providers.disks.programs import build_permission_error, build_waiting_error
 from reconciler.errors import ConfigurationError
 
 if sys.platform != "win32":
@@ -65,7 +65,7 @@ class Loop(NamedTuple):
 
 def loops() -> list[Loop]:
     """Return all loop devices that have a file."""
-    found: list[Loop] = []
+    devices: list[Loop] = []
     for backing in _SYSFS.glob("loop*/loop/backing_file"):
         folder = backing.parents[1]
         try:
@@ -77,50 +77,52 @@ def loops() -> list[Loop]:
                 raise
             continue  # detached in the meantime
         if file:
-            found.append(Loop(f"/dev/{folder.name}", number, file))
-    return sorted(found)
+            devices.append(Loop(f"/dev/{folder.name}", number, file))
+    return sorted(devices)
 
 
-def attached_of(found: os.stat_result, name: str, among: list[Loop]) -> tuple[Loop, ...]:
+def attached_of(file_stat: os.stat_result, name: str, all_loops: list[Loop]) -> tuple[Loop, ...]:
     """Return the loop devices of a file whose name is also known."""
-    return tuple(each for each in among if each.file_name == name and is_of(each, found))
+    return tuple(
+        each for each in all_loops if each.file_name == name and belongs_to(each, file_stat)
+    )
 
 
-def is_of(loop: Loop, found: os.stat_result) -> bool:
+def belongs_to(loop: Loop, file_stat: os.stat_result) -> bool:
     """Return whether a loop device belongs to a file."""
     try:
-        with opened(loop.path) as device:
-            return _has(device, found)
+        with open_device(loop.path) as device:
+            return _is_backed_by(device, file_stat)
     except OSError as error:
         if error.errno in _GONE:
             return False
         raise
 
 
-def _has(device: int, found: os.stat_result) -> bool:
+def _is_backed_by(device: int, file_stat: os.stat_result) -> bool:
     try:
         status = fcntl.ioctl(device, _GET_STATUS, bytes(_STATUS_BYTES))
     except OSError as error:
         if error.errno in _GONE:
             return False
         raise
-    return struct.unpack_from("=QQ", status) == (found.st_dev, found.st_ino)
+    return struct.unpack_from("=QQ", status) == (file_stat.st_dev, file_stat.st_ino)
 
 
 @contextmanager
-def opened_loop(loop: Loop, found: os.stat_result) -> Generator[int | None]:
+def open_loop(loop: Loop, file_stat: os.stat_result) -> Generator[int | None]:
     """Open a loop device for reading; None if it no longer belongs to this file."""
-    with opened(loop.path) as device:
-        yield device if _has(device, found) else None
+    with open_device(loop.path) as device:
+        yield device if _is_backed_by(device, file_stat) else None
 
 
 @contextmanager
-def opened(path: str, flags: int = os.O_RDONLY) -> Generator[int]:
+def open_device(path: str, flags: int = os.O_RDONLY) -> Generator[int]:
     """Open a device. Raises ``ConfigurationError`` if that is not permitted."""
     try:
         device = os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
-        if (refusal := not_permitted(error, path)) is not None:
+        if (refusal := build_permission_error(error, path)) is not None:
             raise refusal from None
         if error.errno == errno.ENOENT and (_SYSFS / path.removeprefix("/dev/")).exists():
             raise ConfigurationError(
@@ -136,17 +138,17 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Generator[int]:
 
 def take_up_size(path: str) -> None:
     """Let a loop device read the new size of its file."""
-    with opened(path, os.O_RDWR) as device:
+    with open_device(path, os.O_RDWR) as device:
         fcntl.ioctl(device, _SET_CAPACITY, 0)
 
 
 @contextmanager
-def _claimed(loop: Loop) -> Generator[int]:
+def _open_exclusively(loop: Loop) -> Generator[int]:
     """Open a device exclusively. Other programs may still read it."""
-    with ExitStack() as closing:
+    with ExitStack() as stack:
         for last in (*[False] * _MAX_LOOKS, True):
             try:
-                device = closing.enter_context(opened(loop.path, os.O_RDWR | os.O_EXCL))
+                device = stack.enter_context(open_device(loop.path, os.O_RDWR | os.O_EXCL))
             except OSError as error:
                 if error.errno != errno.EBUSY or last:
                     raise
@@ -156,22 +158,22 @@ def _claimed(loop: Loop) -> Generator[int]:
                 return
 
 
-def detach(loop: Loop, found: os.stat_result) -> None:
+def detach(loop: Loop, file_stat: os.stat_result) -> None:
     """Detach a loop device of a file that is mounted in no mount namespace.
 
     Raises ``NotDoneError`` while it is. The kernel would accept the request and detach the device
     later. So the device is claimed first, as a mount claims it.
     """
     try:
-        with _claimed(loop) as device:
-            if not _has(device, found):
+        with _open_exclusively(loop) as device:
+            if not _is_backed_by(device, file_stat):
                 return  # it belongs to another file now
             fcntl.ioctl(device, _CLEAR, 0)
     except OSError as error:
         if error.errno in _GONE:
             return
         if error.errno == errno.EBUSY:
-            raise waiting(
+            raise build_waiting_error(
                 f"{loop.path} is in use, possibly mounted in another mount namespace (a "
                 "container); Reconciler detaches it when it is no longer in use"
             ) from None
@@ -180,6 +182,6 @@ def detach(loop: Loop, found: os.stat_result) -> None:
         if loop not in loops():
             return
         time.sleep(_LOOK_SECONDS)  # in a separate thread
-    raise waiting(
+    raise build_waiting_error(
         f"another process has {loop.path} open; Reconciler detaches it after it is closed"
     )

@@ -30,14 +30,14 @@ def mounts() -> list[Mount]:
     return [_mount(line) for line in _MOUNTINFO.read_bytes().splitlines()]
 
 
-def mount_at(place: str, among: list[Mount]) -> Mount | None:
+def mount_at(place: str, all_mounts: list[Mount]) -> Mount | None:
     """Return the visible mount at a place."""
-    return next((each for each in reversed(among) if each.place == place), None)
+    return next((each for each in reversed(all_mounts) if each.place == place), None)
 
 
-def beneath(place: str, among: list[Mount]) -> list[Mount]:
+def mounts_below(place: str, all_mounts: list[Mount]) -> list[Mount]:
     """Return the mounts below a place."""
-    return [each for each in among if each.place.startswith(f"{place}/")]
+    return [each for each in all_mounts if each.place.startswith(f"{place}/")]
 
 
 def _mount(line: bytes) -> Mount:
@@ -60,13 +60,13 @@ def _text(field: bytes) -> str:
     return os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), field))
 
 
-def users_of(place: str, among: list[Mount]) -> str:
+def users_of(place: str, all_mounts: list[Mount]) -> str:
     """Return the users of a mount: processes, and mounts below it."""
-    users = [f"a mount at {each.place}" for each in beneath(place, among)]
+    users = [f"a mount at {each.place}" for each in mounts_below(place, all_mounts)]
     users += (f"{name} (pid {pid})" for pid, name in _processes_at(place))
-    shown = ", ".join(users[:_MAX_USERS_NAMED])
-    more = f" and {len(users) - _MAX_USERS_NAMED} more" if users[_MAX_USERS_NAMED:] else ""
-    return f"{shown}{more}" or "a process that is not visible from here"
+    user_list = ", ".join(users[:_MAX_USERS_NAMED])
+    remainder = f" and {len(users) - _MAX_USERS_NAMED} more" if users[_MAX_USERS_NAMED:] else ""
+    return f"{user_list}{remainder}" or "a process that is not visible from here"
 
 
 def _processes_at(place: str) -> Generator[tuple[int, str]]:

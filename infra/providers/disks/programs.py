@@ -48,17 +48,17 @@ _BUSY: Final = ("busy", "in use", "already mounted", "overlapping")
 _NO_LOOP: Final = ("cannot find an unused loop device", "no such file or directory")
 
 
-class Ended(NamedTuple):
+class ProgramResult(NamedTuple):
     """The exit of a program, and its output."""
 
     program: str
     code: int
-    words: str
+    output: str
 
 
 def run(
     program: str, *arguments: str, timeout_seconds: float | None, files: tuple[int, ...] = ()
-) -> Ended:
+) -> ProgramResult:
     """Run a program to its end. It inherits ``files``, as /proc/self/fd/NUMBER and for their locks.
 
     Without ``timeout_seconds`` it is never killed, because a program that moves data must finish.
@@ -74,7 +74,7 @@ def run(
     # Files instead of pipes: a program that writes to a pipe without a reader is killed.
     with TemporaryFile() as output, TemporaryFile() as errors:
         try:
-            done = subprocess.run(  # noqa: S603 - no shell
+            process = subprocess.run(  # noqa: S603 - no shell
                 [path, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -90,13 +90,15 @@ def run(
                 f"{program} was stopped, because it took longer than {timeout_seconds:g} s "
                 "(limits.requestTimeoutSeconds)"
             ) from None
-        return Ended(program, done.returncode, _said(errors) or _said(output))
+        return ProgramResult(
+            program, process.returncode, _read_output(errors) or _read_output(output)
+        )
 
 
-def _said(file: IO[bytes]) -> str:
+def _read_output(file: IO[bytes]) -> str:
     file.seek(0)
-    words = file.read(_MAX_WORDS_BYTES).decode(errors="replace")
-    return " ".join(words.split())[:_MAX_WORDS_CHARACTERS]
+    text = file.read(_MAX_WORDS_BYTES).decode(errors="replace")
+    return " ".join(text.split())[:_MAX_WORDS_CHARACTERS]
 
 
 def proc_path(file: int) -> str:
@@ -104,28 +106,28 @@ def proc_path(file: int) -> str:
     return f"/proc/self/fd/{file}"
 
 
-def refused(ended: Ended, what: str) -> ReconcilerError:
+def build_program_error(result: ProgramResult, context: str) -> ReconcilerError:
     """Return why a program has failed, from its output."""
-    said = ended.words.lower()
-    if any(each in said for each in _NOT_PERMITTED):
+    text = result.output.lower()
+    if any(each in text for each in _NOT_PERMITTED):
         return ConfigurationError(
-            f"{what}: {ended.words}; run the worker as root (CAP_SYS_ADMIN, and "
+            f"{context}: {result.output}; run the worker as root (CAP_SYS_ADMIN, and "
             "CAP_SYS_RESOURCE to grow mounted disks)"
         )
-    if any(each in said for each in _NO_SPACE):
-        return waiting(f"{what}: no space left: {ended.words}")
-    if any(each in said for each in _BUSY):
-        return waiting(f"{what}: {ended.words}")
-    if ended.program == "losetup" and any(each in said for each in _NO_LOOP):
+    if any(each in text for each in _NO_SPACE):
+        return build_waiting_error(f"{context}: no space left: {result.output}")
+    if any(each in text for each in _BUSY):
+        return build_waiting_error(f"{context}: {result.output}")
+    if result.program == "losetup" and any(each in text for each in _NO_LOOP):
         return ConfigurationError(
-            f"{what}: {ended.words}; load the kernel module loop (modprobe loop), and provide "
+            f"{context}: {result.output}; load the kernel module loop (modprobe loop), and provide "
             "/dev/loop-control and /dev/loop* where the worker runs"
         )
-    words = f"{what}: {ended.program} exited with status {ended.code}: {ended.words}"
-    return NotDoneError(words, status=REFUSED)
+    message = f"{context}: {result.program} exited with status {result.code}: {result.output}"
+    return NotDoneError(message, status=REFUSED)
 
 
-def waiting(message: str) -> NotDoneError:
+def build_waiting_error(message: str) -> NotDoneError:
     """Return an error that waits for something. The folder is usable, so no breaker opens."""
     return NotDoneError(message, status=HTTPStatus.CONFLICT)
 
@@ -135,10 +137,10 @@ def is_full(error: OSError) -> bool:
     return error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
-def not_permitted(error: OSError, what: str) -> ReconcilerError | None:
+def build_permission_error(error: OSError, context: str) -> ReconcilerError | None:
     """Return the remedy for a refusal of the kernel; None if it has another cause."""
     if error.errno not in {errno.EACCES, errno.EPERM}:
         return None
     return ConfigurationError(
-        f"{what}: {error.strerror}; run the worker and the observer as root (CAP_SYS_ADMIN)"
+        f"{context}: {error.strerror}; run the worker and the observer as root (CAP_SYS_ADMIN)"
     )

@@ -20,9 +20,9 @@ from reconciler.provider.kind import READY, Kind, Readiness
 from reconciler.provider.lazy import lazy
 
 
-def ready(fields: Fields, shown: ExternalObject) -> Readiness:
+def ready(fields: Fields, observed: ExternalObject) -> Readiness:
     """Return whether a container can be used: it runs, and its health check succeeds."""
-    state, health = shown.outputs.get("state"), shown.outputs.get("health")
+    state, health = observed.outputs.get("state"), observed.outputs.get("health")
     if not fields.get("running", True):
         return Readiness(False, "Stopped", "the container is declared with running: false")
     if state == "restarting":

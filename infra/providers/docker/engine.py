@@ -72,7 +72,7 @@ MAX_REFUSAL_BYTES: Final = 64 * 1024
 _T = TypeVar("_T")
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _ErrorBody(msgspec.Struct, frozen=True):
     """The Engine's explanation of a refusal."""
 
     message: str = ""
@@ -83,7 +83,7 @@ class _Versions(msgspec.Struct, frozen=True):
     oldest: str = msgspec.field(name="MinAPIVersion", default="1.0")
 
 
-_said_decoder = msgspec.json.Decoder(_Said)
+_error_decoder = msgspec.json.Decoder(_ErrorBody)
 _versions_decoder = msgspec.json.Decoder(_Versions)
 _encoder = msgspec.json.Encoder()
 
@@ -106,7 +106,7 @@ class EngineApi:
         self._streaming: httpx.AsyncClient | None = None
         self.timeout_seconds = config.limits.request_timeout_seconds
 
-    async def ask(self, path: str, decoder: msgspec.json.Decoder[_T], query: Query = ()) -> _T:
+    async def get(self, path: str, decoder: msgspec.json.Decoder[_T], query: Query = ()) -> _T:
         """Read an object that must exist."""
         answer = await self.call("GET", path, query=query)
         if answer.status_code != HTTPStatus.OK:
@@ -124,7 +124,9 @@ class EngineApi:
         A 404 with another text comes from a wrong endpoint or a gateway.
         """
         answer = await self.call("GET", path)
-        if answer.status_code == HTTPStatus.NOT_FOUND and _ABSENT.search(said(answer)):
+        if answer.status_code == HTTPStatus.NOT_FOUND and _ABSENT.search(
+            read_error_message(answer)
+        ):
             return None
         if answer.status_code != HTTPStatus.OK:
             raise engine_refusal(answer)
@@ -143,9 +145,13 @@ class EngineApi:
             headers={} if body is None else {"Content-Type": "application/json"},
             body=None if body is None else _encoder.encode(body),
         )
-        if answer.status_code == HTTPStatus.BAD_REQUEST and said(answer).startswith(_TOO_OLD):
+        if answer.status_code == HTTPStatus.BAD_REQUEST and read_error_message(answer).startswith(
+            _TOO_OLD
+        ):
             self._version = ""  # the Engine was replaced
-            raise NotDoneError(f"the Engine was replaced by another version: {said(answer)}")
+            raise NotDoneError(
+                f"the Engine was replaced by another version: {read_error_message(answer)}"
+            )
         return answer
 
     async def ping(self) -> Answer:
@@ -172,7 +178,7 @@ class EngineApi:
         try:
             async with self._streaming.stream("GET", url, params=list(query)) as response:
                 if response.status_code != HTTPStatus.OK:
-                    content = await self._refused(response)
+                    content = await self._read_refusal(response)
                     raise engine_refusal(Answer("GET", path, response.status_code, {}, content))
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise NotDoneError(
@@ -180,10 +186,10 @@ class EngineApi:
                     )
                 yield response.aiter_raw()
         except (httpx.HTTPError, httpx.StreamError) as error:
-            why = str(error) or type(error).__name__
-            if why == _HEADERS_TOO_LONG:
-                why = "invalid response: its headers are longer than 100 KiB"
-            raise NotDoneError(f"GET {self._config.endpoint}{path}: {why}") from error
+            reason = str(error) or type(error).__name__
+            if reason == _HEADERS_TOO_LONG:
+                reason = "invalid response: its headers are longer than 100 KiB"
+            raise NotDoneError(f"GET {self._config.endpoint}{path}: {reason}") from error
 
     async def close(self) -> None:
         """Close all connections."""
@@ -191,7 +197,7 @@ class EngineApi:
         if self._streaming is not None:
             await self._streaming.aclose()
 
-    async def _refused(self, response: httpx.Response) -> bytes:
+    async def _read_refusal(self, response: httpx.Response) -> bytes:
         """Read the start of a refusal, within the time of a call."""
         content = bytearray()
         with contextlib.suppress(TimeoutError):
@@ -221,79 +227,84 @@ class EngineApi:
         answer = await self._http.call("GET", "/version")
         if answer.status_code != HTTPStatus.OK:
             raise engine_refusal(answer)
-        spoken = decoded(answer, _versions_decoder)
-        oldest, newest = _numbers(spoken.oldest), _numbers(spoken.newest)
+        versions = decoded(answer, _versions_decoder)
+        oldest, newest = _numbers(versions.oldest), _numbers(versions.newest)
         if newest < API_VERSION:
-            wanted = ".".join(map(str, API_VERSION))
+            required = ".".join(map(str, API_VERSION))
             raise NotDoneError(
-                f"{self._config.endpoint}: this Engine supports version {spoken.newest} of the "
-                f"API, but {wanted} is required; install Docker Engine 20.10 or newer"
+                f"{self._config.endpoint}: this Engine supports version {versions.newest} of the "
+                f"API, but {required} is required; install Docker Engine 20.10 or newer"
             )
         return ".".join(map(str, max(API_VERSION, oldest)))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     if _VERSION.fullmatch(version) is None:
-        shown = version[:_SHOWN_CHARACTERS]
-        raise NotDoneError(f"{shown!r} is not a version of the Engine's API")
+        start = version[:_SHOWN_CHARACTERS]
+        raise NotDoneError(f"{start!r} is not a version of the Engine's API")
     return tuple(map(int, version.split(".")))
 
 
 # --- the meaning of responses
 
 
-def said(answer: Answer) -> str:
+def read_error_message(answer: Answer) -> str:
     """Return the start of the Engine's explanation; empty if the response is not from an Engine."""
-    found = explanation(answer, _said_decoder)
-    return "" if found is None else start_of(found.message, answer)
+    body = explanation(answer, _error_decoder)
+    return "" if body is None else start_of(body.message, answer)
 
 
 def engine_refusal(answer: Answer) -> ProviderError:
     """Classify a response that is not a success and has no special meaning for the call."""
-    words = said(answer)
-    if not words:
+    message = read_error_message(answer)
+    if not message:
         return refusal(answer)
-    words = " ".join(words.split())
-    text, status = f"the Engine rejected the request: {words}", answer.status_code
+    message = " ".join(message.split())
+    text, status = f"the Engine rejected the request: {message}", answer.status_code
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
         # A requirement (an image, a network, a plugin) is missing or in use. Both may end.
         return NotDoneError(text, status=status)
-    if _PORT_TAKEN.search(words) or _NO_FOLDER in words:
+    if _PORT_TAKEN.search(message) or _NO_FOLDER in message:
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
-    if _NOT_IN_IMAGE.search(words):
+    if _NOT_IN_IMAGE.search(message):
         return RefusedError(text, status=HTTPStatus.CONFLICT)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         # An Engine with an explanation is available: the failure concerns one object, whose action
         # waits.
         return inconclusive(answer.method)(text, status=HTTPStatus.CONFLICT)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return refusal(msgspec.structs.replace(answer, content=_encoder.encode({"detail": words})))
+        return refusal(
+            msgspec.structs.replace(answer, content=_encoder.encode({"detail": message}))
+        )
     return inconclusive(answer.method)(text, status=status)
 
 
 @contextmanager
-def begun(what: str) -> Generator[None]:
+def mark_partly_done(description: str) -> Generator[None]:
     """Mark a failure: a part of the action was done, and its repeat continues it."""
     try:
         yield
     except UnknownResultError:
         raise
     except ProviderError as error:
-        raise partly_done(what, error) from error
+        raise build_partly_done_error(description, error) from error
 
 
-def partly_done(what: str, error: ProviderError) -> UnknownResultError:
+def build_partly_done_error(description: str, error: ProviderError) -> UnknownResultError:
     """Mark a failure as one of an action of which a part was done."""
     # A call that was not sent shows nothing about the Engine's health, as it would without a
     # status.
     status = HTTPStatus.CONFLICT if isinstance(error, NotCalledError) else error.status
     wait = error.retry_after_seconds
     return UnknownResultError(
-        f"{what}: {error.message}", status=status, retry_after_seconds=wait, obstacle=error.obstacle
+        f"{description}: {error.message}",
+        status=status,
+        retry_after_seconds=wait,
+        obstacle=error.obstacle,
     )
 
 
-def not_there(action: Action) -> NotFoundError:
+def build_not_found_error(action: Action) -> NotFoundError:
     """Describe an update whose object was deleted."""
     return NotFoundError(f"{action.external_name!r} does not exist")
 
@@ -311,21 +322,21 @@ def checked_name(external_name: str) -> str:
 
 def labels_to_write(action: Action) -> dict[str, str]:
     """Return an action's labels with its key. Raises ``RefusedError`` for a reserved one."""
-    taken = OWN_LABELS & action.labels.keys()
-    if taken:
-        raise RefusedError(f"label {min(taken)!r} is reserved for Reconciler; remove it")
+    reserved = OWN_LABELS & action.labels.keys()
+    if reserved:
+        raise RefusedError(f"label {min(reserved)!r} is reserved for Reconciler; remove it")
     return {**action.labels, WRITTEN_BY: action.idempotency_key}
 
 
-def shown_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
+def unreserved_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
     """Return an object's labels without the reserved ones."""
     return {name: value for name, value in (labels or {}).items() if name not in OWN_LABELS}
 
 
-def filters(**wanted: list[str]) -> tuple[str, str]:
+def filters(**values: list[str]) -> tuple[str, str]:
     """Encode the filters of a listing or of the events."""
     return "filters", _encoder.encode(
-        {name: each for name, each in wanted.items() if each}
+        {name: each for name, each in values.items() if each}
     ).decode()
 
 
@@ -334,20 +345,20 @@ def label_filter(labels: Mapping[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in sorted(labels.items())]
 
 
-def taken(action: Action, obstacle: Any) -> ConflictError:
+def build_name_conflict(action: Action, obstacle: Any) -> ConflictError:
     """Describe a creation whose name is in use; without an obstacle, the name is free again."""
     return ConflictError(f"{action.external_name!r} already exists", obstacle=obstacle)
 
 
-async def gathered(coroutines: list[Any], most: int) -> list[Any]:
+async def gather_limited(coroutines: list[Any], limit: int) -> list[Any]:
     """Await some calls, with a limit on concurrent ones."""
-    slots = asyncio.Semaphore(most)
+    slots = asyncio.Semaphore(limit)
 
-    async def one(coroutine: Any) -> Any:
+    async def run_one(coroutine: Any) -> Any:
         async with slots:
             return await coroutine
 
-    return await asyncio.gather(*map(one, coroutines))
+    return await asyncio.gather(*map(run_one, coroutines))
 
 
 async def without_headers(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
@@ -355,17 +366,17 @@ async def without_headers(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]
 
     They contain the stream and the length of the part. Pieces may end anywhere.
     """
-    waiting = b""
-    left = 0
+    buffer = b""
+    remaining = 0
     async for piece in pieces:
-        waiting += piece
-        while waiting:
-            if not left:
-                if len(waiting) < _HEADER_BYTES:
+        buffer += piece
+        while buffer:
+            if not remaining:
+                if len(buffer) < _HEADER_BYTES:
                     break
-                left = int.from_bytes(waiting[_HEADER_BYTES // 2 : _HEADER_BYTES])
-                waiting = waiting[_HEADER_BYTES:]
+                remaining = int.from_bytes(buffer[_HEADER_BYTES // 2 : _HEADER_BYTES])
+                buffer = buffer[_HEADER_BYTES:]
                 continue
-            part, waiting = waiting[:left], waiting[left:]
-            left -= len(part)
+            part, buffer = buffer[:remaining], buffer[remaining:]
+            remaining -= len(part)
             yield part

@@ -16,7 +16,7 @@ import msgspec
 from events.external import ExternalObject
 from events.manifest import Fields
 from infra.providers.answers import UNDECODABLE, Answer, decoded
-from infra.providers.docker.engine import DECLARED, WRITTEN_BY, shown_labels
+from infra.providers.docker.engine import DECLARED, WRITTEN_BY, unreserved_labels
 from infra.providers.docker.spec import (
     CPU_PERIOD_MICROSECONDS,
     DEFAULT_NETWORK,
@@ -41,14 +41,14 @@ _SHORT_ID_CHARACTERS: Final = 12
 _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
 
 
-class _Inspected(msgspec.Struct, frozen=True, rename="pascal"):
+class _ResponsePart(msgspec.Struct, frozen=True, rename="pascal"):
     """A part of the Engine's response. Fields that are not read here are ignored."""
 
 
-class State(_Inspected, frozen=True):
+class State(_ResponsePart, frozen=True):
     """The state of a container's process."""
 
-    class Health(_Inspected, frozen=True):
+    class Health(_ResponsePart, frozen=True):
         """The result of its health check."""
 
         status: str = ""
@@ -67,7 +67,7 @@ class State(_Inspected, frozen=True):
         return self.running and not self.paused
 
 
-class _HealthCheck(_Inspected, frozen=True):
+class _HealthCheck(_ResponsePart, frozen=True):
     test: list[str] | None = None
     interval: int = 0
     timeout: int = 0
@@ -75,7 +75,7 @@ class _HealthCheck(_Inspected, frozen=True):
     retries: int = 0
 
 
-class _Config(_Inspected, frozen=True):
+class _Config(_ResponsePart, frozen=True):
     image: str = ""
     cmd: list[str] | None = None
     entrypoint: list[str] | None = None
@@ -88,11 +88,11 @@ class _Config(_Inspected, frozen=True):
     tty: bool = False
 
 
-class _TmpfsOptions(_Inspected, frozen=True):
+class _TmpfsOptions(_ResponsePart, frozen=True):
     size_bytes: int = 0
 
 
-class _Mount(_Inspected, frozen=True):
+class _Mount(_ResponsePart, frozen=True):
     target: str
     type: str = "volume"
     source: str = ""
@@ -100,7 +100,7 @@ class _Mount(_Inspected, frozen=True):
     tmpfs_options: _TmpfsOptions | None = None
 
 
-class _MountPoint(_Inspected, frozen=True):
+class _MountPoint(_ResponsePart, frozen=True):
     destination: str
     type: str = ""
     name: str = ""
@@ -108,17 +108,17 @@ class _MountPoint(_Inspected, frozen=True):
     rw: bool = msgspec.field(name="RW", default=True)
 
 
-class _Binding(_Inspected, frozen=True):
+class _Binding(_ResponsePart, frozen=True):
     host_ip: str = ""
     host_port: str = ""
 
 
-class _RestartPolicy(_Inspected, frozen=True):
+class _RestartPolicy(_ResponsePart, frozen=True):
     name: str = ""
     maximum_retry_count: int = 0
 
 
-class _HostConfig(_Inspected, frozen=True):
+class _HostConfig(_ResponsePart, frozen=True):
     mounts: list[_Mount] | None = None
     port_bindings: dict[str, list[_Binding] | None] | None = None
     restart_policy: _RestartPolicy = _RestartPolicy()
@@ -128,22 +128,22 @@ class _HostConfig(_Inspected, frozen=True):
     cpu_quota: int = 0
 
 
-class _Ipam(_Inspected, frozen=True):
+class _Ipam(_ResponsePart, frozen=True):
     ipv4_address: str = msgspec.field(name="IPv4Address", default="")
 
 
-class _Endpoint(_Inspected, frozen=True):
+class _Endpoint(_ResponsePart, frozen=True):
     ip_address: str = msgspec.field(name="IPAddress", default="")
     aliases: list[str] | None = None
     ipam: _Ipam | None = msgspec.field(name="IPAMConfig", default=None)
 
 
-class _NetworkSettings(_Inspected, frozen=True):
+class _NetworkSettings(_ResponsePart, frozen=True):
     networks: dict[str, _Endpoint | None] | None = None
     ports: dict[str, list[_Binding] | None] | None = None
 
 
-class Inspection(_Inspected, frozen=True):
+class Inspection(_ResponsePart, frozen=True):
     """A container as the Engine shows it."""
 
     id: str
@@ -179,22 +179,22 @@ class Inspection(_Inspected, frozen=True):
     @property
     def networks(self) -> dict[str, Fields]:
         """The networks of the container by name, as in a spec."""
-        found = self.network_settings.networks or {}
-        return {name: self._network(name, found[name]) for name in sorted(found)}
+        endpoints = self.network_settings.networks or {}
+        return {name: self._network(name, endpoints[name]) for name in sorted(endpoints)}
 
     def _network(self, name: str, endpoint: _Endpoint | None) -> Fields:
-        shown: Fields = {"name": name}
+        fields: Fields = {"name": name}
         if endpoint is None:
-            return shown
+            return fields
         own = self.id[:_SHORT_ID_CHARACTERS]
         if aliases := sorted({each for each in endpoint.aliases or () if each != own}):
-            shown["aliases"] = aliases
+            fields["aliases"] = aliases
         if endpoint.ipam is not None and endpoint.ipam.ipv4_address:
-            shown["address"] = endpoint.ipam.ipv4_address
-        return shown
+            fields["address"] = endpoint.ipam.ipv4_address
+        return fields
 
 
-class _Named(_Inspected, frozen=True):
+class _Named(_ResponsePart, frozen=True):
     name: str
 
 
@@ -204,8 +204,8 @@ _name_decoder = msgspec.json.Decoder(_Named)
 
 def inspection_of(answer: Answer) -> Inspection:
     """Decode a response about a container, and remember its size."""
-    found = decoded(answer, _decoder)
-    return msgspec.structs.replace(found, size_bytes=len(answer.content))
+    inspection = decoded(answer, _decoder)
+    return msgspec.structs.replace(inspection, size_bytes=len(answer.content))
 
 
 def name_in(answer: Answer) -> str:
@@ -213,12 +213,12 @@ def name_in(answer: Answer) -> str:
     return decoded(answer, _name_decoder).name.removeprefix("/")
 
 
-def excess(inspected: Inspection) -> str:
+def excess(inspection: Inspection) -> str:
     """Return what makes a container too large to be converted; empty for none."""
-    variables = len(inspected.config.env or ())
+    variables = len(inspection.config.env or ())
     if variables > MAX_VARIABLES:
         return f"{variables} variables exceed the limit of {MAX_VARIABLES}"
-    return excess_of_bytes(inspected.size_bytes)
+    return excess_of_bytes(inspection.size_bytes)
 
 
 def excess_of_bytes(number: int) -> str:
@@ -246,9 +246,9 @@ def configuration(
         "Labels": {**labels, DECLARED: declared_label(fields)},
         "HostConfig": host,
     }
-    for name, sent in _AS_THEY_ARE.items():
+    for name, engine_name in _AS_THEY_ARE.items():
         if name in fields:
-            content[sent] = fields[name]
+            content[engine_name] = fields[name]
     if "healthCheck" in fields:
         content["Healthcheck"] = _sent_health_check(fields["healthCheck"])
     if networks := fields.get("networks"):
@@ -263,24 +263,24 @@ def declared_label(fields: Fields) -> str:
     return msgspec.json.encode(_skeleton(fields), order="deterministic").decode()
 
 
-def limits_to_write(fields: Fields, inspected: Inspection) -> dict[str, Any]:
+def limits_to_write(fields: Fields, inspection: Inspection) -> dict[str, Any]:
     """Return the limits and the restart policy that differ, in the form that is sent.
 
     Without ``memoryBytes`` in the fields, ``Memory`` is None, because no limit can be removed.
     """
-    seen, wanted = shown_fields(inspected, _digests_nothing), _sent_limits(fields)
+    observed, desired = shown_fields(inspection, _no_digest), _sent_limits(fields)
     changed: dict[str, Any] = {}
-    if seen.get("memoryBytes") != fields.get("memoryBytes"):
-        changed |= {"Memory": wanted.get("Memory"), "MemorySwap": wanted.get("MemorySwap")}
-    if seen.get("cpus") != fields.get("cpus"):
-        quota = wanted.get("CpuQuota", -1)
+    if observed.get("memoryBytes") != fields.get("memoryBytes"):
+        changed |= {"Memory": desired.get("Memory"), "MemorySwap": desired.get("MemorySwap")}
+    if observed.get("cpus") != fields.get("cpus"):
+        quota = desired.get("CpuQuota", -1)
         changed |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
         # created by another client, with the other field for the same limit
-        if inspected.host_config.nano_cpus:
+        if inspection.host_config.nano_cpus:
             changed = {name: each for name, each in changed.items() if not name.startswith("Cpu")}
             changed["NanoCpus"] = quota * _NANO_CPUS // CPU_PERIOD_MICROSECONDS
-    if _restart(seen) != _restart(fields):
-        changed["RestartPolicy"] = wanted["RestartPolicy"]
+    if _restart(observed) != _restart(fields):
+        changed["RestartPolicy"] = desired["RestartPolicy"]
     return changed
 
 
@@ -314,81 +314,85 @@ def _restart(fields: Fields) -> tuple[str, int]:
 
 
 def _sent_limits(fields: Fields) -> dict[str, Any]:
-    name, most = _restart(fields)
-    sent: dict[str, Any] = {"RestartPolicy": {"Name": name, "MaximumRetryCount": most}}
+    name, max_restarts = _restart(fields)
+    limits: dict[str, Any] = {"RestartPolicy": {"Name": name, "MaximumRetryCount": max_restarts}}
     if "memoryBytes" in fields:
         # Both, because the Engine refuses a limit above the old one of memory and swap together.
-        sent |= {"Memory": fields["memoryBytes"], "MemorySwap": 2 * fields["memoryBytes"]}
+        limits |= {"Memory": fields["memoryBytes"], "MemorySwap": 2 * fields["memoryBytes"]}
     if "cpus" in fields:
         # Not NanoCpus, because the Engine cannot remove that limit.
-        sent |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota_of(fields["cpus"])}
-    return sent
+        limits |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota_of(fields["cpus"])}
+    return limits
 
 
 def _sent_mount(mount: Fields) -> dict[str, Any]:
-    sent: dict[str, Any] = {"Type": mount["type"], "Target": mount["target"]}
+    content: dict[str, Any] = {"Type": mount["type"], "Target": mount["target"]}
     if "source" in mount:
-        sent["Source"] = mount["source"]
+        content["Source"] = mount["source"]
     if mount.get("readOnly"):
-        sent["ReadOnly"] = True
+        content["ReadOnly"] = True
     if "sizeBytes" in mount:
-        sent["TmpfsOptions"] = {"SizeBytes": mount["sizeBytes"]}
-    return sent
+        content["TmpfsOptions"] = {"SizeBytes": mount["sizeBytes"]}
+    return content
 
 
 def _sent_bindings(fields: Fields) -> dict[str, list[dict[str, str]]]:
-    sent: dict[str, list[dict[str, str]]] = {}
+    bindings: dict[str, list[dict[str, str]]] = {}
     for port in fields.get("ports", []):
         binding = {"HostIp": port.get("address", ""), "HostPort": str(port.get("host", ""))}
-        sent.setdefault(f"{port['container']}/{port['protocol']}", []).append(binding)
-    return sent
+        bindings.setdefault(f"{port['container']}/{port['protocol']}", []).append(binding)
+    return bindings
 
 
 def _sent_health_check(check: Fields) -> dict[str, Any]:
-    sent: dict[str, Any] = {"Test": ["CMD", *check["command"]]}
+    content: dict[str, Any] = {"Test": ["CMD", *check["command"]]}
     for name, of_engine in DURATIONS.items():
         if name in check:
-            sent[of_engine] = nanoseconds_of(check[name])
+            content[of_engine] = nanoseconds_of(check[name])
     if "retries" in check:
-        sent["Retries"] = check["retries"]
-    return sent
+        content["Retries"] = check["retries"]
+    return content
 
 
 # --- the form that is shown
 
 
-def as_object(inspected: Inspection, digest: Callable[[str], str]) -> ExternalObject:
+def as_object(inspection: Inspection, digest: Callable[[str], str]) -> ExternalObject:
     """Convert a container into an object; ``digest`` digests a secret."""
     return ExternalObject(
-        name=inspected.external_name,
-        fields=shown_fields(inspected, digest),
-        uid=inspected.id,
-        labels=shown_labels(inspected.labels),
-        written_by=inspected.labels.get(WRITTEN_BY),
-        outputs=_outputs(inspected),
+        name=inspection.external_name,
+        fields=shown_fields(inspection, digest),
+        uid=inspection.id,
+        labels=unreserved_labels(inspection.labels),
+        written_by=inspection.labels.get(WRITTEN_BY),
+        outputs=_outputs(inspection),
     )
 
 
-def shown_fields(inspected: Inspection, digest: Callable[[str], str]) -> Fields:
+def shown_fields(inspection: Inspection, digest: Callable[[str], str]) -> Fields:
     """Return the current values of the declared fields, and of those that can be changed in place.
 
     For a foreign container, all fields, with each variable as a secret, which it may be.
     """
-    full = normalize(_all_fields(inspected))
-    declared = _declared(inspected)
+    normalized = normalize(_all_fields(inspection))
+    declared = _declared(inspection)
     if declared is None:
-        env = full.get("env", {})
-        return {**full, "env": {name: _hidden(env[name], digest) for name in env}} if env else full
-    shown = {name: full[name] for name in MUTABLE if name in full}
+        env = normalized.get("env", {})
+        return (
+            {**normalized, "env": {name: _hide(env[name], digest) for name in env}}
+            if env
+            else normalized
+        )
+    observed = {name: normalized[name] for name in MUTABLE if name in normalized}
     for name, part in declared.items():
-        if name in full and name not in MUTABLE:
-            shown[name] = _projected(full[name], part, digest)
-    return shown
+        if name in normalized and name not in MUTABLE:
+            observed[name] = _project(normalized[name], part, digest)
+    return observed
 
 
-def _all_fields(inspected: Inspection) -> Fields:
-    config, host = inspected.config, inspected.host_config
-    networks = inspected.networks
+def _all_fields(inspection: Inspection) -> Fields:
+    config, host = inspection.config, inspection.host_config
+    networks = inspection.networks
     return {
         "image": config.image,
         "command": config.cmd,
@@ -397,7 +401,7 @@ def _all_fields(inspected: Inspection) -> Fields:
         "user": config.user or None,
         "workingDir": config.working_dir or None,
         "stopSeconds": config.stop_timeout,
-        "mounts": _shown_mounts(inspected),
+        "mounts": _shown_mounts(inspection),
         "ports": _shown_ports(host),
         "networks": list(networks.values()),
         "memoryBytes": host.memory if host.memory > 0 else None,
@@ -405,7 +409,7 @@ def _all_fields(inspected: Inspection) -> Fields:
         "healthCheck": _shown_health_check(config.healthcheck),
         "restart": host.restart_policy.name or "no",
         "maxRestarts": host.restart_policy.maximum_retry_count,
-        "running": inspected.state.is_up,
+        "running": inspection.state.is_up,
     }
 
 
@@ -414,8 +418,8 @@ def _shown_env(lines: Iterable[str]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _shown_mounts(inspected: Inspection) -> list[Fields]:
-    if inspected.host_config.mounts is not None:
+def _shown_mounts(inspection: Inspection) -> list[Fields]:
+    if inspection.host_config.mounts is not None:
         return [
             {
                 "type": each.type,
@@ -424,7 +428,7 @@ def _shown_mounts(inspected: Inspection) -> list[Fields]:
                 "readOnly": each.read_only,
                 "sizeBytes": each.tmpfs_options.size_bytes or None if each.tmpfs_options else None,
             }
-            for each in inspected.host_config.mounts
+            for each in inspection.host_config.mounts
         ]
     return [
         {
@@ -433,15 +437,15 @@ def _shown_mounts(inspected: Inspection) -> list[Fields]:
             "source": each.name or each.source or None,
             "readOnly": not each.rw,
         }
-        for each in inspected.mounts or ()
+        for each in inspection.mounts or ()
     ]
 
 
 def _shown_ports(host: _HostConfig) -> list[Fields]:
-    shown: list[Fields] = []
+    ports: list[Fields] = []
     for port, bindings in (host.port_bindings or {}).items():
         number, _, protocol = port.partition("/")
-        shown += [
+        ports += [
             {
                 "container": int(number),
                 "protocol": protocol or "tcp",
@@ -450,7 +454,7 @@ def _shown_ports(host: _HostConfig) -> list[Fields]:
             }
             for each in bindings or ()
         ]
-    return shown
+    return ports
 
 
 def _shown_cpus(host: _HostConfig) -> float | None:
@@ -464,28 +468,30 @@ def _shown_cpus(host: _HostConfig) -> float | None:
 def _shown_health_check(check: _HealthCheck | None) -> Fields | None:
     if check is None or not check.test or check.test == ["NONE"]:
         return None
-    shown: Fields = {"command": check.test[1:] if check.test[0] == "CMD" else check.test}
+    fields: Fields = {"command": check.test[1:] if check.test[0] == "CMD" else check.test}
     durations = (check.interval, check.timeout, check.start_period)
     for name, nanoseconds in zip(DURATIONS, durations, strict=True):
-        shown[name] = nanoseconds / NANOSECONDS if nanoseconds else None
-    return {**shown, "retries": check.retries or None}
+        fields[name] = nanoseconds / NANOSECONDS if nanoseconds else None
+    return {**fields, "retries": check.retries or None}
 
 
-def _outputs(inspected: Inspection) -> Fields:
+def _outputs(inspection: Inspection) -> Fields:
     """Return values that are stable while the container runs: no counters, no times."""
-    state, settings = inspected.state, inspected.network_settings
-    shown: Fields = {"imageId": inspected.image, "state": state.status}
+    state, settings = inspection.state, inspection.network_settings
+    outputs: Fields = {"imageId": inspection.image, "state": state.status}
     if state.health is not None and state.health.status not in ("", "none"):
-        shown["health"] = state.health.status
+        outputs["health"] = state.health.status
     if not state.running:
-        return {**shown, "exitCode": state.exit_code} if state.status == "exited" else shown
-    found = settings.networks or {}
-    addresses = {name: each.ip_address for name, each in found.items() if each and each.ip_address}
+        return {**outputs, "exitCode": state.exit_code} if state.status == "exited" else outputs
+    networks = settings.networks or {}
+    addresses = {
+        name: each.ip_address for name, each in networks.items() if each and each.ip_address
+    }
     if addresses:
-        shown["addresses"] = dict(sorted(addresses.items()))
-        shown["address"] = shown["addresses"][min(addresses)]
+        outputs["addresses"] = dict(sorted(addresses.items()))
+        outputs["address"] = outputs["addresses"][min(addresses)]
     ports = {port: int(each[0].host_port) for port, each in (settings.ports or {}).items() if each}
-    return {**shown, "ports": ports} if ports else shown
+    return {**outputs, "ports": ports} if ports else outputs
 
 
 # --- declared fields
@@ -500,10 +506,10 @@ def _skeleton(value: Any) -> Any:
     return 1
 
 
-def _declared(inspected: Inspection) -> Fields | None:
+def _declared(inspection: Inspection) -> Fields | None:
     """Return the declared structure of a container of ours; None for a foreign one."""
-    label = inspected.labels.get(DECLARED)
-    if label is None or WRITTEN_BY not in inspected.labels:
+    label = inspection.labels.get(DECLARED)
+    if label is None or WRITTEN_BY not in inspection.labels:
         return None
     try:
         return msgspec.json.decode(label, type=dict[str, Any])
@@ -511,22 +517,22 @@ def _declared(inspected: Inspection) -> Fields | None:
         return None
 
 
-def _projected(value: object, part: object, digest: Callable[[str], str]) -> object:
+def _project(value: object, part: object, digest: Callable[[str], str]) -> object:
     if part == _SECRET:
-        return _hidden(value, digest)
+        return _hide(value, digest)
     if isinstance(value, dict) and isinstance(part, dict):
-        found, wanted = cast("Fields", value), cast("Fields", part)
+        observed, declared = cast("Fields", value), cast("Fields", part)
         return {
-            name: _projected(found[name], each, digest)
-            for name, each in wanted.items()
-            if name in found
+            name: _project(observed[name], each, digest)
+            for name, each in declared.items()
+            if name in observed
         }
     return cast("object", value)
 
 
-def _hidden(value: Any, digest: Callable[[str], str]) -> Fields:
+def _hide(value: Any, digest: Callable[[str], str]) -> Fields:
     return {"secret": digest(str(value))}
 
 
-def _digests_nothing(_value: str) -> str:
+def _no_digest(_value: str) -> str:
     return ""

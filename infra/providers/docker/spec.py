@@ -272,38 +272,40 @@ class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ] = None
 
 
-def _check_address(what: str, value: str, kind: Callable[[str], object]) -> None:
+def _check_address(name: str, value: str, kind: Callable[[str], object]) -> None:
     try:
         kind(value)
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
 
 
-def _check_once(what: str, values: list[str]) -> None:
-    twice = {each for each in values if values.count(each) > 1}
-    if twice:
-        raise ValueError(f"{what} {min(twice)!r} is a duplicate")
+def _check_once(name: str, values: list[str]) -> None:
+    duplicates = {each for each in values if values.count(each) > 1}
+    if duplicates:
+        raise ValueError(f"{name} {min(duplicates)!r} is a duplicate")
 
 
 def normalize(fields: Fields) -> Fields:
     """Return the canonical form of a container's fields: nothing empty, lists in order."""
-    given: Fields = {name: value for name, value in fields.items() if value not in (None, {}, [])}
-    if "env" in given:
-        given["env"] = {name: _text(value) for name, value in given["env"].items()}
+    normalized: Fields = {
+        name: value for name, value in fields.items() if value not in (None, {}, [])
+    }
+    if "env" in normalized:
+        normalized["env"] = {name: _text(value) for name, value in normalized["env"].items()}
     for name, part in (("mounts", _mount), ("ports", _port), ("networks", _network)):
-        if name in given:
-            given[name] = sorted((part(each) for each in given[name]), key=_order)
-    if given.get("networks") == [{"name": DEFAULT_NETWORK}]:
-        del given["networks"]
-    if "healthCheck" in given:
-        given["healthCheck"] = _health_check(given["healthCheck"])
-    if "workingDir" in given:
-        given["workingDir"] = "/" + posixpath.normpath(given["workingDir"]).lstrip("/")
-    if "cpus" in given:
-        given["cpus"] = quota_of(given["cpus"]) / CPU_PERIOD_MICROSECONDS
-    if not given.get("maxRestarts"):
-        given.pop("maxRestarts", None)
-    return {"restart": DEFAULT_RESTART, "running": True, **given}
+        if name in normalized:
+            normalized[name] = sorted((part(each) for each in normalized[name]), key=_order)
+    if normalized.get("networks") == [{"name": DEFAULT_NETWORK}]:
+        del normalized["networks"]
+    if "healthCheck" in normalized:
+        normalized["healthCheck"] = _health_check(normalized["healthCheck"])
+    if "workingDir" in normalized:
+        normalized["workingDir"] = "/" + posixpath.normpath(normalized["workingDir"]).lstrip("/")
+    if "cpus" in normalized:
+        normalized["cpus"] = quota_of(normalized["cpus"]) / CPU_PERIOD_MICROSECONDS
+    if not normalized.get("maxRestarts"):
+        normalized.pop("maxRestarts", None)
+    return {"restart": DEFAULT_RESTART, "running": True, **normalized}
 
 
 def comparable(fields: Fields) -> Fields:
@@ -311,26 +313,26 @@ def comparable(fields: Fields) -> Fields:
     env = cast("dict[str, Any]", fields.get("env") or {})
     if not any(isinstance(value, dict) for value in env.values()):
         return fields
-    return {**fields, "env": {name: _digested(value) for name, value in env.items()}}
+    return {**fields, "env": {name: _replace_by_digest(value) for name, value in env.items()}}
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
     """Return which parts of the Engine's host a container uses (ADR 0060)."""
-    found = [HostUse("spec.image", "images", fields["image"])]
+    host_uses = [HostUse("spec.image", "images", fields["image"])]
     if (user := fields.get("user")) is None:
         # The image may declare root as its user, and the decider does not read it.
-        found.append(HostUse("spec.user", "users", ROOT, "set a number other than 0"))
+        host_uses.append(HostUse("spec.user", "users", ROOT, "set a number other than 0"))
     elif not _is_unprivileged(user):
         # The image may assign the number 0 to any name.
-        found.append(HostUse("spec.user", "users", user, "set a number other than 0"))
+        host_uses.append(HostUse("spec.user", "users", user, "set a number other than 0"))
     mounts: list[Fields] = fields.get("mounts") or []
-    found += [
+    host_uses += [
         HostUse("spec.mounts.source", "binds", path_of(each["source"]), "mount a volume")
         for each in mounts
         if each.get("type") == "bind" or "/" in (each.get("source") or "")
     ]
     ports: list[Fields] = fields.get("ports") or []
-    found += [
+    host_uses += [
         HostUse(
             "spec.ports.host",
             "listen",
@@ -341,12 +343,12 @@ def uses(fields: Fields) -> Sequence[HostUse]:
         if each.get("host")
     ]
     networks: list[Fields] = fields.get("networks") or []
-    found += [
+    host_uses += [
         HostUse("spec.networks.name", "networks", each["name"])
         for each in networks
         if each["name"] not in _OWN_NETWORKS
     ]
-    return found
+    return host_uses
 
 
 def _is_unprivileged(user: str) -> bool:
@@ -355,8 +357,8 @@ def _is_unprivileged(user: str) -> bool:
     The Engine does not check a number beyond those in the image's /etc/passwd, and passes on its
     last 32 bits: 4294967296 is root.
     """
-    found = _NUMBERS.fullmatch(user)
-    return found is not None and all(0 < int(each) <= MAX_COUNT for each in found.groups() if each)
+    match = _NUMBERS.fullmatch(user)
+    return match is not None and all(0 < int(each) <= MAX_COUNT for each in match.groups() if each)
 
 
 def path_of(source: str) -> str:
@@ -379,7 +381,7 @@ def is_secret(value: object) -> bool:
     return isinstance(value, dict) and bool({"$secret", "secret"} & cast("Fields", value).keys())
 
 
-def _digested(value: object) -> object:
+def _replace_by_digest(value: object) -> object:
     if isinstance(value, dict) and "$secret" in value:
         return {"secret": cast("dict[str, str]", value).get("digest", "")}
     return cast("object", value)
@@ -391,33 +393,33 @@ def _text(value: object) -> object:
     return cast("object", value) if isinstance(value, dict) else str(value)
 
 
-def _mount(given: Fields) -> Fields:
-    return _without_defaults(given, {"type": "volume", "readOnly": False}, always=("type",))
+def _mount(fields: Fields) -> Fields:
+    return _without_defaults(fields, {"type": "volume", "readOnly": False}, always=("type",))
 
 
-def _port(given: Fields) -> Fields:
-    return _without_defaults(given, {"protocol": "tcp", "address": ""}, always=("protocol",))
+def _port(fields: Fields) -> Fields:
+    return _without_defaults(fields, {"protocol": "tcp", "address": ""}, always=("protocol",))
 
 
-def _network(given: Fields) -> Fields:
-    shown = _without_defaults(given, {})
-    if "aliases" in shown:
-        shown["aliases"] = sorted(set(shown["aliases"]))
-    return shown
+def _network(fields: Fields) -> Fields:
+    result = _without_defaults(fields, {})
+    if "aliases" in result:
+        result["aliases"] = sorted(set(result["aliases"]))
+    return result
 
 
-def _health_check(given: Fields) -> Fields:
-    shown = _without_defaults(given, {})
-    for name in DURATIONS.keys() & shown.keys():
-        shown[name] = nanoseconds_of(shown[name]) / NANOSECONDS
-    return shown
+def _health_check(fields: Fields) -> Fields:
+    result = _without_defaults(fields, {})
+    for name in DURATIONS.keys() & result.keys():
+        result[name] = nanoseconds_of(result[name]) / NANOSECONDS
+    return result
 
 
-def _without_defaults(given: Fields, defaults: Fields, *, always: tuple[str, ...] = ()) -> Fields:
-    full = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+def _without_defaults(fields: Fields, defaults: Fields, *, always: tuple[str, ...] = ()) -> Fields:
+    merged = {**defaults, **{name: value for name, value in fields.items() if value is not None}}
     return {
         name: value
-        for name, value in full.items()
+        for name, value in merged.items()
         if name in always or (value != [] and value != defaults.get(name))
     }
 

@@ -64,17 +64,19 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     device = options.get("device", "")
     if is_local and device.startswith("/") and flags in (["bind"], ["rbind"], ["bind", "ro"]):
         return (HostUse("spec.options.device", "binds", path_of(device)),)
-    known = ("type", "device", "o")
-    names = [name for name in known if name in options] + sorted(options.keys() - set(known))
-    told = [f"{name}={options[name]}" for name in names]
+    local_options = ("type", "device", "o")
+    names = [name for name in local_options if name in options] + sorted(
+        options.keys() - set(local_options)
+    )
+    texts = [f"{name}={options[name]}" for name in names]
     if driver != DEFAULT_DRIVER:
-        told.insert(0, f"driver={driver}")
-    return (HostUse("spec.options", "devices", ",".join(told)),)
+        texts.insert(0, f"driver={driver}")
+    return (HostUse("spec.options", "devices", ",".join(texts)),)
 
 
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
+def loses(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe which data a deletion would lose. For a mount of something else, none."""
-    options: Fields = thing.fields.get("options") or {}
+    options: Fields = observed.fields.get("options") or {}
     if fields is not None or options.get("type") == "tmpfs" or "device" in options:
         return ""
-    return f"all data of volume {thing.name}"
+    return f"all data of volume {observed.name}"

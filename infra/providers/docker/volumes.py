@@ -21,14 +21,14 @@ from infra.providers.answers import decoded
 from infra.providers.docker.engine import (
     WRITTEN_BY,
     EngineApi,
+    build_name_conflict,
+    build_not_found_error,
     checked_name,
     engine_refusal,
     filters,
     label_filter,
     labels_to_write,
-    not_there,
-    shown_labels,
-    taken,
+    unreserved_labels,
 )
 from infra.providers.docker.events import EngineEvents
 from infra.providers.docker.names import name_problem
@@ -36,7 +36,7 @@ from infra.providers.docker.volume_spec import DEFAULT_DRIVER, normalize
 from reconciler.errors import NotDoneError, RefusedError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 EVENTS: Final = ["create", "destroy"]
@@ -58,7 +58,7 @@ class _Volume(msgspec.Struct, frozen=True, rename="pascal"):
             name=self.name,
             fields={"driver": self.driver, "options": self.options or {}},
             uid=self._uid,
-            labels=shown_labels(self.labels),
+            labels=unreserved_labels(self.labels),
             written_by=(self.labels or {}).get(WRITTEN_BY),
             outputs={"mountpoint": self.mountpoint},
         )
@@ -66,10 +66,10 @@ class _Volume(msgspec.Struct, frozen=True, rename="pascal"):
     @property
     def _uid(self) -> str:
         """Return the uid of a volume: from our key, or from all fixed values of a foreign one."""
-        of = (self.labels or {}).get(WRITTEN_BY) or msgspec.json.encode(
+        identity = (self.labels or {}).get(WRITTEN_BY) or msgspec.json.encode(
             (self.name, self.driver, self.options or {}, self.labels or {}), order="deterministic"
         ).decode()
-        return f"volume-{hashlib.sha256(of.encode()).hexdigest()[:32]}"
+        return f"volume-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
 
 
 class _Volumes(msgspec.Struct, frozen=True, rename="pascal"):
@@ -114,25 +114,28 @@ class VolumesProvider(NamedObjects[_Volume]):
         }
         response = await self._api.call("POST", "/volumes/create", body=content)
         if response.status_code == HTTPStatus.CONFLICT:
-            raise taken(action, None)
+            raise build_name_conflict(action, None)
         if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
             raise engine_refusal(response)
         return decoded(response, _volume_decoder)
 
-    async def update_object(self, action: Action, found: Found[_Volume]) -> _Volume:
+    async def update_object(self, action: Action, existing: ExistingObject[_Volume]) -> _Volume:
         """Refuse every change: the Engine has no call for one."""
-        if (normalize(action.fields), action.labels) == (found.object.fields, found.object.labels):
-            return found.native
+        if (normalize(action.fields), action.labels) == (
+            existing.object.fields,
+            existing.object.labels,
+        ):
+            return existing.native
         raise RefusedError(
             "the Engine cannot change an existing volume; declare a volume with another name"
         )
 
-    async def delete_object(self, action: Action, found: Found[_Volume]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Volume]) -> None:
         """Delete a volume with all its data."""
-        del found  # the Engine cannot bind a deletion to a version
+        del existing  # the Engine cannot bind a deletion to a version
         response = await self._api.call("DELETE", _path(action.external_name))
         if response.status_code == HTTPStatus.NOT_FOUND:
-            raise not_there(action)
+            raise build_not_found_error(action)
         if response.status_code == HTTPStatus.CONFLICT:
             raise await self._in_use(action.external_name)
         if response.status_code != HTTPStatus.NO_CONTENT:
@@ -144,12 +147,12 @@ class VolumesProvider(NamedObjects[_Volume]):
         """List all volumes in one response. Its warnings name drivers that do not respond."""
         del page_size, unreadable
         query = [filters(label=label_filter(scope.labels))]
-        listed = await self._api.ask("/volumes", _volumes_decoder, query)
-        if listed.warnings:
+        listing = await self._api.get("/volumes", _volumes_decoder, query)
+        if listing.warnings:
             raise NotDoneError(
-                f"the listing of volumes is incomplete: {some(listed.warnings, '; ')}"
+                f"the listing of volumes is incomplete: {some(listing.warnings, '; ')}"
             )
-        yield listed.volumes or ()
+        yield listing.volumes or ()
 
     async def changes(self, after: str | None) -> str:
         """Wait for the Engine's next event about a volume."""
@@ -162,13 +165,13 @@ class VolumesProvider(NamedObjects[_Volume]):
     async def _in_use(self, name: str) -> NotDoneError:
         """Return the users of a volume. It is deleted after them."""
         query = [("all", "true"), filters(volume=[name])]
-        users = await self._api.ask("/containers/json", _users_decoder, query)
+        users = await self._api.get("/containers/json", _users_decoder, query)
         names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)
-        shown = ", ".join(names[:_MAX_USERS_NAMED]) or "another client"
-        more = f" and {len(names) - _MAX_USERS_NAMED} more" if names[_MAX_USERS_NAMED:] else ""
+        user_list = ", ".join(names[:_MAX_USERS_NAMED]) or "another client"
+        remainder = f" and {len(names) - _MAX_USERS_NAMED} more" if names[_MAX_USERS_NAMED:] else ""
         return NotDoneError(
             (
-                f"volume {name!r} is in use by {shown}{more}; Reconciler deletes it after "
+                f"volume {name!r} is in use by {user_list}{remainder}; Reconciler deletes it after "
                 "these containers are deleted"
             ),
             status=HTTPStatus.CONFLICT,

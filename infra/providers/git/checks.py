@@ -31,19 +31,19 @@ def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: C
 
     They must be in the source's own namespace, unless that is the system's.
     """
-    wrong: dict[Source, str] = {}
+    problems: dict[Source, str] = {}
     first: dict[ResourceKey, Source] = {}
     for read in sorted(reads, key=_rank):
         problem = _problem(read, parent, check, first)
         if problem:
-            wrong[read.source] = f"{read.source.place}: {problem}"
+            problems[read.source] = f"{read.source.place}: {problem}"
         elif isinstance(read, Read):
             first[read.key] = read.source
-    if wrong:
-        told = [wrong[read.source] for read in reads if read.source in wrong]
-        rest = len(told) - _MAX_NAMED
-        more = [f"{rest} more"] if rest > 0 else []
-        raise GitError("BadCommit", "; ".join([*told[:_MAX_NAMED], *more]))
+    if problems:
+        messages = [problems[read.source] for read in reads if read.source in problems]
+        rest = len(messages) - _MAX_NAMED
+        remainder = [f"{rest} more"] if rest > 0 else []
+        raise GitError("BadCommit", "; ".join([*messages[:_MAX_NAMED], *remainder]))
     if not reads:
         raise GitError(
             "BadCommit", f"no manifests: no file has one of the suffixes {', '.join(SUFFIXES)}"

@@ -48,7 +48,7 @@ _REQUEST_SECONDS: Final = 10.0
 """The same for the read of a single source, which delays only objects that are not ready."""
 
 _MAX_SECONDS: Final = 60
-_MADE_FROM: Final = ("url", "path", "render", "signers")
+_DIGESTED_FIELDS: Final = ("url", "path", "render", "signers")
 
 _PASSING: Final = re.compile(
     r"(?<![^\s'\"])[^\s'\"]*/reconciler-(?:git|key|render)-\w+/?(?:files/)?| at 0x[0-9a-f]+"
@@ -74,7 +74,7 @@ class Head:
 
     source: Fields
     set_content: str
-    looked_at: float
+    read_at: float
     revision: Fields
     content: str = ""
     changes: Fields | None = None
@@ -83,8 +83,8 @@ class Head:
 
     def holds(self, spec: ComposedSetSpec) -> bool:
         """Return whether it belongs to this source, and to a set without other changes."""
-        had = spec.fields.get(CONTENT, "")
-        return self.source == spec.fields[SOURCE] and had in (self.set_content, self.content)
+        declared = spec.fields.get(CONTENT, "")
+        return self.source == spec.fields[SOURCE] and declared in (self.set_content, self.content)
 
     def outputs(self, spec: ComposedSetSpec) -> Fields:
         """Return the shown part, which changes only with the repository."""
@@ -93,10 +93,10 @@ class Head:
             head[CONTENT] = self.content
         if self.changes and self.content != spec.fields.get(CONTENT):
             head["changes"] = self.changes
-        shown: Fields = {HEAD: head} if head else {}
+        fields: Fields = {HEAD: head} if head else {}
         if self.problem is not None:
-            shown[PROBLEM] = {"reason": self.problem.reason, "message": self.problem.message}
-        return shown
+            fields[PROBLEM] = {"reason": self.problem.reason, "message": self.problem.message}
+        return fields
 
 
 class Heads:
@@ -119,55 +119,55 @@ class Heads:
         self._known: dict[str, Head] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._slots_of: dict[str, asyncio.Semaphore] = {}
-        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._reads: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
-        self._shown_early: dict[str, Fields] = {}
+        self._interim_outputs: dict[str, Fields] = {}
         self._has_news = False
 
-    def shown(self, spec: ComposedSetSpec) -> Fields:
+    def known_outputs(self, spec: ComposedSetSpec) -> Fields:
         """Return the known head, without a read."""
         head = self._known.get(spec.parent)
         if head is None or not head.holds(spec):
             head = _of_set(spec, 0.0)
         return head.outputs(spec)
 
-    async def looked_at(self, spec: ComposedSetSpec, *, fresh: bool) -> Fields:
+    async def refresh(self, spec: ComposedSetSpec, *, fresh: bool) -> Fields:
         """Read a repository if its interval is over, or on request. Return the shown part.
 
         A read that takes long continues alone, so that it delays no other source. Its result is
         shown by the listing that follows ``have_moved``.
         """
-        known = self._known.get(spec.parent)
-        if not fresh and known is not None and known.stored is None and not _is_due(known, spec):
-            return known.outputs(spec)
+        head = self._known.get(spec.parent)
+        if not fresh and head is not None and head.stored is None and not _is_due(head, spec):
+            return head.outputs(spec)
         try:
             async with asyncio.timeout(_REQUEST_SECONDS if fresh else _LISTING_SECONDS):
-                look = self._looks.get(spec.parent)
-                if look is not None and fresh:
-                    await asyncio.wait({look})  # it began before the request
-                    look = self._looks.get(spec.parent)  # of another request, begun since
-                look = look or self._begin(spec, fresh=fresh)
-                await asyncio.wait({look})
+                task = self._reads.get(spec.parent)
+                if task is not None and fresh:
+                    await asyncio.wait({task})  # it began before the request
+                    task = self._reads.get(spec.parent)  # of another request, begun since
+                task = task or self._start_read(spec, fresh=fresh)
+                await asyncio.wait({task})
         except TimeoutError:
-            self._shown_early[spec.parent] = shown = self.shown(spec)
-            return shown
-        look.result()
-        return self.shown(spec)
+            self._interim_outputs[spec.parent] = outputs = self.known_outputs(spec)
+            return outputs
+        task.result()
+        return self.known_outputs(spec)
 
-    def _begin(self, spec: ComposedSetSpec, *, fresh: bool) -> asyncio.Task[None]:
+    def _start_read(self, spec: ComposedSetSpec, *, fresh: bool) -> asyncio.Task[None]:
         """Start the read of a source."""
-        look = asyncio.create_task(self._update(spec, fresh=fresh), name=f"read {spec.parent}")
-        self._looks[spec.parent] = look
+        task = asyncio.create_task(self._update(spec, fresh=fresh), name=f"read {spec.parent}")
+        self._reads[spec.parent] = task
 
-        def ended(_task: asyncio.Task[None]) -> None:
-            del self._looks[spec.parent]
-            if not look.cancelled() and (error := look.exception()) is not None:
+        def on_end(_task: asyncio.Task[None]) -> None:
+            del self._reads[spec.parent]
+            if not task.cancelled() and (error := task.exception()) is not None:
                 _logger.info("reading a source failed", source=spec.parent, why=str(error))
-            early = self._shown_early.pop(spec.parent, None)
-            self._has_news |= early is not None and early != self.shown(spec)
+            interim = self._interim_outputs.pop(spec.parent, None)
+            self._has_news |= interim is not None and interim != self.known_outputs(spec)
 
-        look.add_done_callback(ended)
-        return look
+        task.add_done_callback(on_end)
+        return task
 
     async def _update(self, spec: ComposedSetSpec, *, fresh: bool) -> None:
         """Read a source, store its content, and replace the known head."""
@@ -176,16 +176,16 @@ class Heads:
                 return
             head = self._known.get(spec.parent)
             if fresh or head is None or _is_due(head, spec):
-                head = await self._look(spec, head, asyncio.get_running_loop().time())
+                head = await self._read(spec, head, asyncio.get_running_loop().time())
             if head.content == spec.fields.get(CONTENT):
                 head = replace(head, stored=None)
             elif head.stored is not None:
-                head = await self._stored(spec, head, head.stored)
+                head = await self._store_content(spec, head, head.stored)
             self._known[spec.parent] = head
 
     async def close(self) -> None:
         """Stop all reads."""
-        tasks = [*self._looks.values(), *self._checks.values()]
+        tasks = [*self._reads.values(), *self._checks.values()]
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -204,23 +204,25 @@ class Heads:
                 is_ours = False
             yield is_ours
 
-    async def _stored(self, spec: ComposedSetSpec, head: Head, content: StoredContent) -> Head:
+    async def _store_content(
+        self, spec: ComposedSetSpec, head: Head, content: StoredContent
+    ) -> Head:
         try:
             await self._contents.store(_namespace(spec), content)
         except (RefusedError, ContentRefusedError) as error:
-            told = GitError("BadCommit", f"{describe_revision(head.revision)}: {error}")
-            return replace(head, content="", stored=None, problem=told)
+            problem = GitError("BadCommit", f"{describe_revision(head.revision)}: {error}")
+            return replace(head, content="", stored=None, problem=problem)
         return head
 
-    async def have_moved(self) -> bool:
+    async def has_new_commits(self) -> bool:
         """Read the refs of all due sources, and return whether one has another commit.
 
         A check that takes long continues alone, and a later call returns its result.
         """
         now = asyncio.get_running_loop().time()
         for parent, head in self._known.items():
-            is_busy = parent in self._checks or parent in self._looks
-            if not is_busy and now - head.looked_at >= _interval(head.source):
+            is_busy = parent in self._checks or parent in self._reads
+            if not is_busy and now - head.read_at >= _interval(head.source):
                 check = asyncio.create_task(self._check_refs(parent, head, now))
                 self._checks[parent] = check
                 check.add_done_callback(lambda _task, name=parent: self._checks.pop(name))
@@ -243,30 +245,30 @@ class Heads:
             try:
                 is_same = head.problem is None and await self._is_at(head, namespace)
             except GitError as error:
-                told = stable_message(error.message)
-                is_same = head.problem is not None and head.problem.message == told
+                message = stable_message(error.message)
+                is_same = head.problem is not None and head.problem.message == message
         if self._known.get(parent) is head:
             self._known[parent] = replace(head, looked_at=now if is_same else float("-inf"))
             self._has_news |= not is_same
 
     async def _is_at(self, head: Head, namespace: str) -> bool:
-        reply = await self._ask(head.source, namespace=namespace, reads=False)
+        reply = await self._read_source(head.source, namespace=namespace, reads=False)
         return reply.commit == head.revision.get("commit")
 
-    async def _look(self, spec: ComposedSetSpec, known: Head | None, now: float) -> Head:
+    async def _read(self, spec: ComposedSetSpec, previous: Head | None, now: float) -> Head:
         """Read a repository. If that fails, the declared parts stay."""
         head = _of_set(spec, now)
-        made_from = _made_from(head.source)
+        made_from = _compute_source_digest(head.source)
         good = {
             each.revision["commit"]: each
-            for each in (head, known)
+            for each in (head, previous)
             if each is not None
             and each.problem is None
             and each.holds(spec)
             and each.revision.get("of") == made_from
         }
         try:
-            reply = await self._ask(
+            reply = await self._read_source(
                 head.source,
                 namespace=_namespace(spec),
                 known=[*good],
@@ -275,14 +277,14 @@ class Heads:
             )
             if reply.revision is None:
                 return replace(good[reply.commit], looked_at=now, set_content=head.set_content)
-            return await self._checked(spec, head, reply.revision, reply.documents)
+            return await self._check_documents(spec, head, reply.revision, reply.documents)
         except GitError as error:
             revision = head.revision if error.revision is None else error.revision
             content = head.content if error.revision is None else ""
-            told = GitError(error.reason, stable_message(error.message))
-            return replace(head, revision=revision, content=content, problem=told)
+            problem = GitError(error.reason, stable_message(error.message))
+            return replace(head, revision=revision, content=content, problem=problem)
 
-    async def _checked(
+    async def _check_documents(
         self, spec: ComposedSetSpec, head: Head, revision: Fields, documents: Sequence[Document]
     ) -> Head:
         check, key = await self._check(), ResourceKey.parse(spec.parent)
@@ -295,14 +297,14 @@ class Heads:
             raise GitError("BadCommit", message, revision) from None
         except Exception as error:
             _logger.warning("reading a source failed", exc_info=True)
-            why = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
-            raise GitError("BadCommit", f"reading it failed: {why}", revision) from None
+            reason = self._secrets.secrecy.hide(f"{type(error).__name__}: {error}")
+            raise GitError("BadCommit", f"reading it failed: {reason}", revision) from None
         changes = _changes(spec.generations, await self._parts(spec), parts)
         return replace(
             head, revision=revision, content=content.digest, changes=changes, stored=content
         )
 
-    async def _ask(
+    async def _read_source(
         self,
         source: Fields,
         *,
@@ -348,16 +350,16 @@ class Heads:
         if reference is None:
             return "", []
         try:
-            given = msgspec.convert(reference, SecretRef)
-            credential = await self._secrets.value(given, namespace)
+            secret_ref = msgspec.convert(reference, SecretRef)
+            credential = await self._secrets.value(secret_ref, namespace)
         except (ConfigurationError, ProviderError) as error:
             raise GitError("Unreachable", f"spec.credentials: {error}") from None
-        return credential.strip(), self._secrets.former(given, namespace)
+        return credential.strip(), self._secrets.former(secret_ref, namespace)
 
 
 def _is_due(head: Head, spec: ComposedSetSpec) -> bool:
     now = asyncio.get_running_loop().time()
-    return not head.holds(spec) or now - head.looked_at >= _interval(spec.fields[SOURCE])
+    return not head.holds(spec) or now - head.read_at >= _interval(spec.fields[SOURCE])
 
 
 def _of_set(spec: ComposedSetSpec, now: float) -> Head:
@@ -366,11 +368,11 @@ def _of_set(spec: ComposedSetSpec, now: float) -> Head:
     return Head(spec.fields[SOURCE], content, now, spec.fields.get(REVISION, {}), content)
 
 
-def _changes(inventory: Collection[str], before: list[Part], after: list[Part]) -> Fields:
+def _changes(inventory: Collection[str], old_parts: list[Part], new_parts: list[Part]) -> Fields:
     """Count the changes of another content, and its withdrawals of really declared resources."""
     old, new = (
         {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
-        for parts in (before, after)
+        for parts in (old_parts, new_parts)
     )
     return {
         "added": len(new.keys() - set(inventory)),
@@ -380,10 +382,10 @@ def _changes(inventory: Collection[str], before: list[Part], after: list[Part]) 
     }
 
 
-def _made_from(source: Mapping[str, Any]) -> str:
+def _compute_source_digest(source: Mapping[str, Any]) -> str:
     """Return a digest of everything that a content depends on, except the commit."""
-    told = [source.get(each) for each in _MADE_FROM]
-    return hashlib.blake2b(_encoder.encode(told), digest_size=6).hexdigest()
+    values = [source.get(each) for each in _DIGESTED_FIELDS]
+    return hashlib.blake2b(_encoder.encode(values), digest_size=6).hexdigest()
 
 
 def _interval(source: Mapping[str, Any]) -> float:

@@ -83,10 +83,10 @@ def check_pack(content: mmap.mmap | bytes) -> None:
     at, total = _HEADER_BYTES, 0
     for _ in range(count):
         is_delta = content[at] >> 4 & 7 in _DELTAS
-        total += _checked(_size_at(content, at, first_bits=4)[0])
+        total += _check_size(_size_at(content, at, first_bits=4)[0])
         start, at = _unpacked(content, at)
         if is_delta:
-            total += _checked(_size_at(start, _size_at(start, 0)[1])[0])
+            total += _check_size(_size_at(start, _size_at(start, 0)[1])[0])
         if total > MAX_UNPACKED_BYTES:
             raise GitError(
                 "BadCommit",
@@ -101,12 +101,12 @@ def _unpacked(content: mmap.mmap | bytes, at: int) -> tuple[bytes, int]:
         unpacked, end = unpack_object_at(content, at, hashlib.sha1)
         return b"".join(unpacked.decomp_chunks)[:_SIZES_BYTES], end
     except (zlib.error, AssertionError) as error:
-        damage = str(error)
+        message = str(error)
     # Outside of the handler, so that the error keeps no reference to the mapped file.
-    raise GitError("BadCommit", f"its pack is damaged: {damage}")
+    raise GitError("BadCommit", f"its pack is damaged: {message}")
 
 
-def _checked(size: int) -> int:
+def _check_size(size: int) -> int:
     if size > MAX_OBJECT_BYTES:
         raise GitError(
             "BadCommit",

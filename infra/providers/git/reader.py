@@ -22,8 +22,8 @@ from events.documents import Read
 from infra.providers.git.checks import check_credential, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
-from infra.providers.git.rendering import rendered, renderers_of_process
-from infra.providers.git.repository import Remote, fetched, find_commit
+from infra.providers.git.rendering import renderers_of_process, run_renderer
+from infra.providers.git.repository import Remote, fetch, find_commit
 from infra.providers.git.signatures import check_signature
 from reconciler.answer_budget import MAX_ANSWER_BYTES, decoded_bytes
 from reconciler.composites.git_source import describe_revision
@@ -82,34 +82,36 @@ def _reply(request: Request) -> Reply:
 
 def _failure(error: Exception, url: str) -> Failure:
     if _is_of_memory(error):
-        most = _memory_limit()[0] // _MIB
-        return Failure("Unreachable", f"{url}: reading it requires more than {most} MiB of memory")
+        limit_mib = _memory_limit()[0] // _MIB
+        return Failure(
+            "Unreachable", f"{url}: reading it requires more than {limit_mib} MiB of memory"
+        )
     match error:
         case GitError():
             return Failure(error.reason, error.message, error.revision)
         case ConfigurationError():
             return Failure("Unreachable", str(error))
         case _:
-            told = f"reading it failed: {type(error).__name__}: {error}"
-            return Failure("Unreachable", told, trace="".join(traceback.format_exception(error)))
+            message = f"reading it failed: {type(error).__name__}: {error}"
+            return Failure("Unreachable", message, trace="".join(traceback.format_exception(error)))
 
 
 def _read(request: Request) -> Reply:
     source = request.source
     remote = Remote(str(source["url"]), request.credential, request.timeout_seconds, request.allow)
     _limit_memory(MAX_REFS_MEMORY_BYTES)
-    found = find_commit(remote, source.get("ref") or {})
-    if not request.reads or found.commit in request.known:
-        return Reply(found.ref, found.commit)
+    resolved = find_commit(remote, source.get("ref") or {})
+    if not request.reads or resolved.commit in request.known:
+        return Reply(resolved.ref, resolved.commit)
     _limit_memory(MAX_MEMORY_BYTES)
-    with fetched(remote, found.commit) as checkout:
-        revision = {**checkout.revision, "ref": found.ref, "of": request.made_from}
-        had = request.declared
-        if had and not checkout.has_before(had):
-            revision["rewritten"] = f"{had[:12]} is not an ancestor"
+    with fetch(remote, resolved.commit) as checkout:
+        revision = {**checkout.revision, "ref": resolved.ref, "of": request.made_from}
+        previous_commit = request.declared
+        if previous_commit and not checkout.has_ancestor(previous_commit):
+            revision["rewritten"] = f"{previous_commit[:12]} is not an ancestor"
         try:
             if source.get("signers"):
-                check_signature(checkout.folder, found.commit, str(source["signers"]))
+                check_signature(checkout.folder, resolved.commit, str(source["signers"]))
             path, render = str(source.get("path", "")), str(source.get("render", ""))
             files = checkout.files("" if render else path)
             if render:
@@ -118,12 +120,12 @@ def _read(request: Request) -> Reply:
                     for name, command in renderers_of_process().items()
                     if request.allow.permits("renderers", name)
                 }
-                files = rendered(renderers, render, files, path)
+                files = run_renderer(renderers, render, files, path)
             documents = _documents(files, request, is_rendered=bool(render))
         except GitError as error:
             message = f"{describe_revision(revision)}: {error.message}"
             raise GitError(error.reason, message, revision) from None
-    return Reply(found.ref, found.commit, revision, documents)
+    return Reply(resolved.ref, resolved.commit, revision, documents)
 
 
 def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) -> list[Document]:
@@ -174,9 +176,9 @@ def _limit_memory(size: int) -> None:
         return
     import resource  # noqa: PLC0415 - not there on Windows
 
-    most = _memory_limit()[1]
-    limit = size if most == resource.RLIM_INFINITY else min(size, most)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    limit_bytes = _memory_limit()[1]
+    limit = size if limit_bytes == resource.RLIM_INFINITY else min(size, limit_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit_bytes))
 
 
 def _memory_limit() -> tuple[int, int]:

@@ -42,26 +42,26 @@ def renderers_of_process() -> Renderers:
     if not file:
         return {}
     try:
-        found = msgspec.yaml.decode(Path(file).read_bytes(), type=dict[str, list[str]])
+        commands = msgspec.yaml.decode(Path(file).read_bytes(), type=dict[str, list[str]])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {error}") from None
-    for name, command in found.items():
+    for name, command in commands.items():
         if not command or shutil.which(command[0]) is None:
-            what = f"program {command[0]!r} not found" if command else "has no command; add it"
-            raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {name}: {what}")
-    return found
+            problem = f"program {command[0]!r} not found" if command else "has no command; add it"
+            raise ConfigurationError(f"{RENDERERS_VARIABLE}: {file}: {name}: {problem}")
+    return commands
 
 
-def rendered(
+def run_renderer(
     renderers: Renderers, name: str, files: Mapping[str, bytes], path: str
 ) -> dict[str, bytes]:
     """Run a renderer in a folder of a commit. Raises ``GitError`` if it fails or takes too long."""
     command = renderers.get(name)
     if command is None:
-        known = ", ".join(sorted(renderers)) or "none"
+        names = ", ".join(sorted(renderers)) or "none"
         raise GitError(
             "BadCommit",
-            f"spec.render: unknown renderer {name!r}; the roles have: {known} (configured by "
+            f"spec.render: unknown renderer {name!r}; the roles have: {names} (configured by "
             f"{RENDERERS_VARIABLE})",
         )
     with tempfile.TemporaryDirectory(
@@ -84,14 +84,14 @@ def rendered(
 def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
     """Run it with its output in a file, so that a remaining process cannot delay the read."""
     output, errors = home / "output", home / "errors"
-    with output.open("wb") as made, errors.open("wb") as told:
+    with output.open("wb") as stdout, errors.open("wb") as stderr:
         process = subprocess.Popen(  # noqa: S603 - as who runs the roles has configured it
             ["/bin/sh", "-c", _LIMITED, "sh", *command],
             cwd=place,
             env={"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
-            stdout=made,
-            stderr=told,
+            stdout=stdout,
+            stderr=stderr,
             start_new_session=True,
         )
     try:
@@ -103,8 +103,10 @@ def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
     if output.stat().st_size > MAX_OUTPUT_BYTES:
         raise GitError("BadCommit", f"{name}: its output has more than {MAX_OUTPUT_BYTES} bytes")
     if status:
-        words = errors.read_text(errors="replace").split()
-        raise GitError("BadCommit", f"{name}: exit status {status}: {' '.join(words)[:_MAX_TOLD]}")
+        error_words = errors.read_text(errors="replace").split()
+        raise GitError(
+            "BadCommit", f"{name}: exit status {status}: {' '.join(error_words)[:_MAX_TOLD]}"
+        )
     return output.read_bytes()
 
 

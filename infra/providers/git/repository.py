@@ -76,18 +76,18 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedRef:
     """The commit of a ref."""
 
     ref: str
     commit: str
 
 
-def find_commit(remote: Remote, ref: Mapping[str, Any]) -> Found:
+def find_commit(remote: Remote, ref: Mapping[str, Any]) -> ResolvedRef:
     """Read the commit of a ref. Raises ``GitError``."""
     with _client(remote) as (client, path):
-        shown = client.get_refs(path).refs
-        refs: dict[bytes, bytes] = {name: sha for name, sha in shown.items() if sha is not None}
+        all_refs = client.get_refs(path).refs
+        refs: dict[bytes, bytes] = {name: sha for name, sha in all_refs.items() if sha is not None}
     if ref.get("tag"):
         return _tag(refs, str(ref["tag"]).removeprefix(_TAGS.decode()))
     if ref.get("semver"):
@@ -95,35 +95,35 @@ def find_commit(remote: Remote, ref: Mapping[str, Any]) -> Found:
     branch = str(ref.get("branch") or "").removeprefix(_BRANCHES.decode())
     name = _BRANCHES + branch.encode() if branch else b"HEAD"
     if name not in refs:
-        what = f"no branch {branch!r}" if branch else "no commit on a default branch"
-        raise GitError("RefGone", f"{remote.url} has {what}")
-    return Found(branch or "HEAD", refs[name].decode())
+        missing = f"no branch {branch!r}" if branch else "no commit on a default branch"
+        raise GitError("RefGone", f"{remote.url} has {missing}")
+    return ResolvedRef(branch or "HEAD", refs[name].decode())
 
 
 @contextmanager
-def fetched(remote: Remote, commit: str) -> Generator[Checkout]:
+def fetch(remote: Remote, commit: str) -> Generator[Checkout]:
     """Fetch a commit and some of its ancestors, until the block ends. Raises ``GitError``."""
-    wanted = ObjectID(commit.encode())
+    object_id = ObjectID(commit.encode())
 
     def wants(refs: Mapping[Ref, ObjectID], depth: int | None = None) -> list[ObjectID]:
         del refs, depth
-        return [wanted]
+        return [object_id]
 
     with (
         tempfile.TemporaryDirectory(prefix="reconciler-git-") as folder,
-        _new(folder) as repository,
+        _init_repository(folder) as repository,
     ):
         with _client(remote) as (client, path):
             client.fetch(path, repository, wants, depth=HISTORY)
-        found = repository[wanted]
-        while isinstance(found, Tag):
-            found = repository[found.object[1]]
-        if not isinstance(found, Commit):
+        git_object = repository[object_id]
+        while isinstance(git_object, Tag):
+            git_object = repository[git_object.object[1]]
+        if not isinstance(git_object, Commit):
             raise GitError("RefGone", f"{commit} is not a commit")
-        yield Checkout(Path(folder), repository, found)
+        yield Checkout(Path(folder), repository, git_object)
 
 
-def _new(folder: str) -> Repo:
+def _init_repository(folder: str) -> Repo:
     """Create a bare repository that accepts data within the limits."""
     Repo.init_bare(folder).close()
     return Repo(folder, LimitedStore(Path(folder) / "objects"), bare=True)
@@ -141,50 +141,50 @@ class Checkout:
     def revision(self) -> Fields:
         """The author, time and message of the commit."""
         commit = self.commit
-        when = datetime.fromtimestamp(commit.author_time, UTC)
+        author_time = datetime.fromtimestamp(commit.author_time, UTC)
         return {
             "commit": commit.id.decode(),
             "author": commit.author.decode(errors="replace")[:_MAX_WORDS],
-            "time": when.isoformat().replace("+00:00", "Z"),
+            "time": author_time.isoformat().replace("+00:00", "Z"),
             "subject": _subject(commit.message),
         }
 
-    def has_before(self, commit: str) -> bool:
+    def has_ancestor(self, commit: str) -> bool:
         """Return whether a commit is an ancestor of this one, or equal to it."""
         walker = self.repository.get_walker([self.commit.id])
         return any(each.commit.id.decode() == commit for each in walker)
 
     def files(self, path: str) -> dict[str, bytes]:
         """Read the files of a folder, or one file. Links are left out. Raises ``GitError``."""
-        found: dict[str, bytes] = {}
+        contents: dict[str, bytes] = {}
         total = 0
         for name, content in self._blobs(path):
             total += len(content)
-            found[name] = content
-            if len(found) > MAX_FILES or total > MAX_BYTES:
+            contents[name] = content
+            if len(contents) > MAX_FILES or total > MAX_BYTES:
                 raise GitError(
                     "BadCommit",
                     f"{path or 'the repository'} has more than {MAX_FILES} files or "
                     f"{MAX_BYTES} bytes; set spec.path to a smaller directory",
                 )
-        return found
+        return contents
 
     def _blobs(self, path: str) -> Iterator[tuple[str, bytes]]:
         store, tree = self.repository.object_store, self.commit.tree
         plain = PurePosixPath(path).as_posix() if path else "."
-        before = ""
+        prefix = ""
         if plain != ".":
             try:
                 mode, sha = tree_lookup_path(store.__getitem__, tree, plain.encode())
-                found = store[sha]
+                git_object = store[sha]
             except (KeyError, NotTreeError, SubmoduleEncountered):
                 raise GitError("BadCommit", f"the commit has no {plain!r}") from None
-            if isinstance(found, Blob) and stat.S_ISREG(mode):
-                yield plain, found.data
+            if isinstance(git_object, Blob) and stat.S_ISREG(mode):
+                yield plain, git_object.data
                 return
-            if not isinstance(found, Tree):
+            if not isinstance(git_object, Tree):
                 raise GitError("BadCommit", f"{plain!r} is not a directory")
-            tree, before = found.id, f"{plain}/"
+            tree, prefix = git_object.id, f"{plain}/"
         entries = iter_tree_contents(store, tree, include_trees=True)
         for number, entry in enumerate(entries):
             if number >= MAX_ENTRIES:
@@ -197,7 +197,7 @@ class Checkout:
                 continue
             blob = store[entry.sha]
             if isinstance(blob, Blob):
-                name = before + entry.path.decode(errors="replace")
+                name = prefix + entry.path.decode(errors="replace")
                 if _NO_NAMES.intersection(name.split("/")) or "\0" in name:
                     raise GitError("BadCommit", f"{name[:200]!r} is not a valid file name")
                 yield name, blob.data
@@ -214,8 +214,8 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
         )
     scheme = urlsplit(remote.url).scheme
     options: dict[str, Any] = {}
-    nothing = ConfigDict()  # without any user's configuration
-    with _in_memory() as key:
+    empty_config = ConfigDict()  # without any user's configuration
+    with _open_memory_file() as key:
         if scheme in ("http", "https"):
             user, colon, password = remote.credential.partition(":")
             if remote.credential:
@@ -224,7 +224,7 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
                     "password": password if colon else user,
                 }
             pool = default_urllib3_manager(
-                nothing, base_url=remote.url, timeout=remote.timeout_seconds
+                empty_config, base_url=remote.url, timeout=remote.timeout_seconds
             )
             # The next read is the retry.
             pool.connection_pool_kw["retries"] = Retry(connect=0, read=0, other=0, status=0)
@@ -234,20 +234,20 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
                 guard_pools(pool, remote.guard)
             options["pool_manager"] = pool
         if scheme == "ssh":
-            options = _ssh(remote, key)
+            options = _ssh_options(remote, key)
         try:
             client, path = get_transport_and_path(
-                remote.url, config=nothing, quiet=True, thin_packs=False, **options
+                remote.url, config=empty_config, quiet=True, thin_packs=False, **options
             )
             yield client, path.encode()
         except (GitError, MemoryError):
             raise
         except Exception as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise GitError("Unreachable", f"{remote.url}: {why}") from error
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise GitError("Unreachable", f"{remote.url}: {reason}") from error
 
 
-def _in_memory() -> BinaryIO:
+def _open_memory_file() -> BinaryIO:
     """Open an unnamed file, in memory where possible, so that no crash leaves it behind."""
     if sys.platform != "linux":
         return cast("BinaryIO", tempfile.NamedTemporaryFile(prefix="reconciler-key-"))
@@ -269,12 +269,12 @@ def ssh_command(remote: Remote) -> str:
     except OSError as error:
         raise GitError("Unreachable", f"{remote.url}: {error}") from None
     alias = host if port == PORTS["ssh"] else f"[{host}]:{port}"
-    patience = max(1, int(remote.timeout_seconds))
-    options = f"{_NOTHING_OF_THE_ACCOUNT} -o BatchMode=yes -o ConnectTimeout={patience}"
+    connect_timeout = max(1, int(remote.timeout_seconds))
+    options = f"{_NOTHING_OF_THE_ACCOUNT} -o BatchMode=yes -o ConnectTimeout={connect_timeout}"
     return f"ssh {options} -o HostName={shlex.quote(address)} -o HostKeyAlias={shlex.quote(alias)}"
 
 
-def _ssh(remote: Remote, key: BinaryIO) -> dict[str, Any]:
+def _ssh_options(remote: Remote, key: BinaryIO) -> dict[str, Any]:
     command = ssh_command(remote)
     if _KEY_MARK not in remote.credential:
         return {"ssh_command": f"{command} -o PubkeyAuthentication=no"}
@@ -285,21 +285,21 @@ def _ssh(remote: Remote, key: BinaryIO) -> dict[str, Any]:
     return {"ssh_command": command, "key_filename": file}
 
 
-def _tag(refs: Mapping[bytes, bytes], name: str) -> Found:
+def _tag(refs: Mapping[bytes, bytes], name: str) -> ResolvedRef:
     ref = _TAGS + name.encode()
-    found = refs.get(ref + _PEELED) or refs.get(ref)
-    if found is None:
+    object_id = refs.get(ref + _PEELED) or refs.get(ref)
+    if object_id is None:
         raise GitError("RefGone", f"tag {name!r} does not exist")
-    return Found(name, found.decode())
+    return ResolvedRef(name, object_id.decode())
 
 
-def _newest_tag(refs: Mapping[bytes, bytes], wanted: str) -> Found:
+def _newest_tag(refs: Mapping[bytes, bytes], version_range: str) -> ResolvedRef:
     try:
-        allowed: Any = semantic_version.NpmSpec(wanted)
+        allowed: Any = semantic_version.NpmSpec(version_range)
     except ValueError:
         raise GitError(
             "RefGone",
-            f"spec.ref.semver: {wanted!r} is not a range of versions; use one such as ^1.2",
+            f"spec.ref.semver: {version_range!r} is not a range of versions; use one such as ^1.2",
         ) from None
     versions: dict[Any, str] = {}
     for ref in refs:
@@ -308,7 +308,7 @@ def _newest_tag(refs: Mapping[bytes, bytes], wanted: str) -> Found:
             versions[version] = name
     newest: Any = allowed.select(versions)
     if newest is None:
-        raise GitError("RefGone", f"no tag is a version in the range {wanted!r}")
+        raise GitError("RefGone", f"no tag is a version in the range {version_range!r}")
     return _tag(refs, versions[newest])
 
 

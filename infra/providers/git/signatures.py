@@ -25,7 +25,7 @@ def check_signature(repository: Path, commit: str, signers: str) -> None:
     allowed.write_text(signers.strip() + "\n")
     command = [git, "-c", "gpg.format=ssh", "-c", f"gpg.ssh.allowedSignersFile={allowed}"]
     try:
-        done = subprocess.run(  # noqa: S603 - no shell, and an id of hexadecimal digits
+        process = subprocess.run(  # noqa: S603 - no shell, and an id of hexadecimal digits
             [*command, "verify-commit", commit],
             cwd=repository,
             env={
@@ -42,7 +42,7 @@ def check_signature(repository: Path, commit: str, signers: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise GitError("Unsigned", "checking its signature took too long") from None
-    if done.returncode:
-        told = (done.stderr or done.stdout).strip().splitlines()
-        why = told[0] if told else "it has no signature"
-        raise GitError("Unsigned", f"no signer of spec.signers signed it: {why}")
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines()
+        reason = lines[0] if lines else "it has no signature"
+        raise GitError("Unsigned", f"no signer of spec.signers signed it: {reason}")

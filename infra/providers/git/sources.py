@@ -13,7 +13,7 @@ from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest
 from events.names import KIND_DEFINITION_KIND
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.composition.provider import CompositionProvider, Look, parent_of
+from infra.providers.composition.provider import CompositionProvider, ReadReason, parent_of
 from infra.providers.composition.spec import Summary
 from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
@@ -51,24 +51,28 @@ class GitSourceProvider(CompositionProvider):
             timeout_seconds=config.limits.request_timeout_seconds,
             allow=config.allow,
         )
-        self._moves = 0
+        self._change_count = 0
         self._installed = installed_kinds()
 
-    async def beyond(self, specs: Sequence[ComposedSetSpec], look: Look) -> Sequence[Fields]:
+    async def read_additional_outputs(
+        self, specs: Sequence[ComposedSetSpec], reason: ReadReason
+    ) -> Sequence[Fields]:
         """Return the state of each repository."""
         rows = (
-            {} if look == "Effect" else await self._standing.rows([each.parent for each in specs])
+            {}
+            if reason == "Effect"
+            else await self._state_reader.rows([each.parent for each in specs])
         )
         followed = {name for name, row in rows.items() if row.declared}
 
-        async def shown(spec: ComposedSetSpec) -> Fields:
+        async def read_outputs(spec: ComposedSetSpec) -> Fields:
             if SOURCE not in spec.fields:  # written by another client
                 return {}
             if spec.parent not in followed:  # no resource follows it
-                return self._heads.shown(spec)
-            return await self._heads.looked_at(spec, fresh=look == "Read")
+                return self._heads.known_outputs(spec)
+            return await self._heads.refresh(spec, fresh=reason == "Read")
 
-        return await asyncio.gather(*map(shown, specs))
+        return await asyncio.gather(*map(read_outputs, specs))
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -83,8 +87,8 @@ class GitSourceProvider(CompositionProvider):
     async def changes(self, after: str | None) -> str:
         """Return the marks of outcomes and of repositories."""
         outcomes = await super().changes(after)
-        self._moves += await self._heads.have_moved()
-        return f"{outcomes}.{self._moves}"
+        self._change_count += await self._heads.has_new_commits()
+        return f"{outcomes}.{self._change_count}"
 
     async def close(self) -> None:
         """Stop all reads, and close the connection."""
@@ -94,7 +98,7 @@ class GitSourceProvider(CompositionProvider):
     async def _check(self) -> Check:
         """Return the check of manifests: by the current kinds, and those that they define."""
         kinds = self._installed.copy()
-        for name, (generation, fields) in (await self._standing.definitions()).items():
+        for name, (generation, fields) in (await self._state_reader.definitions()).items():
             with suppress(InvalidManifestError):  # the kind beneath may be missing here
                 kinds.define(defined(kinds, name, fields, generation))
 
@@ -105,6 +109,6 @@ class GitSourceProvider(CompositionProvider):
 
         return check
 
-    def told_of(self, fields: Fields) -> str:
+    def describe_source(self, fields: Fields) -> str:
         """Name the commit of a content."""
         return describe_revision(fields[REVISION]) if REVISION in fields else ""

@@ -42,16 +42,16 @@ class Advisories:
         self._subjects = subjects
         self._is_news = is_news
         self._wait_seconds = min(api.timeout_seconds * _WAITING_SHARE, _MAX_WAIT_SECONDS)
-        self._followed: Client | None = None
-        self._noticing = ExitStack()
+        self._followed_client: Client | None = None
+        self._notices = ExitStack()
         self._feed = uuid.uuid4().hex
         self._count = 0
         self._changed = asyncio.Event()
 
     async def changes(self, after: str | None) -> str:
         """Wait some time for an advisory after the mark ``after``, and return the newest mark."""
-        client = await self._api.connected()
-        if client is not self._followed:
+        client = await self._api.connection()
+        if client is not self._followed_client:
             await self._follow(client)
         if after == self._mark:
             self._changed.clear()
@@ -59,12 +59,12 @@ class Advisories:
                 async with asyncio.timeout(self._wait_seconds):
                     await self._changed.wait()
             except TimeoutError:
-                await self._api.connected()  # the silence of a lost connection proves nothing
+                await self._api.connection()  # the silence of a lost connection proves nothing
         return self._mark
 
     def close(self) -> None:
         """Stop counting. The subscriptions end with their connection."""
-        self._noticing.close()
+        self._notices.close()
 
     @property
     def _mark(self) -> str:
@@ -79,25 +79,25 @@ class Advisories:
                 denials.append(denial)
             return is_ours
 
-        begun: list[Subscription] = []
+        subscriptions: list[Subscription] = []
         is_followed = False
         try:
             with on_denial(client, deny):
                 for subject in self._subjects:
-                    begun.append(await subscribe(client, subject, self._take))  # noqa: PERF401
+                    subscriptions.append(await subscribe(client, subject, self._take))  # noqa: PERF401
                 await client.flush(max(1, round(self._api.timeout_seconds)))
             is_followed = not denials
         except (nats.errors.Error, BusError) as error:
             raise NotDoneError(f"subscribing to the advisories failed: {error}") from error
         finally:
             if not is_followed:
-                for subscription in begun:
+                for subscription in subscriptions:
                     await unsubscribe(subscription)
         if denials:
             raise NotDoneError(f"the user may not {denials[0].verb} {denials[0].subject!r}")
-        self._noticing.close()
-        self._noticing.enter_context(on_connection_change(client, self._note))
-        self._followed = client
+        self._notices.close()
+        self._notices.enter_context(on_connection_change(client, self._note))
+        self._followed_client = client
         self._note()
 
     def _take(self, advisory: Incoming) -> None:

@@ -106,8 +106,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
         """Why no resource can be this stream: it is the reconciler's own, or has its subjects."""
         if is_own(metadata_in(self.config)):
             return f"stream {self.own_name} belongs to Reconciler"
-        why = reserved_of_stream(self.own_name, self.config.get("subjects") or ())
-        return f"stream {self.own_name}: {why}" if why else ""
+        reason = reserved_of_stream(self.own_name, self.config.get("subjects") or ())
+        return f"stream {self.own_name}: {reason}" if reason else ""
 
     @property
     def readings(self) -> Fields:
@@ -143,41 +143,48 @@ class JetStreamApi:
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self.permit = permit
-        self._endpoint = _checked(config.endpoint)
+        self._endpoint = _check_endpoint(config.endpoint)
         self._login = _login(secrets)
         self._access = _access(config.tls)
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._client: Client | None = None
-        self._connecting = asyncio.Lock()
+        self._connect_lock = asyncio.Lock()
 
-    async def ask(self, question: str, wanted: type[_T], body: Config | None = None) -> _T | None:
+    async def query(
+        self, request: str, result_type: type[_T], body: Config | None = None
+    ) -> _T | None:
         """Send a request that changes nothing; None if the server reports no such object."""
         await self.permit.before_request()
         try:
-            answer = await self._request(question, body)
-            return msgspec.convert(answer, wanted)
+            answer = await self._request(request, body)
+            return msgspec.convert(answer, result_type)
         except NotFoundOnBusError:
             return None
         except BusError as error:
-            raise classified(error, is_read=True) from error
+            raise classify_error(error, is_read=True) from error
         except msgspec.ValidationError as error:
-            raise NotDoneError(f"{question}: invalid response: {error}") from None
+            raise NotDoneError(f"{request}: invalid response: {error}") from None
 
     async def write(
-        self, request: str, wanted: type[_T], body: Config | None = None, *, read_at: float | None
+        self,
+        request: str,
+        result_type: type[_T],
+        body: Config | None = None,
+        *,
+        read_at: float | None,
     ) -> _T:
         """Send a change that relies on a read at ``read_at``.
 
         Raises ``ConflictError`` without an obstacle if another object has the name.
         """
-        client = await self.connected()  # before the permit, because a new connection takes time
+        client = await self.connection()  # before the permit, because a new connection takes time
         await self.permit.before_request(read_at=read_at)
         try:
             answer = await api_request(client, request, body, self.timeout_seconds)
             self.permit.record_write()
-            return msgspec.convert(answer, wanted)
+            return msgspec.convert(answer, result_type)
         except BusError as error:
-            raise classified(error, is_read=False) from error
+            raise classify_error(error, is_read=False) from error
         except msgspec.ValidationError as error:
             raise UnknownResultError(f"{request}: invalid response: {error}") from None
 
@@ -187,14 +194,14 @@ class JetStreamApi:
         Raises ``RefusedError`` for one that is out of bounds: if it counted as absent, a creation
         would follow.
         """
-        found = await self.ask(f"STREAM.INFO.{name}", StreamInfo)
-        if found is not None and found.out_of_bounds:
-            raise RefusedError(f"{found.out_of_bounds}; a resource cannot manage it")
-        return found
+        info = await self.query(f"STREAM.INFO.{name}", StreamInfo)
+        if info is not None and info.out_of_bounds:
+            raise RefusedError(f"{info.out_of_bounds}; a resource cannot manage it")
+        return info
 
-    async def connected(self) -> Client:
+    async def connection(self) -> Client:
         """Return the connection. Raises ``NotDoneError`` while there is none."""
-        async with self._connecting:
+        async with self._connect_lock:
             if self._client is None:
                 self._client = await self._connect()
         if not self._client.is_connected:
@@ -218,13 +225,13 @@ class JetStreamApi:
                 login=self._login,
             )
         except BusError as error:
-            raise classified(error, is_read=True) from error
+            raise classify_error(error, is_read=True) from error
 
     async def _request(self, suffix: str, body: Config | None) -> Config:
-        return await api_request(await self.connected(), suffix, body, self.timeout_seconds)
+        return await api_request(await self.connection(), suffix, body, self.timeout_seconds)
 
 
-def classified(error: BusError, *, is_read: bool) -> ProviderError:
+def classify_error(error: BusError, *, is_read: bool) -> ProviderError:
     """Return the provider's error for a failure."""
     text = str(error)
     match error:
@@ -240,7 +247,7 @@ def classified(error: BusError, *, is_read: bool) -> ProviderError:
         case MessageTooLargeError():
             return RefusedError(text)
         case BusRefusedError():
-            return _refused(error, is_read=is_read)
+            return _classify_refusal(error, is_read=is_read)
         case BusUnavailableError():
             # Without a cause, the server responded, or nothing was sent.
             is_told = isinstance(error.__cause__, nats.errors.NoRespondersError | None)
@@ -249,7 +256,7 @@ def classified(error: BusError, *, is_read: bool) -> ProviderError:
             return NotDoneError(text) if is_read else UnknownResultError(text)
 
 
-def _refused(error: BusRefusedError, *, is_read: bool) -> ProviderError:
+def _classify_refusal(error: BusRefusedError, *, is_read: bool) -> ProviderError:
     text, code = str(error), error.code
     if error.err_code in _NAME_IN_USE:
         return ConflictError(text, status=code)
@@ -282,7 +289,7 @@ def metadata_of(action: Action) -> dict[str, str]:
     return {**action.labels, KEY_METADATA: action.idempotency_key}
 
 
-def shown(
+def build_object(
     name: str, created: str, metadata: Mapping[str, str], fields: Fields, outputs: Fields
 ) -> ExternalObject:
     """Return an object as a provider shows it.
@@ -308,7 +315,7 @@ def nanoseconds(value: float) -> int:
     return round(value * 1_000) * 1_000_000
 
 
-def _checked(endpoint: str) -> str:
+def _check_endpoint(endpoint: str) -> str:
     """Return an endpoint of one or several servers. Raises ``ConfigurationError``."""
     try:
         urls = server_urls(endpoint)
@@ -316,15 +323,15 @@ def _checked(endpoint: str) -> str:
         usable = all(
             part.scheme in _SCHEMES and part.hostname and (part.port or True) for part in parts
         )
-        bare = all(not part.path.strip("/") and not part.query for part in parts)
+        is_plain = all(not part.path.strip("/") and not part.query for part in parts)
     except (BusUnavailableError, ValueError):
-        usable = bare = False
+        usable = is_plain = False
     if "@" in endpoint:
         raise ConfigurationError(
             "spec.endpoint: the URL must not contain credentials, because the log keeps it; "
             "use spec.credentialsRef"
         )
-    if not usable or not bare:
+    if not usable or not is_plain:
         raise ConfigurationError(
             f"spec.endpoint: {endpoint[:200]!r} is not the URL of a NATS server; use "
             "nats://HOST:PORT or tls://HOST:PORT, several servers of one cluster separated by "

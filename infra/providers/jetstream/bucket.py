@@ -22,10 +22,10 @@ from infra.providers.jetstream.streams import (
     StreamOutputs,
     StreamsProvider,
     duplicate_window,
+    find_lowered_limits,
     has_data,
     limit,
     ready,
-    tightened,
     to_milliseconds,
 )
 from infra.providers.jetstream.subjects import BUCKET_PREFIX, reserved_of_stream
@@ -91,14 +91,14 @@ def name_problem(name: str) -> str | None:
     return reserved_of_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
 
 
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
+def loses(fields: Fields | None, observed: ExternalObject) -> str:
     """Return which values a write or a deletion would lose."""
-    if not has_data(thing):
+    if not has_data(observed):
         return ""
     if fields is None:
-        return f"all values of bucket {thing.name}"
-    lost = tightened(fields, thing, LIMITS)
-    return f"values of bucket {thing.name}: {', '.join(lost)}" if lost else ""
+        return f"all values of bucket {observed.name}"
+    losses = find_lowered_limits(fields, observed, LIMITS)
+    return f"values of bucket {observed.name}: {', '.join(losses)}" if losses else ""
 
 
 def _config_of(name: str, fields: Fields) -> Config:

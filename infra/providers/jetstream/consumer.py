@@ -26,18 +26,18 @@ from infra.providers.jetstream.api import (
     Config,
     JetStreamApi,
     StreamInfo,
+    build_object,
     has_leader,
     metadata_in,
     metadata_of,
     nanoseconds,
     seconds,
-    shown,
 )
-from infra.providers.jetstream.listings import consumer_names, listed
+from infra.providers.jetstream.listings import consumer_names, list_details
 from infra.providers.jetstream.stream import NAME
 from infra.providers.jetstream.streams import (
     CAPABILITIES,
-    Deleted,
+    DeleteResponse,
     Seconds,
     StreamOutputs,
     has_data,
@@ -54,7 +54,7 @@ from reconciler.errors import (
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
@@ -241,7 +241,7 @@ class _Consumer(msgspec.Struct, frozen=True):
         is_led = has_leader(self.cluster)
         outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
         fields = _fields_of(self.config)
-        return shown(self.name, self.created, metadata_in(self.config), fields, outputs)
+        return build_object(self.name, self.created, metadata_in(self.config), fields, outputs)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -272,7 +272,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = JetStreamApi(config, secrets, permit)
         self._advisories = Advisories(self._api, _SUBJECTS, self._is_news)
-        self._outside: frozenset[str] = frozenset()
+        self._out_of_bounds: frozenset[str] = frozenset()
 
     def name_problem(self, external_name: str) -> str | None:
         """Describe why a consumer cannot have this name, whose parts are tokens of a subject."""
@@ -283,8 +283,8 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         place = _place(external_name)
         if await self._api.stream(place.stream) is None:
             return None
-        found = await self._info(place)
-        return found if found is not None and found.is_durable else None
+        info = await self._info(place)
+        return info if info is not None and info.is_durable else None
 
     async def create_object(self, action: Action) -> _Consumer:
         """Create a consumer. The server accepts a repeat of the same configuration and key."""
@@ -312,22 +312,22 @@ class ConsumersProvider(NamedObjects[_Consumer]):
                 ) from None
             raise
 
-    async def update_object(self, action: Action, found: Found[_Consumer]) -> _Consumer:
+    async def update_object(self, action: Action, existing: ExistingObject[_Consumer]) -> _Consumer:
         """Update a consumer, and keep its position and the settings that have no field."""
-        place, before = _place(action.external_name), found.native.config
-        if before.get("deliver_subject"):
+        place, current = _place(action.external_name), existing.native.config
+        if current.get("deliver_subject"):
             raise RefusedError(
                 f"{action.external_name!r} is a push consumer (to "
-                f"{before['deliver_subject']!r}); only pull consumers can be declared"
+                f"{current['deliver_subject']!r}); only pull consumers can be declared"
             )
-        kept = {key: value for key, value in before.items() if key not in _WRITTEN}
-        config = {**kept, **_config_of(place, action)}
-        return await self._put(place, "update", config, found.read_at)
+        preserved = {key: value for key, value in current.items() if key not in _WRITTEN}
+        config = {**preserved, **_config_of(place, action)}
+        return await self._put(place, "update", config, existing.read_at)
 
-    async def delete_object(self, action: Action, found: Found[_Consumer]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Consumer]) -> None:
         """Delete a consumer with its position."""
         request = f"CONSUMER.DELETE.{_place(action.external_name).tokens}"
-        await self._api.write(request, Deleted, read_at=found.read_at)
+        await self._api.write(request, DeleteResponse, read_at=existing.read_at)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
@@ -335,17 +335,17 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         """List the durable consumers, stream by stream, in the pages of the server."""
         del page_size
         prefix = scope.prefix or ""
-        streams, unread = list[StreamInfo](), Unreadable()
-        async for page in listed(self._api, "STREAM", StreamInfo, unread):
+        streams, unreadable_streams = list[StreamInfo](), Unreadable()
+        async for page in list_details(self._api, "STREAM", StreamInfo, unreadable_streams):
             streams += page
-        for stream in unread.names:
+        for stream in unreadable_streams.names:
             for name in await consumer_names(self._api, stream):
                 unreadable.add(f"{stream}/{name}", None, "its stream cannot be read")
         for stream in streams:
             begin = f"{stream.own_name}/"
             if stream.out_of_bounds or not (begin.startswith(prefix) or prefix.startswith(begin)):
                 continue
-            async for consumers in listed(
+            async for consumers in list_details(
                 self._api,
                 "CONSUMER",
                 _Consumer,
@@ -354,7 +354,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
                 named=begin.__add__,
             ):
                 yield [each for each in consumers if each.is_durable]
-        self._outside = frozenset(each.own_name for each in streams if each.out_of_bounds)
+        self._out_of_bounds = frozenset(each.own_name for each in streams if each.out_of_bounds)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a consumer of a stream that is listed here."""
@@ -363,8 +363,8 @@ class ConsumersProvider(NamedObjects[_Consumer]):
     async def readings(self, external_name: str) -> Fields | None:
         """Return the numbers of messages that wait for it."""
         self.check_name(external_name)
-        found = await self.find(external_name)
-        return None if found is None else found.readings
+        consumer = await self.find(external_name)
+        return None if consumer is None else consumer.readings
 
     async def close(self) -> None:
         """Close the connection."""
@@ -372,20 +372,20 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         await self._api.close()
 
     async def _info(self, place: _Place) -> _Consumer | None:
-        return await self._api.ask(f"CONSUMER.INFO.{place.tokens}", _Consumer)
+        return await self._api.query(f"CONSUMER.INFO.{place.tokens}", _Consumer)
 
     async def _put(
-        self, place: _Place, how: Literal["create", "update"], config: Config, read_at: float
+        self, place: _Place, verb: Literal["create", "update"], config: Config, read_at: float
     ) -> _Consumer:
         request = f"CONSUMER.CREATE.{place.tokens}"
         if "filter_subject" in config:  # also in the subject, so that permissions can restrict it
             request += f".{config['filter_subject']}"
-        body = {"stream_name": place.stream, "config": config, "action": how}
+        body = {"stream_name": place.stream, "config": config, "action": verb}
         return await self._api.write(request, _Consumer, body, read_at=read_at)
 
     def _is_news(self, advisory: Incoming) -> bool:
         stream = _stream_of_advisory(advisory)
-        return stream is not None and stream not in self._outside
+        return stream is not None and stream not in self._out_of_bounds
 
 
 def normalize(fields: Fields) -> Fields:
@@ -439,12 +439,12 @@ def name_problem(name: str) -> str | None:
     )
 
 
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
+def loses(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe what would be lost: a deletion loses the position, which cannot be restored."""
-    if fields is not None or not has_data(thing):
+    if fields is not None or not has_data(observed):
         return ""
     return (
-        f"the position of consumer {thing.name} and, in a stream with retention interest, the "
+        f"the position of consumer {observed.name} and, in a stream with retention interest, the "
         "messages that wait for it"
     )
 
@@ -457,8 +457,8 @@ def _stream_of_advisory(advisory: Incoming) -> str | None:
         subject = _request.decode(advisory.data).subject
     except UNDECODABLE:
         return None
-    asked = next((each for each in _REQUESTS if subject.startswith(each)), None)
-    return None if asked is None else subject.removeprefix(asked).split(".")[0]
+    prefix = next((each for each in _REQUESTS if subject.startswith(each)), None)
+    return None if prefix is None else subject.removeprefix(prefix).split(".")[0]
 
 
 def _place(external_name: str) -> _Place:

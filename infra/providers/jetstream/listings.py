@@ -52,7 +52,7 @@ class _Page(NamedTuple, Generic[_N]):
     objects: Sequence[_N]
 
 
-async def listed(
+async def list_details(
     api: JetStreamApi,
     kind: Literal["STREAM", "CONSUMER"],
     form: type[_N],
@@ -88,7 +88,9 @@ async def listed(
 async def _objects(
     api: JetStreamApi, kind: str, form: type[_N], stream: str, offset: int
 ) -> _Page[_N] | None:
-    page = await api.ask(_question(kind, "LIST", stream), _Objects[form], {"offset": offset})
+    page = await api.query(
+        _request_subject(kind, "LIST", stream), _Objects[form], {"offset": offset}
+    )
     if page is None and stream:
         return None  # the stream was deleted with its consumers
     if page is None or page.missing or page.offline:
@@ -108,7 +110,7 @@ async def _objects_by_name(
     unreadable: Unreadable,
     named: Callable[[str], str | None],
 ) -> _Page[_N] | None:
-    page = await api.ask(_question(kind, "NAMES", stream), _Names, {"offset": offset})
+    page = await api.query(_request_subject(kind, "NAMES", stream), _Names, {"offset": offset})
     if page is None:
         return None
     names, slots = page.streams or page.consumers or [], asyncio.Semaphore(READS_AT_ONCE)
@@ -116,29 +118,29 @@ async def _objects_by_name(
     async def read(name: str) -> _N | None:
         async with slots:
             try:
-                return await api.ask(_question(kind, "INFO", stream, name), form)
+                return await api.query(_request_subject(kind, "INFO", stream, name), form)
             except AnswerTooLargeError as error:
                 if (external_name := named(name)) is not None:
                     unreadable.add(external_name, None, error.message)
                 return None
 
-    found = await asyncio.gather(*map(read, names))
-    return _Page(page.total, names, [each for each in found if each is not None])
+    replies = await asyncio.gather(*map(read, names))
+    return _Page(page.total, names, [each for each in replies if each is not None])
 
 
 async def consumer_names(api: JetStreamApi, stream: str) -> list[str]:
     """Return the names of a stream's consumers."""
-    found: list[str] = []
+    all_names: list[str] = []
     while True:
-        offset = max(0, len(found) - 1)
-        page = await api.ask(f"CONSUMER.NAMES.{stream}", _Names, {"offset": offset})
+        offset = max(0, len(all_names) - 1)
+        page = await api.query(f"CONSUMER.NAMES.{stream}", _Names, {"offset": offset})
         if page is None:
             return []
         names = page.consumers or []
-        _check_overlap(names, found[-1] if found else "")
-        found += names[1:] if found else names
-        if len(found) >= page.total or not names:
-            return found
+        _check_overlap(names, all_names[-1] if all_names else "")
+        all_names += names[1:] if all_names else names
+        if len(all_names) >= page.total or not names:
+            return all_names
 
 
 def _check_overlap(names: Sequence[str], last: str) -> None:
@@ -146,5 +148,5 @@ def _check_overlap(names: Sequence[str], last: str) -> None:
         raise NotDoneError("the listing has a gap, because an object was deleted during it")
 
 
-def _question(*tokens: str) -> str:
+def _request_subject(*tokens: str) -> str:
     return ".".join(each for each in tokens if each)

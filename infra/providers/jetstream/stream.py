@@ -22,10 +22,10 @@ from infra.providers.jetstream.streams import (
     StreamOutputs,
     StreamsProvider,
     duplicate_window,
+    find_lowered_limits,
     has_data,
     limit,
     ready,
-    tightened,
     to_milliseconds,
 )
 from infra.providers.jetstream.subjects import BUCKET_PREFIX, MAX_SUBJECTS, check_subjects
@@ -166,16 +166,16 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
+def loses(fields: Fields | None, observed: ExternalObject) -> str:
     """Return which messages a write or a deletion would lose."""
-    if not has_data(thing):
+    if not has_data(observed):
         return ""
     if fields is None:
-        return f"all messages of stream {thing.name}"
-    lost = tightened(fields, thing, LIMITS)
-    if fields.get("retention") == "interest" and thing.fields.get("retention") != "interest":
-        lost.append(f"retention from {thing.fields.get('retention')} to interest")
-    return f"messages of stream {thing.name}: {', '.join(lost)}" if lost else ""
+        return f"all messages of stream {observed.name}"
+    losses = find_lowered_limits(fields, observed, LIMITS)
+    if fields.get("retention") == "interest" and observed.fields.get("retention") != "interest":
+        losses.append(f"retention from {observed.fields.get('retention')} to interest")
+    return f"messages of stream {observed.name}: {', '.join(losses)}" if losses else ""
 
 
 def _config_of(_name: str, fields: Fields) -> Config:

@@ -26,17 +26,17 @@ from infra.providers.jetstream.api import (
     Config,
     JetStreamApi,
     StreamInfo,
+    build_object,
     metadata_in,
     metadata_of,
-    shown,
 )
-from infra.providers.jetstream.listings import listed
+from infra.providers.jetstream.listings import list_details
 from reconciler.errors import NotDoneError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 UNLIMITED = -1
@@ -64,10 +64,10 @@ def to_milliseconds(field: str, value: float) -> float:
 
     Raises ``InvalidManifestError`` for a duration of less than a millisecond.
     """
-    rounded = round(value, 3)
-    if value and not rounded:
+    seconds = round(value, 3)
+    if value and not seconds:
         raise InvalidManifestError(f"spec.{field}: {value:g}: must be at least 0.001 seconds, or 0")
-    return rounded
+    return seconds
 
 
 class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
@@ -88,7 +88,7 @@ class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
-class Deleted(msgspec.Struct, frozen=True):
+class DeleteResponse(msgspec.Struct, frozen=True):
     """The server's response to a deletion."""
 
     success: bool
@@ -127,7 +127,7 @@ class _Stream:
 
     def as_object(self) -> ExternalObject:
         info, fields = self.info, self.form.fields_of(self.info.config)
-        return shown(self.name, info.created, metadata_in(info.config), fields, info.outputs)
+        return build_object(self.name, info.created, metadata_in(info.config), fields, info.outputs)
 
 
 class StreamsProvider(NamedObjects[_Stream]):
@@ -138,8 +138,8 @@ class StreamsProvider(NamedObjects[_Stream]):
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = JetStreamApi(config, secrets, permit)
         self._advisories = Advisories(self._api, STREAM_ADVISORIES, self._is_news)
-        self._outside: frozenset[str] = frozenset()
-        self._writing = asyncio.Lock()
+        self._out_of_bounds: frozenset[str] = frozenset()
+        self._write_lock = asyncio.Lock()
 
     def name_problem(self, external_name: str) -> str | None:
         """Describe why a stream cannot have this name, which is a token of a subject."""
@@ -160,30 +160,30 @@ class StreamsProvider(NamedObjects[_Stream]):
         async with self._turn():
             return await super().update(action)
 
-    async def update_object(self, action: Action, found: Found[_Stream]) -> _Stream:
+    async def update_object(self, action: Action, existing: ExistingObject[_Stream]) -> _Stream:
         """Update a stream, and keep the settings that have no field."""
-        config = {**found.native.info.config, **self._config(action)}
-        return await self._write("UPDATE", action, config, read_at=found.read_at)
+        config = {**existing.native.info.config, **self._config(action)}
+        return await self._write("UPDATE", action, config, read_at=existing.read_at)
 
-    async def delete_object(self, action: Action, found: Found[_Stream]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Stream]) -> None:
         """Delete a stream with all its messages."""
         request = f"STREAM.DELETE.{self.form.stream_of(action.external_name)}"
-        await self._api.write(request, Deleted, read_at=found.read_at)
+        await self._api.write(request, DeleteResponse, read_at=existing.read_at)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Stream]]:
         """List all streams of the form that are in bounds, in the pages of the server."""
         del scope, page_size
-        outside, named = set[str](), self.form.name_of
-        async for page in listed(self._api, "STREAM", StreamInfo, unreadable, named=named):
-            outside |= {each.own_name for each in page if each.out_of_bounds}
+        out_of_bounds, name_of = set[str](), self.form.name_of
+        async for page in list_details(self._api, "STREAM", StreamInfo, unreadable, named=name_of):
+            out_of_bounds |= {each.own_name for each in page if each.out_of_bounds}
             yield [
                 _Stream(each, self.form)
                 for each in page
-                if each.own_name not in outside and named(each.own_name) is not None
+                if each.own_name not in out_of_bounds and name_of(each.own_name) is not None
             ]
-        self._outside = frozenset(outside)
+        self._out_of_bounds = frozenset(out_of_bounds)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a stream that is listed here."""
@@ -192,8 +192,8 @@ class StreamsProvider(NamedObjects[_Stream]):
     async def readings(self, external_name: str) -> Fields | None:
         """Return the numbers and sizes of its contents."""
         self.check_name(external_name)
-        found = await self.find(external_name)
-        return None if found is None else found.info.readings
+        stream = await self.find(external_name)
+        return None if stream is None else stream.info.readings
 
     async def close(self) -> None:
         """Close the connection."""
@@ -209,7 +209,7 @@ class StreamsProvider(NamedObjects[_Stream]):
         """
         try:
             async with asyncio.timeout(self._api.timeout_seconds):
-                await self._writing.acquire()
+                await self._write_lock.acquire()
         except TimeoutError:
             raise NotDoneError(
                 f"waited {self._api.timeout_seconds:g} s for other writes of streams: nothing was "
@@ -219,11 +219,11 @@ class StreamsProvider(NamedObjects[_Stream]):
         try:
             yield
         finally:
-            self._writing.release()
+            self._write_lock.release()
 
     def _is_news(self, advisory: Incoming) -> bool:
         stream = advisory.subject.split(".")[-1]
-        return stream not in self._outside and self.form.name_of(stream) is not None
+        return stream not in self._out_of_bounds and self.form.name_of(stream) is not None
 
     def _config(self, action: Action) -> Config:
         name, form = action.external_name, self.form
@@ -231,16 +231,16 @@ class StreamsProvider(NamedObjects[_Stream]):
         return {"name": form.stream_of(name), **config, "metadata": metadata_of(action)}
 
     async def _write(
-        self, how: str, action: Action, config: Config, *, read_at: float | None
+        self, verb: str, action: Action, config: Config, *, read_at: float | None
     ) -> _Stream:
-        request = f"STREAM.{how}.{self.form.stream_of(action.external_name)}"
+        request = f"STREAM.{verb}.{self.form.stream_of(action.external_name)}"
         info = await self._api.write(request, StreamInfo, config, read_at=read_at)
         return _Stream(info, self.form)
 
 
-def ready(_fields: Fields, thing: ExternalObject) -> Readiness:
+def ready(_fields: Fields, observed: ExternalObject) -> Readiness:
     """Return whether it has a leader. Without one, nothing can be stored or read."""
-    if thing.outputs.get("hasLeader", True):
+    if observed.outputs.get("hasLeader", True):
         return READY
     return Readiness(
         False, "NoLeader", "more than half of the servers with its replicas must be running"
@@ -260,17 +260,19 @@ def limit(value: int | None) -> int:
     return value or UNLIMITED
 
 
-def has_data(thing: ExternalObject) -> bool:
+def has_data(observed: ExternalObject) -> bool:
     """Return whether an object may hold data. Unknown counts as yes."""
-    return bool(thing.outputs.get("hasData", True))
+    return bool(observed.outputs.get("hasData", True))
 
 
-def tightened(fields: Fields, thing: ExternalObject, limits: Mapping[str, str]) -> list[str]:
+def find_lowered_limits(
+    fields: Fields, observed: ExternalObject, limits: Mapping[str, str]
+) -> list[str]:
     """Return which limits would be lowered. Each of them deletes what exceeds it."""
     lower: list[str] = []
     for name, unit in limits.items():
-        wanted, found = fields.get(name, 0), thing.fields.get(name, 0)
-        if wanted > 0 and (found <= 0 or wanted < found):
-            before = "no limit" if found <= 0 else f"{found:g} {unit}"
-            lower.append(f"{name} from {before} to {wanted:g} {unit}")
+        desired, current = fields.get(name, 0), observed.fields.get(name, 0)
+        if desired > 0 and (current <= 0 or desired < current):
+            old_limit = "no limit" if current <= 0 else f"{current:g} {unit}"
+            lower.append(f"{name} from {old_limit} to {desired:g} {unit}")
     return lower

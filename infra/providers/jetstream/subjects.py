@@ -28,15 +28,15 @@ SERVERS_SUBJECTS: Final = ("$JS.>", "$SYS.>", "$KV.>", "$O.>", "$MQTT.>", "_INBO
 """Subjects of the server, of buckets, object stores and MQTT, and inboxes."""
 
 
-def overlap(one: str, other: str) -> bool:
+def overlap(first: str, second: str) -> bool:
     """Return whether some subject matches both filters."""
-    ours, theirs = one.split("."), other.split(".")
-    for mine, its in zip(ours, theirs, strict=False):
-        if ">" in (mine, its):
+    first_tokens, second_tokens = first.split("."), second.split(".")
+    for first_token, second_token in zip(first_tokens, second_tokens, strict=False):
+        if ">" in (first_token, second_token):
             return True
-        if mine != its and "*" not in (mine, its):
+        if first_token != second_token and "*" not in (first_token, second_token):
             return False
-    return len(ours) == len(theirs)
+    return len(first_tokens) == len(second_tokens)
 
 
 def reserved_of_stream(name: str, subjects: Iterable[str]) -> str:
@@ -47,9 +47,9 @@ def reserved_of_stream(name: str, subjects: Iterable[str]) -> str:
     buckets_own = f"$KV.{name.removeprefix(BUCKET_PREFIX)}.>"
     for subject in subjects:
         is_its_own = name.startswith(BUCKET_PREFIX) and subject == buckets_own
-        why = _products(subject) or ("" if is_its_own else _servers(subject))
-        if why:
-            return why
+        reason = _products(subject) or ("" if is_its_own else _servers(subject))
+        if reason:
+            return reason
     return ""
 
 
@@ -58,9 +58,9 @@ def check_subjects(subjects: Sequence[str]) -> None:
     _check_size("subjects", subjects)
     for subject in subjects:
         _check_form(subject)
-        why = _products(subject) or _servers(subject)
-        if why:
-            raise ValueError(f"{why}; use subjects with another first token")
+        reason = _products(subject) or _servers(subject)
+        if reason:
+            raise ValueError(f"{reason}; use subjects with another first token")
 
 
 def check_filters(subjects: Sequence[str]) -> None:
@@ -80,16 +80,16 @@ def _check_size(field: str, subjects: Sequence[str]) -> None:
 
 
 def _products(subject: str) -> str:
-    for taken in PRODUCTS_SUBJECTS:
-        if overlap(subject, taken):
-            return f"subject {subject!r} overlaps {taken!r}, which belongs to Reconciler"
+    for reserved in PRODUCTS_SUBJECTS:
+        if overlap(subject, reserved):
+            return f"subject {subject!r} overlaps {reserved!r}, which belongs to Reconciler"
     return ""
 
 
 def _servers(subject: str) -> str:
-    for taken in SERVERS_SUBJECTS:
-        if overlap(subject, taken):
-            return f"subject {subject!r} overlaps {taken!r}, which belongs to the server"
+    for reserved in SERVERS_SUBJECTS:
+        if overlap(subject, reserved):
+            return f"subject {subject!r} overlaps {reserved!r}, which belongs to the server"
     return ""
 
 

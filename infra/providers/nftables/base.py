@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from infra.providers.nftables.listed import KEY, MASQUERADED, SERVICES, Chain, Expressions, Listed
+from infra.providers.nftables.listed import (
+    KEY,
+    MASQUERADED,
+    SERVICES,
+    Chain,
+    Expressions,
+    TableListing,
+)
 from infra.providers.nftables.nft import Command
 from infra.providers.nftables.place import FAMILY, Place
 from infra.providers.nftables.rules import is_protocol, match, name_of
@@ -64,86 +71,94 @@ _CHAINS: Final = {
 CHAINS: Final = tuple(_CHAINS)
 
 
-def all_of_it(place: Place, shown: Listed | None) -> list[Command]:
+def build_repairs(place: Place, listing: TableListing | None) -> list[Command]:
     """Return the commands that create what a table lacks; None stands for no table.
 
     Raises ``ConfigurationError`` for a foreign table.
     """
-    if shown is None:
-        shown = Listed()
-    elif SERVICES not in shown.maps and (strange := _strangers(shown)):
+    if listing is None:
+        listing = TableListing()
+    elif SERVICES not in listing.maps and (foreign := _describe_foreign_objects(listing)):
         raise ConfigurationError(
-            f"spec.endpoint: {place} is in use by another program, which created {strange}; "
+            f"spec.endpoint: {place} is in use by another program, which created {foreign}; "
             "use an unused table"
         )
     table = place.table
     commands: list[Command] = []
-    if SERVICES not in shown.maps:
-        of = {"family": FAMILY, "table": table, "name": SERVICES, "type": KEY, "map": "verdict"}
-        commands.append({"add": {"map": of}})
-    if MASQUERADED not in shown.sets:
-        of = {"family": FAMILY, "table": table, "name": MASQUERADED, "type": KEY}
-        commands.append({"add": {"set": of}})
-    commands += chains_of_it(place, shown)
-    return [awake(place), *commands] if commands or shown.is_dormant else []
+    if SERVICES not in listing.maps:
+        identity = {
+            "family": FAMILY,
+            "table": table,
+            "name": SERVICES,
+            "type": KEY,
+            "map": "verdict",
+        }
+        commands.append({"add": {"map": identity}})
+    if MASQUERADED not in listing.sets:
+        identity = {"family": FAMILY, "table": table, "name": MASQUERADED, "type": KEY}
+        commands.append({"add": {"set": identity}})
+    commands += build_chain_repairs(place, listing)
+    return [build_table_command(place), *commands] if commands or listing.is_dormant else []
 
 
-def awake(place: Place) -> Command:
+def build_table_command(place: Place) -> Command:
     """Return the command that creates the table, or wakes a dormant one."""
     return {"add": {"table": {"family": FAMILY, "name": place.table}}}
 
 
-def is_sound(place: Place, shown: Listed) -> bool:
+def is_sound(place: Place, listing: TableListing) -> bool:
     """Return whether packets reach the services of a table."""
     try:
-        return not all_of_it(place, shown)
+        return not build_repairs(place, listing)
     except (ConfigurationError, NotDoneError):
         return False
 
 
-def chains_of_it(place: Place, shown: Listed) -> list[Command]:
+def build_chain_repairs(place: Place, listing: TableListing) -> list[Command]:
     """Return the commands that repair the shared chains. Rules of other clients stay.
 
     Raises ``NotDoneError`` for a chain that cannot be repaired in place.
     """
     commands: list[Command] = []
-    for name, wanted in _CHAINS.items():
-        commands += _mended(place, name, wanted, shown)
+    for name, desired in _CHAINS.items():
+        commands += _repair_chain(place, name, desired, listing)
     return commands
 
 
-def _mended(place: Place, name: str, wanted: _Shared, shown: Listed) -> Iterable[Command]:
-    of = {"family": FAMILY, "table": place.table, "name": name}
-    made = {"type": _TYPE, "hook": wanted.hook, "prio": wanted.priority, "policy": _ACCEPT}
-    there = shown.chains.get(name)
-    if there is None:
-        yield {"create": {"chain": {**of, **made}}}
+def _repair_chain(
+    place: Place, name: str, desired: _Shared, listing: TableListing
+) -> Iterable[Command]:
+    identity = {"family": FAMILY, "table": place.table, "name": name}
+    settings = {"type": _TYPE, "hook": desired.hook, "prio": desired.priority, "policy": _ACCEPT}
+    current = listing.chains.get(name)
+    if current is None:
+        yield {"create": {"chain": {**identity, **settings}}}
     else:
-        _check_hook(place, there, wanted)
-        if there.policy != _ACCEPT:
-            yield {"add": {"chain": {**of, **made}}}
-    ours = [each for each in shown.rules.get(name, ()) if each.comment == _COMMENT]
-    if [each.expr for each in ours] == list(wanted.rules):
+        _check_hook(place, current, desired)
+        if current.policy != _ACCEPT:
+            yield {"add": {"chain": {**identity, **settings}}}
+    own_rules = [each for each in listing.rules.get(name, ()) if each.comment == _COMMENT]
+    if [each.expr for each in own_rules] == list(desired.rules):
         return
-    at = {"family": FAMILY, "table": place.table, "chain": name}
-    for each in ours:
-        yield {"delete": {"rule": {**at, "handle": each.handle}}}
-    for each in wanted.rules:
-        yield {"add": {"rule": {**at, "expr": each, "comment": _COMMENT}}}
+    location = {"family": FAMILY, "table": place.table, "chain": name}
+    for each in own_rules:
+        yield {"delete": {"rule": {**location, "handle": each.handle}}}
+    for each in desired.rules:
+        yield {"add": {"rule": {**location, "expr": each, "comment": _COMMENT}}}
 
 
-def _check_hook(place: Place, there: Chain, wanted: _Shared) -> None:
-    if (there.type, there.hook, there.prio) == (_TYPE, wanted.hook, wanted.priority):
+def _check_hook(place: Place, current: Chain, desired: _Shared) -> None:
+    if (current.type, current.hook, current.prio) == (_TYPE, desired.hook, desired.priority):
         return
     raise NotDoneError(
-        f"chain {there.name} of {place} must have type {_TYPE}, hook {wanted.hook} and "
-        f"priority {wanted.priority}; delete it, then Reconciler recreates it"
+        f"chain {current.name} of {place} must have type {_TYPE}, hook {desired.hook} and "
+        f"priority {desired.priority}; delete it, then Reconciler recreates it"
     )
 
 
-def _strangers(shown: Listed) -> str:
+def _describe_foreign_objects(listing: TableListing) -> str:
     """Return the objects in a table that have not the form of ours."""
-    named = (each for each in shown.chains if each not in _CHAINS and name_of(each) is None)
+    named = (each for each in listing.chains if each not in _CHAINS and name_of(each) is None)
     chains = (f"chain {each}" for each in named)
-    strange = sorted({*chains, *shown.maps, *(shown.sets - {MASQUERADED})})
-    return ", ".join(strange[:5])
+    foreign = sorted({*chains, *listing.maps, *(listing.sets - {MASQUERADED})})
+    return ", ".join(foreign[:5])

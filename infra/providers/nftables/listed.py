@@ -72,9 +72,9 @@ class _Set(msgspec.Struct, frozen=True):
     map: object = None
     elem: list[object] = []
 
-    def is_the(self, name: str, of: object = None) -> bool:
+    def is_own(self, name: str, map_type: object = None) -> bool:
         """Return whether it is our object of that name."""
-        return (self.name, self.type, self.map) == (name, KEY, of)
+        return (self.name, self.type, self.map) == (name, KEY, map_type)
 
 
 class _Table(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Listed:
+class TableListing:
     """The listed objects by name; ``masqueraded`` has the elements of the set of that name.
 
     A foreign map or set of such a name does not count.
@@ -117,68 +117,68 @@ KEY: Final = ["ipv4_addr", "inet_proto", "inet_service"]
 """Types of the parts of a ``Front``."""
 
 _answer_decoder = msgspec.json.Decoder(_Answer)
-_FOUND: Final = re.compile(
+_ELEMENT: Final = re.compile(
     r"elements = \{ \S+ \. \S+ \. \S+ (?:comment \"(?P<comment>[^\"]*)\" )?:"
     r" (?P<verdict>\w+)(?: (?P<target>\S+))? \}"
 )
 
 
-def listed(answer: bytes) -> Listed:
+def parse_listing(answer: bytes) -> TableListing:
     """Parse an output. Raises ``NotDoneError`` for an invalid one."""
     try:
         items = _answer_decoder.decode(answer).nftables
-        return _gathered(items)
+        return _collect(items)
     except UNDECODABLE as error:
         raise NotDoneError(f"invalid output of nft: {error}") from None
 
 
-def _gathered(items: list[_Item]) -> Listed:
-    shown = Listed()
+def _collect(items: list[_Item]) -> TableListing:
+    listing = TableListing()
     for item in items:
         if item.table is not None:
             # nft 1.0.6 prints another word in the place of the flag, and nothing without a flag.
-            shown.is_dormant = item.table.flags is not None
+            listing.is_dormant = item.table.flags is not None
         elif item.chain is not None:
-            shown.chains[item.chain.name] = item.chain
+            listing.chains[item.chain.name] = item.chain
         elif item.rule is not None:
-            shown.rules.setdefault(item.rule.chain, []).append(item.rule)
+            listing.rules.setdefault(item.rule.chain, []).append(item.rule)
         elif item.map is not None:
-            is_ours = item.map.is_the(SERVICES, "verdict")
-            shown.maps.add(item.map.name if is_ours else f"map {item.map.name}")
+            is_ours = item.map.is_own(SERVICES, "verdict")
+            listing.maps.add(item.map.name if is_ours else f"map {item.map.name}")
             if is_ours:
-                shown.elements += _elements(item.map.elem)
+                listing.elements += _elements(item.map.elem)
         elif item.set is not None:
-            is_ours = item.set.is_the(MASQUERADED)
-            shown.sets.add(item.set.name if is_ours else f"set {item.set.name}")
+            is_ours = item.set.is_own(MASQUERADED)
+            listing.sets.add(item.set.name if is_ours else f"set {item.set.name}")
             if is_ours:
                 fronts = (_front_and_comment(each)[0] for each in item.set.elem)
-                shown.masqueraded |= {each for each in fronts if each is not None}
-    return shown
+                listing.masqueraded |= {each for each in fronts if each is not None}
+    return listing
 
 
-def found_element(answer: str, front: Front) -> Element | None:
+def parse_element(answer: str, front: Front) -> Element | None:
     """Parse the output of ``nft get element`` for ``services``. nft 1.0.6 has no JSON for it."""
-    found = _FOUND.search(answer)
-    if found is None:
+    match = _ELEMENT.search(answer)
+    if match is None:
         return None
-    return Element(front, found["target"] or "", found["comment"] or "", found["verdict"])
+    return Element(front, match["target"] or "", match["comment"] or "", match["verdict"])
 
 
-def _elements(shown: list[object]) -> list[Element]:
-    found: list[Element] = []
-    for each in shown:
+def _elements(items: list[object]) -> list[Element]:
+    elements: list[Element] = []
+    for each in items:
         key, verdict = msgspec.convert(each, tuple[object, object])
         front, comment = _front_and_comment(key)
-        leads = msgspec.convert(verdict, _Verdict)
-        if front is not None and (target := leads.goto or leads.jump) is not None:
-            how = "jump" if leads.goto is None else "goto"
-            found.append(Element(front, target.target, comment, how))
-    return found
+        parsed = msgspec.convert(verdict, _Verdict)
+        if front is not None and (target := parsed.goto or parsed.jump) is not None:
+            verb = "jump" if parsed.goto is None else "goto"
+            elements.append(Element(front, target.target, comment, verb))
+    return elements
 
 
-def _front_and_comment(shown: object) -> tuple[Front | None, str]:
+def _front_and_comment(item: object) -> tuple[Front | None, str]:
     """Return a key; None for another protocol than tcp or udp, which is not ours."""
-    key = msgspec.convert(shown, _Key)
+    key = msgspec.convert(item, _Key)
     comment = ""
     if key.elem is not None:
         comment = key.elem.comment

@@ -59,10 +59,10 @@ def is_of_mark(comment: str) -> bool:
 
 def mark_in(comments: Sequence[str]) -> Mark | None:
     """Return the mark in some comments; None if a piece is missing or damaged."""
-    found = [_PIECE.fullmatch(comment) for comment in comments]
+    matches = [_PIECE.fullmatch(comment) for comment in comments]
     text = ""
-    for number, piece in enumerate(found, start=1):
-        if piece is None or (int(piece[1]), int(piece[2])) != (number, len(found)):
+    for number, piece in enumerate(matches, start=1):
+        if piece is None or (int(piece[1]), int(piece[2])) != (number, len(matches)):
             return None
         text += piece[3]
     try:
@@ -88,5 +88,5 @@ def comment_of_element(uid: str) -> str:
 
 def uid_in(comment: str) -> str | None:
     """Return the uid in an element's comment."""
-    found = _UID.fullmatch(comment)
-    return None if found is None else found[1]
+    match = _UID.fullmatch(comment)
+    return None if match is None else match[1]

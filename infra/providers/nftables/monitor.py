@@ -34,22 +34,22 @@ class Monitor:
         self._program = nft.program
         table = re.escape(nft.place.table.encode())
         # Events of elements and rules have the table in a field, events of a table in its name.
-        self._ours = re.compile(rb'"(?:table|name)": ?"' + table + rb'"')
+        self._own_event = re.compile(rb'"(?:table|name)": ?"' + table + rb'"')
         self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
         self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._run = ""
         self._count = 0
-        self._last_words = b""
+        self._last_message = b""
 
     async def changes(self, after: str | None) -> str:
         """Wait some time for an event after the mark ``after``, and return the newest mark."""
         await self._nft.permit.before_request()
-        if self._reading is None or self._reading.done():
-            if self._reading is not None:
+        if self._reader is None or self._reader.done():
+            if self._reader is not None:
                 await self.close()
-                last = self._last_words.decode(errors="replace").strip()
+                last = self._last_message.decode(errors="replace").strip()
                 raise NotDoneError(f"nft monitor exited: {last or 'no output'}")
             await self._start()
         if after == self._mark:
@@ -62,13 +62,13 @@ class Monitor:
     async def close(self) -> None:
         """End the process."""
         process, self._process = self._process, None
-        reading, self._reading = self._reading, None
+        reader, self._reader = self._reader, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        if reading is not None:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+        if reader is not None:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
         if process is not None:
             await process.wait()
 
@@ -88,31 +88,31 @@ class Monitor:
         except OSError as error:
             raise NotDoneError(f"starting nft monitor failed: {error.strerror}") from None
         self._process, self._run, self._count = process, uuid.uuid4().hex[:12], 0
-        self._reading = asyncio.create_task(self._follow(process))
+        self._reader = asyncio.create_task(self._follow(process))
         # The listing that follows the first mark must be newer than the start of the monitor.
         for _ in range(round(self._wait_seconds / _POLL_SECONDS)):
-            if self._reading.done() or _is_listening(process.pid):
+            if self._reader.done() or _is_listening(process.pid):
                 break
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        waiting = b""
+        buffer = b""
         try:
             while piece := await process.stdout.read(_PIECE_BYTES):
-                *lines, waiting = (waiting + piece).split(b"\n")
-                waiting = waiting[-_MAX_LINE_BYTES:]
+                *lines, buffer = (buffer + piece).split(b"\n")
+                buffer = buffer[-_MAX_LINE_BYTES:]
                 for line in lines:
-                    self._hear(line)
+                    self._handle_line(line)
         finally:
             self._changed.set()
 
-    def _hear(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         is_event = line.startswith(b"{")
         if not is_event:
-            self._last_words = line[:_SHOWN_BYTES]
+            self._last_message = line[:_SHOWN_BYTES]
         # A line that is no event is a warning: events were lost, or not understood.
-        if (line and not is_event) or self._ours.search(line):
+        if (line and not is_event) or self._own_event.search(line):
             self._count += 1
             self._changed.set()
 

@@ -49,7 +49,7 @@ _NO_KERNEL: Final = (
     "cache initialization failed: Invalid argument",
 )
 _MISSING: Final = "No such file or directory"
-_TAKEN: Final = "File exists"
+_EXISTS: Final = "File exists"
 _IN_USE: Final = "Device or resource busy"
 _LATER: Final = (
     "Interrupted system call",
@@ -72,7 +72,7 @@ class MissingError(NotDoneError):
     """An object that a command names does not exist. Nothing was done."""
 
 
-class TakenError(NotDoneError):
+class ExistsError(NotDoneError):
     """An object that a command creates exists. Nothing was done."""
 
 
@@ -92,17 +92,19 @@ class Nft:
         await self._run(["-j"], script, read_at=read_at, writes=True)
         self.permit.record_write()
 
-    async def show(self, what: str, name: str | None = None) -> bytes:
+    async def show(self, object_type: str, name: str | None = None) -> bytes:
         """List one chain or map of the table, or all of it, as JSON. Raises ``MissingError``.
 
         One object per call: of several chains, nft 1.0.6 returns only the last.
         """
-        of: Command = {"family": FAMILY, "name": self.place.table}
+        identity: Command = {"family": FAMILY, "name": self.place.table}
         if name is not None:
-            of = {"family": FAMILY, "table": self.place.table, "name": name}
-        return await self._run(["-j"], _encoder.encode({"nftables": [{"list": {what: of}}]}))
+            identity = {"family": FAMILY, "table": self.place.table, "name": name}
+        return await self._run(
+            ["-j"], _encoder.encode({"nftables": [{"list": {object_type: identity}}]})
+        )
 
-    async def ask(self, script: str, *options: str) -> str:
+    async def query(self, script: str, *options: str) -> str:
         """Run a query without JSON output. The caller has validated each word of the script."""
         return (await self._run(list(options), script.encode())).decode()
 
@@ -116,17 +118,19 @@ class Nft:
     ) -> bytes:
         async with self._slots:
             await self.permit.before_request(read_at=read_at)
-            process = await self._started(options, script)
+            process = await self._start_process(options, script)
             try:
                 async with asyncio.timeout(self._timeout_seconds):
                     output, errors = await _outputs(process)
                     take_memory(output)
             except TimeoutError:
-                late = UnknownResultError if writes else NotDoneError
-                raise late(f"nft did not exit within {self._timeout_seconds:g} s") from None
+                timeout_class = UnknownResultError if writes else NotDoneError
+                raise timeout_class(
+                    f"nft did not exit within {self._timeout_seconds:g} s"
+                ) from None
             except AnswerTooLargeError as error:
-                unusable = UnknownResultError if writes else NotDoneError
-                raise unusable(f"the output of nft is unusable: {error}") from None
+                limit_class = UnknownResultError if writes else NotDoneError
+                raise limit_class(f"the output of nft is unusable: {error}") from None
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
@@ -134,13 +138,13 @@ class Nft:
                     await process.wait()
         if process.returncode == 0:
             return output
-        words = errors.decode(errors="replace")
+        error_output = errors.decode(errors="replace")
         if process.returncode is not None and process.returncode < 0:
-            ended = UnknownResultError if writes else NotDoneError
-            raise ended(f"nft was killed by signal {-process.returncode}")
-        raise self._refusal(words)
+            signal_class = UnknownResultError if writes else NotDoneError
+            raise signal_class(f"nft was killed by signal {-process.returncode}")
+        raise self._refusal(error_output)
 
-    async def _started(self, options: list[str], script: bytes) -> asyncio.subprocess.Process:
+    async def _start_process(self, options: list[str], script: bytes) -> asyncio.subprocess.Process:
         file = os.memfd_create("script")
         try:
             with os.fdopen(os.dup(file), "wb") as writer:
@@ -161,34 +165,34 @@ class Nft:
         finally:
             os.close(file)
 
-    def _refusal(self, words: str) -> ProviderError:
+    def _refusal(self, error_output: str) -> ProviderError:
         """Classify nft's error. Raises ``ConfigurationError`` for an error of every call."""
-        said = next((line for line in words.splitlines() if line.strip()), "nothing")
-        text = f"nft: {said.partition('Error: ')[2] or said}"[:_MESSAGE_CHARACTERS]
-        if words.startswith("nsenter:") and _MISSING in words:
+        first_line = next((line for line in error_output.splitlines() if line.strip()), "nothing")
+        text = f"nft: {first_line.partition('Error: ')[2] or first_line}"[:_MESSAGE_CHARACTERS]
+        if error_output.startswith("nsenter:") and _MISSING in error_output:
             return NotDoneError(
                 f"network namespace {self.place.namespace!r} does not exist; create it with ip "
                 "netns add"
             )
-        if _NO_RIGHT in words or "must be root" in words:
+        if _NO_RIGHT in error_output or "must be root" in error_output:
             raise ConfigurationError(
                 f"{text}; run the roles as root, or with CAP_NET_ADMIN in the namespace"
             )
-        if any(each in words for each in _NO_KERNEL):
+        if any(each in error_output for each in _NO_KERNEL):
             raise ConfigurationError(
                 f"{text}; this kernel has no nftables (nf_tables), or not for address family "
                 f"{FAMILY}, so load the module, or run the roles on another machine"
             )
-        if _MISSING in words:
+        if _MISSING in error_output:
             return MissingError(text, status=HTTPStatus.CONFLICT)
-        if _TAKEN in words:
-            return TakenError(text, status=HTTPStatus.CONFLICT)
-        if _IN_USE in words:
+        if _EXISTS in error_output:
+            return ExistsError(text, status=HTTPStatus.CONFLICT)
+        if _IN_USE in error_output:
             return NotDoneError(
                 f"{text}; a rule or an element of another program refers to it",
                 status=HTTPStatus.CONFLICT,
             )
-        if any(each in words for each in _LATER):
+        if any(each in error_output for each in _LATER):
             return NotDoneError(text)
         return RefusedError(text)
 
@@ -233,9 +237,9 @@ async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
 async def _read(output: asyncio.StreamReader | None) -> bytes:
     """Read an output of nft. Raises ``AnswerTooLargeError``."""
     assert output is not None
-    found = bytearray()
+    content = bytearray()
     while piece := await output.read(_PIECE_BYTES):
-        found += piece
-        if len(found) > MAX_OUTPUT_BYTES:
+        content += piece
+        if len(content) > MAX_OUTPUT_BYTES:
             raise AnswerTooLargeError(f"it is longer than {MAX_OUTPUT_BYTES // 1024**2} MiB")
-    return bytes(found)
+    return bytes(content)

@@ -21,17 +21,17 @@ class Place(NamedTuple):
     namespace: str | None = None
 
     def __str__(self) -> str:
-        where = "" if self.namespace is None else f" of network namespace {self.namespace}"
-        return f"table {FAMILY} {self.table}{where}"
+        suffix = "" if self.namespace is None else f" of network namespace {self.namespace}"
+        return f"table {FAMILY} {self.table}{suffix}"
 
 
 def place_of(endpoint: str) -> Place:
     """Parse an endpoint. Raises ``ConfigurationError``."""
-    found = _ENDPOINT.fullmatch(endpoint)
-    if found is None:
+    match = _ENDPOINT.fullmatch(endpoint)
+    if match is None:
         raise ConfigurationError(
             "spec.endpoint: must be nft:TABLE, or netns:NAMESPACE/TABLE for a namespace that "
             "ip netns lists; use a table that no other program uses, with a name of 1 to 63 "
             "characters a-z A-Z 0-9 _ . - that starts with a letter or _"
         )
-    return Place(found["table"], found["namespace"])
+    return Place(match["table"], match["namespace"])

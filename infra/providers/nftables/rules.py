@@ -23,8 +23,8 @@ from infra.providers.nftables.listed import (
     Chain,
     Element,
     Expressions,
-    Listed,
     Rule,
+    TableListing,
 )
 from infra.providers.nftables.marks import (
     Mark,
@@ -57,7 +57,7 @@ def name_of(chain: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServiceState:
     """The state of a service: its chain, and how packets reach it.
 
     ``element`` leads to the chain. ``is_masqueraded``: the front of the element, or of the mark.
@@ -73,7 +73,7 @@ class Seen:
     is_reached: bool = True
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether it is an empty chain to which nothing leads, and so no object."""
         return not self.rules and self.element is None
 
@@ -107,8 +107,8 @@ class Seen:
     def _uid(self) -> str:
         if self.mark is not None:
             return self.mark.uid
-        kept = None if self.element is None else uid_in(self.element.comment)
-        return kept or f"chain-{self.chain.handle}"
+        uid = None if self.element is None else uid_in(self.element.comment)
+        return uid or f"chain-{self.chain.handle}"
 
     @property
     def _version(self) -> str:
@@ -120,9 +120,9 @@ class Seen:
     def _spread(self) -> Fields:
         """Return the backends and their balance; nothing if the rules have another form."""
         body = [each.expr for each in self.rules if not is_of_mark(each.comment)]
-        marked = [each.expr for each in self.rules[len(body) :]]
+        mark_rules = [each.expr for each in self.rules[len(body) :]]
         front = self.front
-        if front is None or any(each != _NOTHING for each in marked):
+        if front is None or any(each != _NO_OP for each in mark_rules):
             return {}
         if any(is_of_mark(each.comment) for each in self.rules[: len(body)]):
             return {}
@@ -130,16 +130,18 @@ class Seen:
         likely = _BALANCES if self.mark is None else (self.mark.balance,)
         for balance in likely:
             if body == _body(front.protocol, balance, backends):
-                shown = [{"address": each.address, "port": each.port} for each in backends]
-                return {"backends": shown, "balance": balance}
+                addresses = [{"address": each.address, "port": each.port} for each in backends]
+                return {"backends": addresses, "balance": balance}
         return {}
 
 
-def seen_in(shown: Listed, name: str, element: Element | None, *, is_masqueraded: bool) -> Seen:
+def combine_state(
+    listing: TableListing, name: str, element: Element | None, *, is_masqueraded: bool
+) -> ServiceState:
     """Combine the listed parts of a service."""
     chain = chain_of(name)
-    rules = shown.rules.get(chain, [])
-    return Seen(name, shown.chains[chain], rules, mark_of(rules), element, is_masqueraded)
+    rules = listing.rules.get(chain, [])
+    return ServiceState(name, listing.chains[chain], rules, mark_of(rules), element, is_masqueraded)
 
 
 def mark_of(rules: list[Rule]) -> Mark | None:
@@ -147,23 +149,23 @@ def mark_of(rules: list[Rule]) -> Mark | None:
     return mark_in([each.comment for each in rules if is_of_mark(each.comment)])
 
 
-def all_seen(shown: Listed) -> list[Seen]:
+def all_services(listing: TableListing) -> list[ServiceState]:
     """Return all services of a table, in the order of their names."""
     leading: dict[str, list[Element]] = {}
-    for element in shown.elements:
+    for element in listing.elements:
         leading.setdefault(element.target, []).append(element)
-    found: list[Seen] = []
-    for chain in sorted(shown.chains):
+    states: list[ServiceState] = []
+    for chain in sorted(listing.chains):
         name = name_of(chain)
-        if name is None or shown.chains[chain].hook:
+        if name is None or listing.chains[chain].hook:
             continue
-        mark = mark_of(shown.rules.get(chain, []))
+        mark = mark_of(listing.rules.get(chain, []))
         element = leading_element(mark, leading.get(chain, []))
         front = element.front if element is not None else None if mark is None else mark.front
-        seen = seen_in(shown, name, element, is_masqueraded=front in shown.masqueraded)
-        if not seen.is_nothing:
-            found.append(seen)
-    return found
+        state = combine_state(listing, name, element, is_masqueraded=front in listing.masqueraded)
+        if not state.is_empty:
+            states.append(state)
+    return states
 
 
 def leading_element(mark: Mark | None, elements: list[Element]) -> Element | None:
@@ -186,7 +188,9 @@ def front_of_fields(fields: Fields) -> Front:
     return Front(fields["address"], fields["protocol"], fields["port"])
 
 
-def written(table: str, action: Action, uid: str, seen: Seen | None) -> list[Command]:
+def build_write_commands(
+    table: str, action: Action, uid: str, current: ServiceState | None
+) -> list[Command]:
     """Return the commands that replace the known state of a service.
 
     Rules are deleted by their handles. If one was deleted in the meantime, the whole transaction is
@@ -197,67 +201,69 @@ def written(table: str, action: Action, uid: str, seen: Seen | None) -> list[Com
     mark = Mark(uid, action.idempotency_key, front, balance, action.labels)
     backends = [Backend(each["address"], each["port"]) for each in action.fields["backends"]]
     rules: list[Command] = [{"expr": each} for each in _body(front.protocol, balance, backends)]
-    rules.extend({"expr": _NOTHING, "comment": each} for each in mark.comments())
+    rules.extend({"expr": _NO_OP, "comment": each} for each in mark.comments())
     commands: list[Command] = []
-    if seen is None:
-        commands.append({"create": {"chain": _in(table, name=chain)}})
+    if current is None:
+        commands.append({"create": {"chain": _in_table(table, name=chain)}})
     else:
-        commands += _rules_deleted(table, seen)
-    commands.extend({"add": {"rule": _in(table, chain=chain, **each)}} for each in rules)
-    is_there = None if seen is None else seen.element
-    wanted = Element(front, chain, comment_of_element(uid))
-    if is_there != wanted:
-        if is_there is not None:
-            commands.append(_element_deleted(table, SERVICES, is_there.front))
-        key = {"elem": {"val": {"concat": [*front]}, "comment": wanted.comment}}
-        leads = [[key, {"goto": {"target": chain}}]]
-        commands.append({"create": {"element": _in(table, name=SERVICES, elem=leads)}})
-    commands += _masqueraded(table, front, seen, is_wanted=action.fields["masquerade"])
+        commands += _delete_rules(table, current)
+    commands.extend({"add": {"rule": _in_table(table, chain=chain, **each)}} for each in rules)
+    old_element = None if current is None else current.element
+    new_element = Element(front, chain, comment_of_element(uid))
+    if old_element != new_element:
+        if old_element is not None:
+            commands.append(_delete_element(table, SERVICES, old_element.front))
+        key = {"elem": {"val": {"concat": [*front]}, "comment": new_element.comment}}
+        elements = [[key, {"goto": {"target": chain}}]]
+        commands.append({"create": {"element": _in_table(table, name=SERVICES, elem=elements)}})
+    commands += _set_masquerade(table, front, current, is_wanted=action.fields["masquerade"])
     return commands
 
 
-def deleted(table: str, seen: Seen) -> list[Command]:
+def build_delete_commands(table: str, current: ServiceState) -> list[Command]:
     """Return the commands that delete the known state of a service."""
-    commands = _rules_deleted(table, seen)
-    if seen.element is not None:
-        commands.append(_element_deleted(table, SERVICES, seen.element.front))
-    if seen.is_masqueraded and seen.front is not None:
-        commands.append(_element_deleted(table, MASQUERADED, seen.front))
-    return [*commands, {"delete": {"chain": _in(table, name=seen.chain.name)}}]
+    commands = _delete_rules(table, current)
+    if current.element is not None:
+        commands.append(_delete_element(table, SERVICES, current.element.front))
+    if current.is_masqueraded and current.front is not None:
+        commands.append(_delete_element(table, MASQUERADED, current.front))
+    return [*commands, {"delete": {"chain": _in_table(table, name=current.chain.name)}}]
 
 
-def _rules_deleted(table: str, seen: Seen) -> list[Command]:
+def _delete_rules(table: str, current: ServiceState) -> list[Command]:
     return [
-        {"delete": {"rule": _in(table, chain=each.chain, handle=each.handle)}}
-        for each in seen.rules
+        {"delete": {"rule": _in_table(table, chain=each.chain, handle=each.handle)}}
+        for each in current.rules
     ]
 
 
-def _masqueraded(table: str, front: Front, seen: Seen | None, *, is_wanted: bool) -> list[Command]:
-    before = seen.front if seen is not None and seen.is_masqueraded else None
-    if is_wanted and before == front:
+def _set_masquerade(
+    table: str, front: Front, current: ServiceState | None, *, is_wanted: bool
+) -> list[Command]:
+    old_front = current.front if current is not None and current.is_masqueraded else None
+    if is_wanted and old_front == front:
         return []
     commands: list[Command] = []
-    if before is not None:
-        commands.append(_element_deleted(table, MASQUERADED, before))
+    if old_front is not None:
+        commands.append(_delete_element(table, MASQUERADED, old_front))
     if is_wanted:
         elements = [{"concat": [*front]}]
-        commands.append({"add": {"element": _in(table, name=MASQUERADED, elem=elements)}})
+        commands.append({"add": {"element": _in_table(table, name=MASQUERADED, elem=elements)}})
     return commands
 
 
-def _element_deleted(table: str, of: str, front: Front) -> Command:
-    return {"delete": {"element": _in(table, name=of, elem=[{"concat": [*front]}])}}
+def _delete_element(table: str, set_name: str, front: Front) -> Command:
+    return {"delete": {"element": _in_table(table, name=set_name, elem=[{"concat": [*front]}])}}
 
 
-def _in(table: str, **what: object) -> Command:
-    return {"family": FAMILY, "table": table, **what}
+def _in_table(table: str, **fields: object) -> Command:
+    return {"family": FAMILY, "table": table, **fields}
 
 
 # --- rules
 
 
-_NOTHING: Final[Expressions] = [{"continue": None}]
+_NO_OP: Final[Expressions] = [{"continue": None}]
 
 
 def match(left: object, right: object, operator: str = "==") -> Command:
@@ -283,19 +289,19 @@ def _body(protocol: Protocol, balance: Balance, backends: list[Backend]) -> list
     return rules
 
 
-def _choice(balance: Balance, number: int, of: int) -> Command:
+def _choice(balance: Balance, number: int, count: int) -> Command:
     """Return the comparison that holds for one backend, if it held for none before it."""
-    left = of - number
+    remaining = count - number
     match balance:
         case "Random":
-            return match({"numgen": {"mode": "random", "mod": left, "offset": 0}}, 0)
+            return match({"numgen": {"mode": "random", "mod": remaining, "offset": 0}}, 0)
         case "RoundRobin":
             # Each rule counts the packets that reach it: the first takes every third, the second
             # every other one of the rest.
-            return match({"numgen": {"mode": "inc", "mod": left, "offset": 0}}, 0)
+            return match({"numgen": {"mode": "inc", "mod": remaining, "offset": 0}}, 0)
         case "SourceAddress":
             address = {"payload": {"protocol": "ip", "field": "saddr"}}
-            return match({"jhash": {"mod": of, "seed": _SEED, "expr": address}}, number)
+            return match({"jhash": {"mod": count, "seed": _SEED, "expr": address}}, number)
 
 
 def _refusal(protocol: Protocol) -> Command:

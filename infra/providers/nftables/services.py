@@ -17,25 +17,25 @@ from infra.providers.nftables.listed import (
     MASQUERADED,
     SERVICES,
     Element,
-    Listed,
-    found_element,
-    listed,
+    TableListing,
+    parse_element,
+    parse_listing,
 )
 from infra.providers.nftables.monitor import Monitor
-from infra.providers.nftables.nft import Command, MissingError, Nft, TakenError
+from infra.providers.nftables.nft import Command, ExistsError, MissingError, Nft
 from infra.providers.nftables.place import FAMILY, place_of
 from infra.providers.nftables.rules import (
-    Seen,
-    all_seen,
+    ServiceState,
+    all_services,
+    build_delete_commands,
+    build_write_commands,
     chain_of,
-    deleted,
+    combine_state,
     front_of_fields,
     leading_element,
     mark_of,
     name_of,
-    seen_in,
     target_text,
-    written,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
 from reconciler.errors import (
@@ -48,14 +48,14 @@ from reconciler.errors import (
 )
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 _NOT_A_NAME: Final = "syntax error"
 
 
-class ServicesProvider(NamedObjects[Seen]):
+class ServicesProvider(NamedObjects[ServiceState]):
     """Writes services into a table, each with its own chain and element."""
 
     noun = "service"
@@ -68,65 +68,71 @@ class ServicesProvider(NamedObjects[Seen]):
         self.nft = Nft(self._place, timeout, permit)
         self._monitor = Monitor(self.nft, timeout)
         # The kernel runs one transaction at a time anyway, and the shared chains are created once.
-        self._writing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     def name_problem(self, external_name: str) -> str | None:
         """Describe why a service cannot have this name."""
         return name_problem(external_name)
 
-    async def find(self, external_name: str) -> Seen | None:
+    async def find(self, external_name: str) -> ServiceState | None:
         """Read a service."""
-        seen = await self._look(external_name)
-        return None if seen is None or seen.is_nothing else seen
+        state = await self._read_state(external_name)
+        return None if state is None or state.is_empty else state
 
-    async def create_object(self, action: Action) -> Seen:
+    async def create_object(self, action: Action) -> ServiceState:
         """Create a service in one transaction, which fails if another client uses its chain."""
         name, read_at = action.external_name, time.monotonic()
-        seen = await self._look(name)
-        if seen is not None and not seen.is_nothing:
+        current = await self._read_state(name)
+        if current is not None and not current.is_empty:
             raise ConflictError(f"service {name!r} already exists")
         uid = f"service-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
-        commands = written(self._table, action, uid, seen)
+        commands = build_write_commands(self._table, action, uid, current)
         try:
-            await self._apply(commands, read_at=read_at, is_suspect=seen is not None)
-        except TakenError as error:
+            await self._apply(commands, read_at=read_at, is_suspect=current is not None)
+        except ExistsError as error:
             if await self.find(name) is not None:
                 raise ConflictError(f"service {name!r} already exists") from error
-            raise await self._front_taken(action, error) from error
-        return await self._done(action)
+            raise await self._build_front_conflict(action, error) from error
+        return await self._read_written(action)
 
-    async def update_object(self, action: Action, found: Found[Seen]) -> Seen:
+    async def update_object(
+        self, action: Action, existing: ExistingObject[ServiceState]
+    ) -> ServiceState:
         """Replace the rules of a service in one transaction, which fails if one was deleted."""
-        shown = found.object
-        assert shown.uid is not None
-        commands = written(self._table, action, shown.uid, found.native)
+        observed = existing.object
+        assert observed.uid is not None
+        commands = build_write_commands(self._table, action, observed.uid, existing.native)
         # If the service has no difference, or has no rules left, the shared chains may be damaged.
-        is_as_wanted = normalize(shown.fields) == normalize(action.fields)
-        is_suspect = found.native.mark is None or (is_as_wanted and shown.labels == action.labels)
+        is_as_declared = normalize(observed.fields) == normalize(action.fields)
+        is_suspect = existing.native.mark is None or (
+            is_as_declared and observed.labels == action.labels
+        )
         try:
-            await self._apply(commands, read_at=found.read_at, is_suspect=is_suspect)
+            await self._apply(commands, read_at=existing.read_at, is_suspect=is_suspect)
         except MissingError as error:
-            raise _changed(action, error) from error
-        except TakenError as error:
-            raise await self._front_taken(action, error) from error
-        return await self._done(action)
+            raise _build_changed_error(action, error) from error
+        except ExistsError as error:
+            raise await self._build_front_conflict(action, error) from error
+        return await self._read_written(action)
 
-    async def delete_object(self, action: Action, found: Found[Seen]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[ServiceState]) -> None:
         """Delete a service in one transaction, which fails if one of its rules was deleted."""
         try:
-            async with self._writing:
-                await self.nft.apply(deleted(self._table, found.native), read_at=found.read_at)
+            async with self._write_lock:
+                await self.nft.apply(
+                    build_delete_commands(self._table, existing.native), read_at=existing.read_at
+                )
         except MissingError as error:
-            raise _changed(action, error) from error
+            raise _build_changed_error(action, error) from error
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
-    ) -> AsyncIterator[Sequence[Seen]]:
+    ) -> AsyncIterator[Sequence[ServiceState]]:
         """List the services of the table, which nft shows in one output; none without a table."""
         del scope, page_size, unreadable
-        output = await self._shown_table()
+        output = await self._read_table()
         if output is not None:
-            yield await asyncio.to_thread(self._all_seen, output)
+            yield await asyncio.to_thread(self._all_services, output)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the next event of the table."""
@@ -138,105 +144,113 @@ class ServicesProvider(NamedObjects[Seen]):
 
     # --- reading
 
-    async def _look(self, name: str) -> Seen | None:
+    async def _read_state(self, name: str) -> ServiceState | None:
         """Read the chain and the element of a service; None if it has no chain."""
         chain = chain_of(name)
         try:
-            shown = listed(await self.nft.show("chain", chain))
+            listing = parse_listing(await self.nft.show("chain", chain))
         except MissingError:
             return None
-        mark = mark_of(shown.rules.get(chain, []))
+        mark = mark_of(listing.rules.get(chain, []))
         front = None if mark is None else mark.front
-        element, is_masqueraded = await self._led_by(front) if front else (None, False)
+        element, is_masqueraded = await self._read_front(front) if front else (None, False)
         if element is not None and element.target != chain:
             element = None
         if element is None and mark is None:
-            element = await self._leading_to(chain)
+            element = await self._find_element(chain)
             if element is not None and element.front != front:
-                _, is_masqueraded = await self._led_by(element.front)
+                _, is_masqueraded = await self._read_front(element.front)
         if element is None and mark is None:
             is_masqueraded = False  # there is no evidence that this front is its own
-        return seen_in(shown, name, element, is_masqueraded=is_masqueraded)
+        return combine_state(listing, name, element, is_masqueraded=is_masqueraded)
 
-    async def _led_by(self, front: Front) -> tuple[Element | None, bool]:
+    async def _read_front(self, front: Front) -> tuple[Element | None, bool]:
         """Return the element of a front, and whether the front is masqueraded."""
         key = f"{{ {front.address} . {front.protocol} . {front.port} }}"
-        asked = [f"get element {FAMILY} {self._table} {of} {key}" for of in (SERVICES, MASQUERADED)]
+        queries = [
+            f"get element {FAMILY} {self._table} {set_name} {key}"
+            for set_name in (SERVICES, MASQUERADED)
+        ]
         try:
-            return found_element(await self.nft.ask("\n".join(asked)), front), True
+            return parse_element(await self.nft.query("\n".join(queries)), front), True
         except MissingError:  # one of them is missing, or both are
             pass
         answers: list[str | None] = []
-        for each in asked:
+        for each in queries:
             try:
-                answers.append(await self.nft.ask(each))
+                answers.append(await self.nft.query(each))
             except MissingError:
                 answers.append(None)
-        leads, masqueraded = answers
-        return None if leads is None else found_element(leads, front), masqueraded is not None
+        element_output, masqueraded = answers
+        return None if element_output is None else parse_element(
+            element_output, front
+        ), masqueraded is not None
 
-    async def _leading_to(self, chain: str) -> Element | None:
+    async def _find_element(self, chain: str) -> Element | None:
         """Search all elements for one that leads to a chain without a mark."""
         try:
-            shown = await self.nft.show("map", SERVICES)
+            output = await self.nft.show("map", SERVICES)
         except MissingError:
             return None
-        found = await asyncio.to_thread(listed, shown)
-        return leading_element(None, [each for each in found.elements if each.target == chain])
+        listing = await asyncio.to_thread(parse_listing, output)
+        return leading_element(None, [each for each in listing.elements if each.target == chain])
 
-    async def _shown_table(self) -> bytes | None:
+    async def _read_table(self) -> bytes | None:
         try:
             return await self.nft.show("table")
         except MissingError:
             return None
 
-    def _all_seen(self, output: bytes) -> list[Seen]:
-        shown = listed(output)
-        is_reached = base.is_sound(self._place, shown)
-        return [replace(each, is_reached=is_reached) for each in all_seen(shown)]
+    def _all_services(self, output: bytes) -> list[ServiceState]:
+        listing = parse_listing(output)
+        is_reached = base.is_sound(self._place, listing)
+        return [replace(each, is_reached=is_reached) for each in all_services(listing)]
 
     # --- writing
 
     async def _apply(self, commands: list[Command], *, read_at: float, is_suspect: bool) -> None:
         """Execute a transaction, and repair the shared objects with it if they may be missing."""
-        async with self._writing:
-            mended = await self._mended_chains() if is_suspect else []
+        async with self._write_lock:
+            repairs = await self._build_chain_repairs() if is_suspect else []
             try:
-                await self.nft.apply([*mended, *commands], read_at=read_at)
+                await self.nft.apply([*repairs, *commands], read_at=read_at)
             except MissingError:
                 if not await self._make_table():
                     raise
                 await self.nft.apply(commands, read_at=read_at)
 
-    async def _mended_chains(self) -> list[Command]:
+    async def _build_chain_repairs(self) -> list[Command]:
         """Read the shared chains one by one: with many services, the whole table takes longer."""
-        shown = Listed()
+        listing = TableListing()
         for name in base.CHAINS:
-            found = await self._shown_chain(name)
-            shown.chains |= found.chains
-            shown.rules |= found.rules
-        return [base.awake(self._place), *base.chains_of_it(self._place, shown)]
+            part = await self._read_chain(name)
+            listing.chains |= part.chains
+            listing.rules |= part.rules
+        return [
+            base.build_table_command(self._place),
+            *base.build_chain_repairs(self._place, listing),
+        ]
 
-    async def _shown_chain(self, name: str) -> Listed:
+    async def _read_chain(self, name: str) -> TableListing:
         try:
-            return listed(await self.nft.show("chain", name))
+            return parse_listing(await self.nft.show("chain", name))
         except MissingError:
-            return Listed()
+            return TableListing()
 
     async def _make_table(self) -> bool:
         """Create the missing shared objects. Return whether any was missing."""
-        answer = await self._shown_table()
+        answer = await self._read_table()
         if answer is None:
             await self._check_table_name()
-        shown = None if answer is None else await asyncio.to_thread(listed, answer)
-        commands = base.all_of_it(self._place, shown)
+        listing = None if answer is None else await asyncio.to_thread(parse_listing, answer)
+        commands = base.all_of_it(self._place, listing)
         if not commands:
             return False
         try:
             with self.nft.permit.outside_of_action():
                 await self.nft.apply(commands)
         except MissingError as error:
-            if shown is not None:
+            if listing is not None:
                 raise
             raise ConfigurationError(
                 f"{error.message}; this kernel's nftables has no NAT, so load nft_chain_nat, "
@@ -246,7 +260,7 @@ class ServicesProvider(NamedObjects[Seen]):
 
     async def _check_table_name(self) -> None:
         try:
-            await self.nft.ask(f"add table {FAMILY} {self._table}", "-c")
+            await self.nft.query(f"add table {FAMILY} {self._table}", "-c")
         except RefusedError as error:
             if _NOT_A_NAME not in error.message:
                 raise
@@ -255,51 +269,51 @@ class ServicesProvider(NamedObjects[Seen]):
                 "the table"
             ) from error
 
-    async def _done(self, action: Action) -> Seen:
+    async def _read_written(self, action: Action) -> ServiceState:
         """Read a service after a write; if that fails, the result is unknown."""
         try:
-            seen = await self.find(action.external_name)
+            state = await self.find(action.external_name)
         except ProviderError as error:
             raise UnknownResultError(
                 f"the service was written, but reading it failed: {error.message}",
                 status=HTTPStatus.CONFLICT,
             ) from error
-        if seen is None:
+        if state is None:
             raise UnknownResultError(
                 "the service was written, but no longer exists", status=HTTPStatus.CONFLICT
             )
-        return seen
+        return state
 
     # --- obstacles
 
-    async def _front_taken(self, action: Action, error: TakenError) -> ProviderError:
+    async def _build_front_conflict(self, action: Action, error: ExistsError) -> ProviderError:
         """Name the owner of the declared address and port. The action waits until they are free."""
         front = front_of_fields(action.fields)
-        element, _ = await self._led_by(front)
+        element, _ = await self._read_front(front)
         if element is None:
             return NotDoneError(
                 f"{error.message}; it has changed since it was read", status=error.status
             )
-        other = await self._shown_to(action.namespace, element)
+        owner = await self._describe_target(action.namespace, element)
         return NotDoneError(
             f"port {front.port}/{front.protocol} of {front.address} is already mapped "
-            f"to {other}; withdraw that service, or declare another port",
+            f"to {owner}; withdraw that service, or declare another port",
             status=error.status,
         )
 
-    async def _shown_to(self, namespace: str, element: Element) -> str:
+    async def _describe_target(self, namespace: str, element: Element) -> str:
         """Return where an element leads, without the name of a service in another namespace."""
         name = name_of(element.target)
         if name is None:
             return target_text(element)
-        seen = await self._look(name)
-        mark = None if seen is None else seen.mark
+        state = await self._read_state(name)
+        mark = None if state is None else state.mark
         if mark is None or namespace_of(mark.labels.get(OWNER_LABEL, "")) == namespace:
             return f"service {name!r}"
         return "a service of another namespace"
 
 
-def _changed(action: Action, error: MissingError) -> ConflictError:
+def _build_changed_error(action: Action, error: MissingError) -> ConflictError:
     return ConflictError(
         f"service {action.external_name!r} has changed since it was read", status=error.status
     )

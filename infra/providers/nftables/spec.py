@@ -132,10 +132,10 @@ def normalize(fields: Fields) -> Fields:
     }
 
 
-def ready(fields: Fields, thing: ExternalObject) -> Readiness:
+def ready(fields: Fields, observed: ExternalObject) -> Readiness:
     """Return whether a backend is declared."""
     del fields
-    if thing.fields.get("backends"):
+    if observed.fields.get("backends"):
         return READY
     return Readiness(False, "NoBackends", "the service has no backend, so connections are refused")
 
@@ -152,17 +152,17 @@ def name_problem(name: str) -> str | None:
 
 def front_of(text: str) -> Front | None:
     """Parse the text of a ``Front``; None if it is invalid."""
-    found = _FRONT.fullmatch(text)
-    if found is None:
+    match = _FRONT.fullmatch(text)
+    if match is None:
         return None
-    address, protocol, port = found.groups()
+    address, protocol, port = match.groups()
     return Front(address, "tcp" if protocol == "tcp" else "udp", int(port))
 
 
 def balance_of(text: str) -> Balance | None:
     """Parse the name of a balance; None if it is unknown."""
-    known: tuple[Balance, ...] = get_args(Balance)
-    return next((each for each in known if each == text), None)
+    balances: tuple[Balance, ...] = get_args(Balance)
+    return next((each for each in balances if each == text), None)
 
 
 def _check_address(text: str) -> None:

@@ -102,12 +102,12 @@ class DatabaseOutputs(msgspec.Struct, frozen=True):
 
 def normalize(fields: Fields) -> Fields:
     """Return the canonical form of a database's fields: extensions by name, encodings as shown."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    extensions: Any = given.get("extensions") or {}
+    present = {name: value for name, value in fields.items() if value is not None}
+    extensions: Any = present.get("extensions") or {}
     result: Fields = {
         "connectionLimit": UNLIMITED,
         "allowConnections": True,
-        **given,
+        **present,
         # By name, so that a comparison ignores the extensions of other clients.
         "extensions": {
             name: True
@@ -115,17 +115,17 @@ def normalize(fields: Fields) -> Fields:
             if name != ALWAYS_THERE
         },
     }
-    if "encoding" in given:
-        result["encoding"] = _encoding(str(given["encoding"]))
-    if "locale" in given:
-        collation, _, ctype = str(given["locale"]).partition("/")
+    if "encoding" in present:
+        result["encoding"] = _encoding(str(present["encoding"]))
+    if "locale" in present:
+        collation, _, ctype = str(present["locale"]).partition("/")
         result["locale"] = collation if ctype in ("", collation) else f"{collation}/{ctype}"
     return result
 
 
-def _encoding(given: str) -> str:
+def _encoding(present: str) -> str:
     """Return the canonical name of an encoding. The server compares only letters and digits."""
-    name = _plain(given)
+    name = _plain(present)
     return _BY_PLAIN_NAME.get(name, name)
 
 
@@ -141,14 +141,14 @@ def comparable(fields: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name != "template"}
 
 
-def loses(fields: Fields | None, thing: ExternalObject) -> str:
+def loses(fields: Fields | None, observed: ExternalObject) -> str:
     """Return which data a write or a deletion would lose."""
     if fields is None:
-        return f"all data of database {thing.name}"
-    dropped = thing.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
-    if not dropped:
+        return f"all data of database {observed.name}"
+    removed = observed.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
+    if not removed:
         return ""
-    return f"the data of these extensions of database {thing.name}: {', '.join(sorted(dropped))}"
+    return f"the data of these extensions of database {observed.name}: {', '.join(sorted(removed))}"
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:

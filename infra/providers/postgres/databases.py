@@ -45,7 +45,7 @@ from reconciler.errors import (
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects, check_uid
+from reconciler.provider.named_objects import ExistingObject, NamedObjects, check_uid
 from reconciler.provider.secrets import Secrets
 
 LEFTOVER_SECONDS: Final = 3_600
@@ -153,7 +153,7 @@ class DatabasesProvider(NamedObjects[_Database]):
 
     async def find(self, external_name: str) -> _Database | None:
         """Read a database; raises ``RefusedError`` for one that is out of bounds."""
-        rows = await self._rows(_named(external_name))
+        rows = await self._rows(_has_name(external_name))
         return await self._database(rows[0]) if rows else None
 
     async def create_object(self, action: Action) -> _Database:
@@ -164,12 +164,14 @@ class DatabasesProvider(NamedObjects[_Database]):
             sql.SQL("d.datname = {} OR starts_with(d.datname, {})").format(name, UNFINISHED_PREFIX)
         )
         read_at = time.monotonic()
-        found = next((row for row in rows if row.name == name), None)
-        half = next((row for row in rows if row.name == unfinished), None)
+        existing = next((row for row in rows if row.name == name), None)
+        unfinished_row = next((row for row in rows if row.name == unfinished), None)
         leftovers = [row for row in rows if row.name != unfinished and _is_leftover(row, action)]
-        if found is not None:
-            if found.mark is None or found.mark.key != action.idempotency_key:
-                await self._drop_unfinished([*leftovers, *([half] if half else [])])
+        if existing is not None:
+            if existing.mark is None or existing.mark.key != action.idempotency_key:
+                await self._drop_unfinished(
+                    [*leftovers, *([unfinished_row] if unfinished_row else [])]
+                )
             raise ConflictError(f"database {name!r} already exists")
         await self._drop_unfinished(leftovers)
         mark = DatabaseMark(
@@ -179,65 +181,67 @@ class DatabasesProvider(NamedObjects[_Database]):
             since=datetime.now(UTC),
             extensions=tuple(sorted(action.fields["extensions"])),
         )
-        if half is None:
-            await self._check_what_is_needed(action)
-            await self._make_unfinished(unfinished, action.fields, read_at)
-        if half is None or half.mark is None:
+        if unfinished_row is None:
+            await self._check_requirements(action)
+            await self._create_unfinished(unfinished, action.fields, read_at)
+        if unfinished_row is None or unfinished_row.mark is None:
             await self._server.run(_comment_statement(unfinished, with_mark(None, mark)))
         if mark.extensions:
             try:
                 async with self._server.transaction(unfinished) as session:
                     await session.run(*_extension_statements(mark.extensions, []))
             except RefusedError as error:  # without them, the database still belongs to the action
-                half_done = await self._finished(action, unfinished, mark)
-                raise RefusedError(error.message, obstacle=half_done.as_object()) from None
-        return await self._finished(action, unfinished, mark)
+                incomplete = await self._finish(action, unfinished, mark)
+                raise RefusedError(error.message, obstacle=incomplete.as_object()) from None
+        return await self._finish(action, unfinished, mark)
 
-    async def update_object(self, action: Action, found: Found[_Database]) -> _Database:
+    async def update_object(self, action: Action, existing: ExistingObject[_Database]) -> _Database:
         """Change extensions, then the database, unless it has changed in the meantime."""
-        name, row, shown = action.external_name, found.native.row, found.object
+        name, row, observed = action.external_name, existing.native.row, existing.object
         _check_declared(name)
         # The mark is written last: a database with the key of this action matches its declaration.
-        if _needs_opening(shown, action.fields):
-            row = await self._opened(row)
-        await self._change_extensions(shown, action.fields)
+        if _needs_opening(observed, action.fields):
+            row = await self._allow_connections(row)
+        await self._change_extensions(observed, action.fields)
         mark = DatabaseMark(
             action.idempotency_key,
             action.labels,
             extensions=tuple(sorted(action.fields["extensions"])),
         )
         async with self._server.transaction() as session:
-            (now,) = await session.read(_Row, _select(_named(name))) or (None,)
-            if now is None or (now.uid, now.version) != (row.uid, row.version):
+            (current,) = await session.read(_Row, _select(_has_name(name))) or (None,)
+            if current is None or (current.uid, current.version) != (row.uid, row.version):
                 raise NotDoneError(
                     f"database {name!r} has changed since it was read", status=REFUSED
                 )
             await session.run(
-                *_alter_statements(name, now, action.fields),
-                _comment_statement(name, with_mark(now.comment, mark)),
+                *_alter_statements(name, current, action.fields),
+                _comment_statement(name, with_mark(current.comment, mark)),
             )
-            (made,) = await session.read(_Row, _select(_named(name)))
-        return await self._database(made)
+            (updated,) = await session.read(_Row, _select(_has_name(name)))
+        return await self._database(updated)
 
     async def delete(self, action: Action) -> Effect:
         """Delete the database without reading its extensions, which takes a connection to it."""
         self.check_name(action.external_name)
         read_at = time.monotonic()
-        (row,) = await self._rows(_named(action.external_name)) or (None,)
+        (row,) = await self._rows(_has_name(action.external_name)) or (None,)
         if row is None:
             return Effect(None, absent=True)
         if action.uid not in (None, row.uid):
             check_uid((await self._database(row)).as_object(), action)
-        database = self._recorded(row)
+        database = self._database_with_recorded_extensions(row)
         try:
-            await self.delete_object(action, Found(database, database.as_object(), read_at))
+            await self.delete_object(
+                action, ExistingObject(database, database.as_object(), read_at)
+            )
         except NotFoundError:
             return Effect(None, absent=True)
         return Effect(None)
 
-    async def delete_object(self, action: Action, found: Found[_Database]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Database]) -> None:
         """Drop the database; never one that has sessions."""
-        if not await self._drop(action.external_name, found.read_at):
+        if not await self._drop(action.external_name, existing.read_at):
             raise self.missing_error(action)
 
     async def list_objects(
@@ -254,8 +258,10 @@ class DatabasesProvider(NamedObjects[_Database]):
             for row in rows:
                 if INVALID_TEXT in row.name:
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
-            found = [await self._listed(row) for row in rows if self._is_listed(row)]
-            yield [each for each in found if each is not None]
+            databases = [
+                await self._complete_listed_row(row) for row in rows if self._is_object(row)
+            ]
+            yield [each for each in databases if each is not None]
             if len(rows) < page_size:
                 return
             last = rows[-1].uid
@@ -266,7 +272,7 @@ class DatabasesProvider(NamedObjects[_Database]):
 
     # --- reading
 
-    def _is_listed(self, row: _Row) -> bool:
+    def _is_object(self, row: _Row) -> bool:
         """Return whether a row is an object. An unfinished database is none yet."""
         if row.name in self._protected or INVALID_TEXT in row.name:
             return False
@@ -278,7 +284,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     async def _rows(self, condition: sql.Composable) -> list[_Row]:
         return await self._server.read(_Row, _select(condition))
 
-    def _recorded(self, row: _Row) -> _Database:
+    def _database_with_recorded_extensions(self, row: _Row) -> _Database:
         """Return a database with the last written extensions."""
         extensions = () if row.mark is None else row.mark.extensions
         return _Database(row, extensions, self._server.place.outputs(row.name))
@@ -288,7 +294,7 @@ class DatabasesProvider(NamedObjects[_Database]):
 
         For a database that does not allow a connection, the last written ones count.
         """
-        recorded = self._recorded(row)
+        recorded = self._database_with_recorded_extensions(row)
         if not recorded.extensions or not row.allow_connections or not row.may_connect:
             return recorded
         query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
@@ -296,26 +302,26 @@ class DatabasesProvider(NamedObjects[_Database]):
             rows = await session.run(query.format(ALWAYS_THERE))
         return replace(recorded, extensions=names(rows, "extname"))
 
-    async def _listed(self, row: _Row) -> _Database | None:
+    async def _complete_listed_row(self, row: _Row) -> _Database | None:
         """Complete a row of a listing; None if the database was dropped in the meantime."""
         try:
             return await self._database(row)
         except ProviderError:
-            if await self._rows(_named(row.name)):
+            if await self._rows(_has_name(row.name)):
                 raise
             return None
 
     # --- writing
 
-    async def _check_what_is_needed(self, action: Action) -> None:
+    async def _check_requirements(self, action: Action) -> None:
         """Raise before any effect if the database could not be completed."""
-        owner, wanted = action.fields.get("owner"), sorted(action.fields["extensions"])
+        owner, extensions = action.fields.get("owner"), sorted(action.fields["extensions"])
         query = sql.SQL(
             "SELECT 'role' AS what, wanted AS name FROM unnest({}::text[]) AS wanted"
             " WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted)"
             " UNION ALL SELECT 'extension', wanted FROM unnest({}::text[]) AS wanted"
             " WHERE NOT EXISTS (SELECT FROM pg_available_extensions WHERE name = wanted)"
-        ).format([] if owner is None else [owner], wanted)
+        ).format([] if owner is None else [owner], extensions)
         async with self._server.session() as session:
             missing = await session.run(query)
         for row in missing:
@@ -325,7 +331,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             text = _not_available(row["name"])
             raise RefusedError(f"{text}, then apply the manifest with a change")
 
-    async def _make_unfinished(self, name: str, fields: Fields, read_at: float) -> None:
+    async def _create_unfinished(self, name: str, fields: Fields, read_at: float) -> None:
         """Create a database under its temporary name.
 
         ``CREATE DATABASE`` is not transactional, so its error proves nothing. A missing database
@@ -337,18 +343,18 @@ class DatabasesProvider(NamedObjects[_Database]):
             raise
         except ProviderError as error:
             try:
-                is_there = bool(await self._rows(_named(name)))
+                is_there = bool(await self._rows(_has_name(name)))
             except ProviderError:
                 is_there = True
             if is_there:
                 raise UnknownResultError(error.message, status=error.status) from error.__cause__
             raise
 
-    async def _finished(self, action: Action, unfinished: str, mark: DatabaseMark) -> _Database:
+    async def _finish(self, action: Action, unfinished: str, mark: DatabaseMark) -> _Database:
         name, target = action.external_name, sql.Identifier(unfinished)
-        done = msgspec.structs.replace(mark, name="", since=None)
+        completed = msgspec.structs.replace(mark, name="", since=None)
         statements = [
-            _comment_statement(unfinished, with_mark(None, done)),
+            _comment_statement(unfinished, with_mark(None, completed)),
             sql.SQL("ALTER DATABASE {} RENAME TO {}").format(target, sql.Identifier(name)),
         ]
         if not action.fields["allowConnections"]:
@@ -358,40 +364,42 @@ class DatabasesProvider(NamedObjects[_Database]):
         try:
             async with self._server.transaction() as session:
                 await session.run(*statements)
-                (row,) = await session.read(_Row, _select(_named(name)))
+                (row,) = await session.read(_Row, _select(_has_name(name)))
         except ConflictError:
-            await self._drop_unfinished(await self._rows(_named(unfinished)))
+            await self._drop_unfinished(await self._rows(_has_name(unfinished)))
             raise
         except ProviderError as error:
             raise await self._in_use(error, unfinished) from None
         return await self._database(row)
 
-    async def _opened(self, row: _Row) -> _Row:
+    async def _allow_connections(self, row: _Row) -> _Row:
         """Allow connections to a database whose extensions are to be changed."""
         allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(row.name))
         async with self._server.transaction() as session:
             await session.run(allow)
-            (opened,) = await session.read(_Row, _select(_named(row.name)))
-        return opened
+            (updated,) = await session.read(_Row, _select(_has_name(row.name)))
+        return updated
 
-    async def _change_extensions(self, shown: ExternalObject, fields: Fields) -> None:
-        wanted, there = fields["extensions"].keys(), shown.fields["extensions"].keys()
-        added, dropped = sorted(wanted - there), sorted(there - wanted)
-        if not added and not dropped:
+    async def _change_extensions(self, observed: ExternalObject, fields: Fields) -> None:
+        desired, current = fields["extensions"].keys(), observed.fields["extensions"].keys()
+        to_create, to_drop = sorted(desired - current), sorted(current - desired)
+        if not to_create and not to_drop:
             return
-        if not fields["allowConnections"] and not shown.fields["allowConnections"]:
+        if not fields["allowConnections"] and not observed.fields["allowConnections"]:
             raise RefusedError(
-                f"extensions of database {shown.name!r} cannot be changed while it allows no "
+                f"extensions of database {observed.name!r} cannot be changed while it allows no "
                 "connections; set allowConnections to true first"
             )
         available = sql.SQL("SELECT name FROM pg_available_extensions WHERE name = ANY({})")
         async with self._server.session() as session:
-            known = names(await session.run(available.format(added)), "name")
-        for extension in added:
-            if extension not in known:  # an update can wait, because the next declaration ends it
+            installable = names(await session.run(available.format(to_create)), "name")
+        for extension in to_create:
+            if (
+                extension not in installable
+            ):  # an update can wait, because the next declaration ends it
                 raise NotDoneError(_not_available(extension), status=REFUSED)
-        async with self._server.transaction(shown.name) as session:
-            await session.run(*_extension_statements(added, dropped))
+        async with self._server.transaction(observed.name) as session:
+            await session.run(*_extension_statements(to_create, to_drop))
 
     async def _drop_unfinished(self, rows: Sequence[_Row]) -> None:
         for row in rows:
@@ -446,7 +454,7 @@ def _select(condition: sql.Composable) -> sql.Composed:
     return _SELECT.format(condition=condition, comment=bounded("c.description"), invalid=INVALID)
 
 
-def _named(name: str) -> sql.Composed:
+def _has_name(name: str) -> sql.Composed:
     return sql.SQL("d.datname = {}").format(name)
 
 
@@ -486,19 +494,19 @@ def _comment_statement(name: str, comment: str) -> sql.Composed:
     return sql.SQL("COMMENT ON DATABASE {} IS {}").format(sql.Identifier(name), comment)
 
 
-def _extension_statements(added: Sequence[str], dropped: Sequence[str]) -> list[sql.Composable]:
+def _extension_statements(to_create: Sequence[str], to_drop: Sequence[str]) -> list[sql.Composable]:
     # In `public`, unless the extension requires another schema. Nothing else runs with that path.
     create, drop = "CREATE EXTENSION IF NOT EXISTS {} CASCADE", "DROP EXTENSION IF EXISTS {}"
     return [
         sql.SQL("SET LOCAL search_path = public"),
-        *(sql.SQL(drop).format(sql.Identifier(name)) for name in dropped),
-        *(sql.SQL(create).format(sql.Identifier(name)) for name in added),
+        *(sql.SQL(drop).format(sql.Identifier(name)) for name in to_drop),
+        *(sql.SQL(create).format(sql.Identifier(name)) for name in to_create),
     ]
 
 
-def _needs_opening(shown: ExternalObject, fields: Fields) -> bool:
-    is_closed = fields["allowConnections"] and not shown.fields["allowConnections"]
-    return is_closed and fields["extensions"] != shown.fields["extensions"]
+def _needs_opening(observed: ExternalObject, fields: Fields) -> bool:
+    is_closed = fields["allowConnections"] and not observed.fields["allowConnections"]
+    return is_closed and fields["extensions"] != observed.fields["extensions"]
 
 
 def _not_available(extension: str) -> str:

@@ -52,7 +52,7 @@ def state_of(error: BaseException | None) -> str:
     return (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
 
 
-def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
+def classify_error(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
     """Return the meaning of a failed statement.
 
     ``may_be_done``: it takes effect immediately, so a lost response leaves that open. In a
@@ -68,11 +68,11 @@ def classified(error: psycopg.Error, *, may_be_done: bool) -> ProviderError:
     status = None if is_in_trouble else REFUSED
     if state in _BY_STATE:
         return _BY_STATE[state](text, status=status)
-    failed = RefusedError if state.startswith(_FOR_GOOD) else NotDoneError
-    return failed(text, status=status)
+    error_class = RefusedError if state.startswith(_FOR_GOOD) else NotDoneError
+    return error_class(text, status=status)
 
 
-def not_connected(error: psycopg.Error) -> ProviderError:
+def classify_connection_error(error: psycopg.Error) -> ProviderError:
     """Return the meaning of a failed connection: nothing was sent, and libpq has only a text."""
     text = _text(error)
     if "too many connections for database" in text:  # the limit of one tenant's database
@@ -83,11 +83,14 @@ def not_connected(error: psycopg.Error) -> ProviderError:
 
 
 def _text(error: psycopg.Error) -> str:
-    diagnostics, most = error.diag, _MESSAGE_CHARACTERS  # of each part: a server may send megabytes
+    diagnostics, max_characters = (
+        error.diag,
+        _MESSAGE_CHARACTERS,
+    )  # of each part: a server may send megabytes
     if diagnostics.message_primary is None:
-        said = " ".join(str(error)[:most].split())
+        text = " ".join(str(error)[:max_characters].split())
     else:
         parts = (diagnostics.message_primary, diagnostics.message_detail)
-        said = ": ".join("; ".join(part[:most].splitlines()) for part in parts if part)
-        said = f"{said} (SQLSTATE {error.sqlstate})"
-    return said[:_MESSAGE_CHARACTERS]
+        text = ": ".join("; ".join(part[:max_characters].splitlines()) for part in parts if part)
+        text = f"{text} (SQLSTATE {error.sqlstate})"
+    return text[:_MESSAGE_CHARACTERS]

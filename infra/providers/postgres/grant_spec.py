@@ -162,10 +162,10 @@ def grant_problem(name: str) -> str | None:
 
 def normalize(fields: Fields) -> Fields:
     """Return the canonical form of a grant's fields: sorted sets, nothing granted partially."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
     return {
         "partial": [],
-        **given,
+        **present,
         "privileges": sorted(set(fields.get("privileges") or [])),
         "grantable": sorted(set(fields.get("grantable") or [])),
     }

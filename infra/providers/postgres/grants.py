@@ -156,58 +156,60 @@ class GrantsProvider:
 
     async def create(self, action: Action) -> Effect:
         """Grant privileges to a grantee without any there."""
-        place = self._checked(action)
-        found = await self._database(place)
-        if found is None:
+        place = self._check_action(action)
+        database = await self._database(place)
+        if database is None:
             raise NotDoneError(f"database {place.database!r} does not exist (yet)", status=REFUSED)
-        async with self._server.transaction(_connected_to(place)) as session:
-            shown = await self._find(session, place, found)
-            if shown is not None:
-                raise ConflictError(f"{place.name!r} already has privileges", obstacle=shown)
-            await _check_what_is_needed(session, place)
-            return Effect(await self._written(session, place, found, action, None))
+        async with self._server.transaction(_session_database(place)) as session:
+            existing = await self._find(session, place, database)
+            if existing is not None:
+                raise ConflictError(f"{place.name!r} already has privileges", obstacle=existing)
+            await _check_requirements(session, place)
+            return Effect(await self._write_grants(session, place, database, action, None))
 
     async def update(self, action: Action) -> Effect:
         """Grant missing privileges and revoke undeclared ones, at the action's version."""
-        place = self._checked(action)
-        found = await self._database(place)
-        if found is None:
+        place = self._check_action(action)
+        database = await self._database(place)
+        if database is None:
             raise NotFoundError(f"database {place.database!r} does not exist")
-        async with self._server.transaction(_connected_to(place)) as session:
-            shown = await self._find(session, place, found)
-            if shown is None:
+        async with self._server.transaction(_session_database(place)) as session:
+            existing = await self._find(session, place, database)
+            if existing is None:
                 raise NotFoundError(f"{place.name!r} has no privileges")
-            check_uid(shown, action)
-            if action.version not in (None, shown.version):
-                raise ConflictError(f"{place.name!r} has changed since it was read", obstacle=shown)
-            return Effect(await self._written(session, place, found, action, shown))
+            check_uid(existing, action)
+            if action.version not in (None, existing.version):
+                raise ConflictError(
+                    f"{place.name!r} has changed since it was read", obstacle=existing
+                )
+            return Effect(await self._write_grants(session, place, database, action, existing))
 
     async def delete(self, action: Action) -> Effect:
         """Revoke all privileges of one grantee there."""
-        place = self._checked(action)
-        found = await self._database(place)
-        if found is None:
+        place = self._check_action(action)
+        database = await self._database(place)
+        if database is None:
             return Effect(None, absent=True)
-        async with self._server.transaction(_connected_to(place)) as session:
-            shown = await self._find(session, place, found)
-            if shown is None:
+        async with self._server.transaction(_session_database(place)) as session:
+            existing = await self._find(session, place, database)
+            if existing is None:
                 return Effect(None, absent=True)
-            check_uid(shown, action)
+            check_uid(existing, action)
             await session.run(_statement("REVOKE", ["ALL PRIVILEGES"], place))
-            left = await self._find(session, place, found)
-            if left is not None:
-                raise _granted_by_others(left)
+            remaining = await self._find(session, place, database)
+            if remaining is not None:
+                raise _build_foreign_grant_error(remaining)
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read the privileges of one grantee at one place; None if it has none."""
         del uid  # names are unique
         place = self._place(external_name)
-        found = await self._database(place)
-        if found is None:
+        database = await self._database(place)
+        if database is None:
             return None
-        async with self._server.session(_connected_to(place)) as session:
-            return await self._find(session, place, found)
+        async with self._server.session(_session_database(place)) as session:
+            return await self._find(session, place, database)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -220,8 +222,8 @@ class GrantsProvider:
             )
             databases = await self._databases(condition)
             for database in databases:
-                shown = await self._listed(database, scope.prefix or "")
-                yield [each for each in shown if scope.has(each.name, each.labels)]
+                grants = await self._list_grants(database, scope.prefix or "")
+                yield [each for each in grants if scope.has(each.name, each.labels)]
             if len(databases) < page_size:
                 return
             last = databases[-1].name
@@ -243,7 +245,7 @@ class GrantsProvider:
             )
         return place
 
-    def _checked(self, action: Action) -> GrantPlace:
+    def _check_action(self, action: Action) -> GrantPlace:
         place = self._place(action.external_name)
         for field, value in (("role", place.grantee), ("database", place.database)):
             if action.fields.get(field, value) != value:
@@ -288,7 +290,7 @@ class GrantsProvider:
         rows = await session.read(_Row, _SELECT.format(objects=objects, condition=condition))
         return _as_object(database, rows) if rows else None
 
-    async def _listed(self, database: _Database, prefix: str) -> list[ExternalObject]:
+    async def _list_grants(self, database: _Database, prefix: str) -> list[ExternalObject]:
         """Return the grants on a database and in it."""
         condition = sql.SQL("starts_with(coalesce(g.rolname::text, 'public'), {})").format(
             prefix.partition("@")[0]
@@ -299,10 +301,10 @@ class GrantsProvider:
         )
         # Grants in a database without connections have no effect.
         if database.allow_connections:
-            within = _OF_SCHEMAS.format(schema=_ANY_SCHEMA)
+            in_schemas = _OF_SCHEMAS.format(schema=_ANY_SCHEMA)
             try:
                 async with self._server.session(database.name) as session:
-                    query = _SELECT.format(objects=within, condition=condition)
+                    query = _SELECT.format(objects=in_schemas, condition=condition)
                     rows += await session.read(_Row, query)
             except ProviderError:
                 if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
@@ -313,48 +315,50 @@ class GrantsProvider:
 
     # --- writing
 
-    async def _written(
+    async def _write_grants(
         self,
         session: Session,
         place: GrantPlace,
         database: _Database,
         action: Action,
-        shown: ExternalObject | None,
+        existing: ExternalObject | None,
     ) -> ExternalObject:
-        statements = _statements(place, action.fields, None if shown is None else shown.fields)
+        statements = _statements(
+            place, action.fields, None if existing is None else existing.fields
+        )
         if statements:
             await session.run(*statements)
-        made = await self._find(session, place, database)
-        if made is None:
+        written = await self._find(session, place, database)
+        if written is None:
             raise NotDoneError(
                 f"{place.name!r}: there is no object (yet) to grant privileges on, or the role "
                 "owns all of them",
                 status=REFUSED,
             )
-        wanted = normalize(action.fields)
-        compared = ("privileges", "grantable", "partial")
-        if any(made.fields[name] != wanted[name] for name in compared):
-            raise _granted_by_others(made)
-        return made
+        desired = normalize(action.fields)
+        compared_fields = ("privileges", "grantable", "partial")
+        if any(written.fields[name] != desired[name] for name in compared_fields):
+            raise _build_foreign_grant_error(written)
+        return written
 
 
-async def _check_what_is_needed(session: Session, place: GrantPlace) -> None:
+async def _check_requirements(session: Session, place: GrantPlace) -> None:
     query = sql.SQL(
         "SELECT {grantee} = 'public' OR EXISTS (SELECT FROM pg_roles WHERE rolname = {grantee})"
         " AS has_role, {schema} = '' OR EXISTS (SELECT FROM pg_namespace WHERE nspname = {schema})"
         " AS has_schema"
     ).format(grantee=place.grantee, schema=place.schema)
-    (found,) = await session.run(query)
-    if not found["has_role"]:
+    (existence,) = await session.run(query)
+    if not existence["has_role"]:
         raise NotDoneError(f"role {place.grantee!r} does not exist (yet)", status=REFUSED)
-    if not found["has_schema"]:
+    if not existence["has_schema"]:
         raise NotDoneError(
             f"schema {place.schema!r} does not exist in database {place.database!r} (yet)",
             status=REFUSED,
         )
 
 
-def _connected_to(place: GrantPlace) -> str | None:
+def _session_database(place: GrantPlace) -> str | None:
     return place.database if place.schema else None
 
 
@@ -414,16 +418,20 @@ def _digest(rows: Sequence[_Row]) -> str:
     return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _statements(place: GrantPlace, fields: Fields, seen: Fields | None) -> list[sql.Composed]:
-    wanted, grantable = set(fields["privileges"]), set(fields["grantable"])
-    there = set[str]() if seen is None else {*seen["privileges"], *seen["partial"]}
-    passed_on = set[str]() if seen is None else {*seen["grantable"], *seen["partial"]}
-    whole = set[str]() if seen is None else set(seen["privileges"]) - set(seen["partial"])
-    has_grantable = set[str]() if seen is None else set(seen["grantable"])
+def _statements(place: GrantPlace, fields: Fields, current: Fields | None) -> list[sql.Composed]:
+    desired, grantable = set(fields["privileges"]), set(fields["grantable"])
+    held = set[str]() if current is None else {*current["privileges"], *current["partial"]}
+    held_with_option = (
+        set[str]() if current is None else {*current["grantable"], *current["partial"]}
+    )
+    held_on_all = (
+        set[str]() if current is None else set(current["privileges"]) - set(current["partial"])
+    )
+    has_grantable = set[str]() if current is None else set(current["grantable"])
     changes: list[tuple[LiteralString, set[str], LiteralString]] = [
-        ("REVOKE", there - wanted, ""),
-        ("REVOKE GRANT OPTION FOR", (passed_on & wanted) - grantable, ""),
-        ("GRANT", wanted - grantable - whole, ""),
+        ("REVOKE", held - desired, ""),
+        ("REVOKE GRANT OPTION FOR", (held_with_option & desired) - grantable, ""),
+        ("GRANT", desired - grantable - held_on_all, ""),
         ("GRANT", grantable - has_grantable, "WITH GRANT OPTION"),
     ]
     return [
@@ -454,11 +462,11 @@ def _statement(
     )
 
 
-def _granted_by_others(shown: ExternalObject) -> ProviderError:
-    held = [f"{name}: {', '.join(each)}" for name, each in shown.fields.items() if each]
-    found = some(held, "; ") or "no privileges"
+def _build_foreign_grant_error(existing: ExternalObject) -> ProviderError:
+    privileges = [f"{name}: {', '.join(each)}" for name, each in existing.fields.items() if each]
+    text = some(privileges, "; ") or "no privileges"
     return NotDoneError(
-        f"{shown.name!r} differs from the declaration ({found}), because a role other than the "
+        f"{existing.name!r} differs from the declaration ({text}), because a role other than the "
         "owner granted privileges; revoke them as that role",
         status=REFUSED,
     )

@@ -58,12 +58,12 @@ class LimitedConnection(psycopg.AsyncConnection[DictRow]):
     @classmethod
     def connecting(cls, conninfo: str) -> Generator[Any, Any, LimitedConnection]:
         """Connect, which reads what a server sends before its first result."""
-        return _limited(cls._connect_gen(conninfo), _prepared, 0)
+        return _limit_received(cls._connect_gen(conninfo), _shrink_buffer, 0)
 
     async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
         """Wait for the end of a call. Raises ``ResultTooLargeError``."""
         file = self.pgconn.socket
-        limited = _limited(gen, lambda _: file, received_bytes(file))
+        limited = _limit_received(gen, lambda _: file, received_bytes(file))
         return await super().wait(limited, *arguments, **options)
 
 
@@ -81,7 +81,7 @@ def received_bytes(file: int) -> int:
     if sys.platform != "linux":
         return 0
     try:
-        with _borrowed(file) as connection:
+        with _borrow_socket(file) as connection:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     except OSError:
         return 0
@@ -90,15 +90,15 @@ def received_bytes(file: int) -> int:
     return struct.unpack_from("Q", info, _RECEIVED_AT)[0]
 
 
-def _prepared(waits: tuple[int, Any]) -> int:
+def _shrink_buffer(waits: tuple[int, Any]) -> int:
     """Return the awaited connection, with a small buffer."""
-    with _borrowed(waits[0]) as connection:
+    with _borrow_socket(waits[0]) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
     return waits[0]
 
 
 @contextmanager
-def _borrowed(file: int) -> Generator[socket.socket]:
+def _borrow_socket(file: int) -> Generator[socket.socket]:
     """Use a socket of libpq, and leave it open."""
     connection = socket.socket(fileno=file)
     try:
@@ -107,15 +107,15 @@ def _borrowed(file: int) -> Generator[socket.socket]:
         connection.detach()
 
 
-def _limited(
-    steps: Generator[Any, Any, _T], file_of: Callable[[Any], int], before: int
+def _limit_received(
+    steps: Generator[Any, Any, _T], file_of: Callable[[Any], int], initial_bytes: int
 ) -> Generator[Any, Any, _T]:
     try:
         waits = next(steps)
         while True:
             file = file_of(waits)
             ready: Any = yield waits
-            _check(received_bytes(file) - before)
+            _check(received_bytes(file) - initial_bytes)
             waits = steps.send(ready)
     except StopIteration as end:
         return end.value

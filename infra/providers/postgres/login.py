@@ -74,9 +74,9 @@ class Logins:
         for address in await _addresses(settings):
             steps = LimitedConnection.connecting(make_conninfo(**{**settings, **address}))
             try:
-                connection = await self._connected(steps)
-            except psycopg.Error as failed:
-                error = failed
+                connection = await self._drive_login(steps)
+            except psycopg.Error as attempt_error:
+                error = attempt_error
             else:
                 connection.row_factory = dict_row
                 for name in ("text", "name"):
@@ -86,15 +86,17 @@ class Logins:
                 return connection
         raise error or psycopg.OperationalError("the host has no address")
 
-    async def _connected(self, steps: Generator[Any, Any, LimitedConnection]) -> LimitedConnection:
+    async def _drive_login(
+        self, steps: Generator[Any, Any, LimitedConnection]
+    ) -> LimitedConnection:
         ready: int | None = None
         while True:
-            waits = await self._computed(lambda ready=ready: _next(steps, ready))
+            waits = await self._compute_in_thread(lambda ready=ready: _next(steps, ready))
             if isinstance(waits, LimitedConnection):
                 return waits
             ready = await _until_ready(*waits)
 
-    async def _computed(self, step: Callable[[], _T]) -> _T:
+    async def _compute_in_thread(self, step: Callable[[], _T]) -> _T:
         """Return the result of a step, which a thread computes after all earlier steps."""
         while not self._step.done():
             if self.is_slow:
@@ -102,19 +104,19 @@ class Logins:
                     "the login of an earlier attempt is still computed, and no other one begins "
                     "until it ends; check how many SCRAM iterations the server requests"
                 )
-            earlier = asyncio.wrap_future(self._step)
-            await asyncio.wait((earlier,), timeout=SLOW_STEP_SECONDS)
-        done = self._step = Future[_T]()
-        done.set_running_or_notify_cancel()  # abandoned, it still runs
+            previous = asyncio.wrap_future(self._step)
+            await asyncio.wait((previous,), timeout=SLOW_STEP_SECONDS)
+        result = self._step = Future[_T]()
+        result.set_running_or_notify_cancel()  # abandoned, it still runs
         self._step_began = time.monotonic()
         # Not of an executor, because the process would wait for its threads when it ends.
-        thread = threading.Thread(target=_run, args=(step, done), daemon=True, name="login")
+        thread = threading.Thread(target=_run, args=(step, result), daemon=True, name="login")
         thread.start()
-        asyncio.get_running_loop().call_later(SLOW_STEP_SECONDS, _demote, thread, done)
+        asyncio.get_running_loop().call_later(SLOW_STEP_SECONDS, _demote, thread, result)
         try:
-            return await asyncio.wrap_future(done)
+            return await asyncio.wrap_future(result)
         except asyncio.CancelledError:
-            _demote(thread, done)
+            _demote(thread, result)
             raise
 
 
@@ -132,19 +134,19 @@ async def _addresses(settings: Mapping[str, Any]) -> list[dict[str, str]]:
     if host.startswith(("/", "@")):
         return [{}]
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        addresses = await asyncio.get_running_loop().getaddrinfo(
             host, settings["port"], proto=socket.IPPROTO_TCP, type=socket.SOCK_STREAM
         )
     except OSError as error:
         raise psycopg.OperationalError(f"failed to resolve host {host!r}: {error}") from None
-    return [{"hostaddr": str(address[0])} for *_, address in found]
+    return [{"hostaddr": str(address[0])} for *_, address in addresses]
 
 
-def _run(step: Callable[[], _T], done: Future[_T]) -> None:
+def _run(step: Callable[[], _T], result: Future[_T]) -> None:
     try:
-        done.set_result(step())
+        result.set_result(step())
     except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-        done.set_exception(error)
+        result.set_exception(error)
 
 
 def _next(
@@ -157,9 +159,9 @@ def _next(
         return end.value
 
 
-def _demote(thread: threading.Thread, done: Future[Any]) -> None:
+def _demote(thread: threading.Thread, result: Future[Any]) -> None:
     """Give a slow step the lowest priority, and let the process end while it computes."""
-    if done.done() or thread.native_id is None or not hasattr(os, "setpriority"):
+    if result.done() or thread.native_id is None or not hasattr(os, "setpriority"):
         return
     with contextlib.suppress(OSError):  # it has just ended
         os.setpriority(os.PRIO_PROCESS, thread.native_id, _LOWEST_PRIORITY)
@@ -174,7 +176,7 @@ def _end_without_cleanup() -> None:
         libc.on_exit(getattr(libc, "_exit"), None)  # noqa: B009 - a name of C
 
 
-async def _until_ready(file: int, wanted: int) -> int:
+async def _until_ready(file: int, events: int) -> int:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[int] = loop.create_future()
 
@@ -182,9 +184,9 @@ async def _until_ready(file: int, wanted: int) -> int:
         if not ready.done():
             ready.set_result(state)
 
-    if wanted & Wait.R:
+    if events & Wait.R:
         loop.add_reader(file, note, Ready.R)
-    if wanted & Wait.W:
+    if events & Wait.W:
         loop.add_writer(file, note, Ready.W)
     try:
         return await ready

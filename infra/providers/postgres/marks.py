@@ -27,13 +27,13 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
 _M = TypeVar("_M", bound=Mark)
 
 
-def mark_in(comment: str | None, wanted: type[_M]) -> _M | None:
+def mark_in(comment: str | None, mark_type: type[_M]) -> _M | None:
     """Return the mark of a comment; None if it has none, or a damaged one."""
     line = (comment or "").rpartition("\n")[2]
     if not line.startswith(_BEGIN):
         return None
     try:
-        return msgspec.json.decode(line.removeprefix(_BEGIN), type=wanted)
+        return msgspec.json.decode(line.removeprefix(_BEGIN), type=mark_type)
     except UNDECODABLE:
         return None
 

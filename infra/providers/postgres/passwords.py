@@ -47,8 +47,8 @@ async def check_password(verifier: str | None, password: str) -> bool:
 
 def has_too_many_iterations(verifier: str | None) -> bool:
     """Return whether a verifier would take too long to check."""
-    found = _VERIFIER.fullmatch(verifier or "")
-    return found is not None and int(found["iterations"]) > MAX_ITERATIONS
+    match = _VERIFIER.fullmatch(verifier or "")
+    return match is not None and int(match["iterations"]) > MAX_ITERATIONS
 
 
 def is_password_of(verifier: str | None, password: str) -> bool:
@@ -56,19 +56,19 @@ def is_password_of(verifier: str | None, password: str) -> bool:
 
     False for MD5, too: our passwords are always stored as SCRAM.
     """
-    found = _VERIFIER.fullmatch(verifier or "")
-    if found is None or not 0 < int(found["iterations"]) <= MAX_ITERATIONS:
+    match = _VERIFIER.fullmatch(verifier or "")
+    if match is None or not 0 < int(match["iterations"]) <= MAX_ITERATIONS:
         return False
     try:
-        salt = base64.b64decode(found["salt"], validate=True)
-        stored = base64.b64decode(found["stored"], validate=True)
+        salt = base64.b64decode(match["salt"], validate=True)
+        stored = base64.b64decode(match["stored"], validate=True)
     except (binascii.Error, ValueError):
         return False
-    iterations = int(found["iterations"])
+    iterations = int(match["iterations"])
     # Clients prepare text that is not ASCII, and use it unchanged where that fails.
     return any(
         hmac.compare_digest(_stored_key(each, salt, iterations), stored)
-        for each in {password, _prepared(password)}
+        for each in {password, _apply_saslprep(password)}
     )
 
 
@@ -78,8 +78,8 @@ def _stored_key(password: str, salt: bytes, iterations: int) -> bytes:
     return hashlib.sha256(client_key).digest()
 
 
-def _prepared(password: str) -> str:
+def _apply_saslprep(password: str) -> str:
     """Map and normalize as SASLprep does (RFC 4013)."""
-    kept = (each for each in password if not stringprep.in_table_b1(each))
-    mapped = "".join(" " if stringprep.in_table_c12(each) else each for each in kept)
+    characters = (each for each in password if not stringprep.in_table_b1(each))
+    mapped = "".join(" " if stringprep.in_table_c12(each) else each for each in characters)
     return unicodedata.normalize("NFKC", mapped)

@@ -122,7 +122,7 @@ class DatabaseRoleOutputs(msgspec.Struct, frozen=True):
 
 def normalize(fields: Fields) -> Fields:
     """Return the canonical form of a role's fields, with the server's defaults."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
     result: Fields = {
         "login": False,
         "superuser": False,
@@ -132,11 +132,11 @@ def normalize(fields: Fields) -> Fields:
         "replication": False,
         "bypassRowSecurity": False,
         "connectionLimit": UNLIMITED,
-        **given,
+        **present,
         "validUntil": in_utc(fields.get("validUntil"), to_seconds=True),
         "memberOf": sorted(set(fields.get("memberOf") or [])),
     }
-    if generated := given.get("generatedPassword"):
+    if generated := present.get("generatedPassword"):
         result["generatedPassword"] = {"store": DEFAULT_STORE, "isSet": True, **generated}
     return result
 

@@ -43,7 +43,7 @@ from reconciler.errors import (
 )
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.listing import Unreadable
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 ANOTHER_PASSWORD: Final = "another"  # noqa: S105 - what is shown in the place of a digest
@@ -151,7 +151,7 @@ class _Row(msgspec.Struct, frozen=True):
         return ""
 
 
-class _Above(msgspec.Struct, frozen=True):
+class _ReachableRole(msgspec.Struct, frozen=True):
     """A role that the members of ``parent`` can become: itself, or one of its own parents."""
 
     parent: str
@@ -161,7 +161,7 @@ class _Above(msgspec.Struct, frozen=True):
     replication: bool
     is_good_as_superuser: bool
 
-    def power_beyond(self, allow: Allow) -> str:
+    def describe_forbidden_rights(self, allow: Allow) -> str:
         """Describe which forbidden rights its members would have; empty if none."""
         if self.superuser:
             return "is a superuser, and Reconciler does not grant membership in a superuser role"
@@ -217,11 +217,11 @@ class _Role:
                 fields["generatedPassword"] = {**place, "isSet": bool(self.digest)}
             else:
                 is_unchecked = has_too_many_iterations(row.verifier)
-                other = UNCHECKED_PASSWORD if is_unchecked else ANOTHER_PASSWORD
-                fields["password"] = {"secret": self.digest or other}
+                placeholder = UNCHECKED_PASSWORD if is_unchecked else ANOTHER_PASSWORD
+                fields["password"] = {"secret": self.digest or placeholder}
             if self.digest:
-                given = msgspec.structs.replace(mark.password, digest=self.digest)
-                outputs["password"] = msgspec.to_builtins(given)
+                reference = msgspec.structs.replace(mark.password, digest=self.digest)
+                outputs["password"] = msgspec.to_builtins(reference)
         return ExternalObject(
             row.name,
             normalize(fields),
@@ -243,7 +243,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         self._secrets = secrets
         self._allow = config.allow
         self._sees_verifiers: bool | None = None
-        self._known: dict[tuple[str, str], bool] = {}
+        self._password_checks: dict[tuple[str, str], bool] = {}
 
     def name_problem(self, external_name: str) -> str | None:
         """Describe why a role cannot have this name."""
@@ -262,34 +262,34 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             row = await self._row_of(session, name)
             if row is None:
                 await self._check_parents(session, action.fields["memberOf"])
-                password = await self._wanted_password(action, None)
+                password = await self._desired_password(action, None)
                 await session.run(*_create_statements(action, password))
                 row = await self._row_of(session, name)
                 assert row is not None
                 return await self._role(row)
         raise ConflictError(f"role {name!r} already exists")
 
-    async def update_object(self, action: Action, found: Found[_Role]) -> _Role:
+    async def update_object(self, action: Action, existing: ExistingObject[_Role]) -> _Role:
         """Change the role in one transaction, unless it changed after it was found."""
-        name, before = action.external_name, found.native.row
+        name, previous = action.external_name, existing.native.row
         async with self._server.transaction() as session:
             row = await self._row_of(session, name)
-            if row is None or (row.uid, row.version) != (before.uid, before.version):
+            if row is None or (row.uid, row.version) != (previous.uid, previous.version):
                 raise ConflictError(f"role {name!r} has changed since it was read")
             # Memberships that the role had before it was ours were never checked.
-            fields = found.object.fields
-            checked = set[str]() if row.mark is None else set(fields["memberOf"])
-            added = set(action.fields["memberOf"]) - checked
-            await self._check_parents(session, sorted(added))
-            password = await self._wanted_password(action, row)
+            fields = existing.object.fields
+            checked_parents = set[str]() if row.mark is None else set(fields["memberOf"])
+            new_parents = set(action.fields["memberOf"]) - checked_parents
+            await self._check_parents(session, sorted(new_parents))
+            password = await self._desired_password(action, row)
             await session.run(*_alter_statements(action, row, fields, password))
             written = await self._row_of(session, name)
             assert written is not None
             role = await self._role(written)
-            await self._forget(row.mark, password.reference, action.namespace)
+            await self._remove_old_secret(row.mark, password.reference, action.namespace)
         return role
 
-    async def delete_object(self, action: Action, found: Found[_Role]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Role]) -> None:
         """Drop the role, and the secret that was generated for it.
 
         The error names dependent objects. They are neither dropped nor given to another role.
@@ -297,12 +297,12 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         name = action.external_name
         async with self._server.transaction() as session:
             row = await self._row_of(session, name)
-            if row is None or row.uid != found.object.uid:
+            if row is None or row.uid != existing.object.uid:
                 raise ConflictError(f"role {name!r} was dropped or replaced by another client")
             await session.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
             # Not after the end of the transaction, because the name of the secret would be lost. If
             # this fails, the role exists without its secret, and gets another or is dropped again.
-            await self._forget(row.mark, None, action.namespace)
+            await self._remove_old_secret(row.mark, None, action.namespace)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
@@ -321,12 +321,12 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
             # The scope is checked here, too, because the secrets of other roles may not be
             # readable.
-            inside = [
+            in_scope = [
                 row
                 for row in rows
                 if INVALID_TEXT not in row.name and scope.has(row.name, row.labels)
             ]
-            yield [await self._role(row) for row in inside if not row.out_of_bounds]
+            yield [await self._role(row) for row in in_scope if not row.out_of_bounds]
             if len(rows) < page_size:
                 return
             last = rows[-1].uid
@@ -370,25 +370,25 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         If the server does not show stored passwords, it is that of the last written one.
         """
         try:
-            found = await self._secrets.find(reference, namespace)
+            secret = await self._secrets.find(reference, namespace)
         except (
             ConfigurationError,
             ProviderError,
         ):  # the user of the secret gets the error; other roles are listed
             return reference.digest
-        if found is None:  # nothing to compare with; for a generated secret, that is a difference
+        if secret is None:  # nothing to compare with; for a generated secret, that is a difference
             return "" if row.mark is not None and row.mark.is_generated else reference.digest
         if not self._sees_verifiers:
-            return found.digest if found.digest == reference.digest else ""
+            return secret.digest if secret.digest == reference.digest else ""
         if row.verifier is None:
             return ""
-        known = (row.verifier, found.digest)
-        if known not in self._known:
+        check_key = (row.verifier, secret.digest)
+        if check_key not in self._password_checks:
             value = await self._secrets.value(reference, namespace)
-            if len(self._known) >= _MAX_REMEMBERED:
-                self._known.clear()
-            self._known[known] = await check_password(row.verifier, value)
-        return found.digest if self._known[known] else ""
+            if len(self._password_checks) >= _MAX_REMEMBERED:
+                self._password_checks.clear()
+            self._password_checks[check_key] = await check_password(row.verifier, value)
+        return secret.digest if self._password_checks[check_key] else ""
 
     # --- writing
 
@@ -399,26 +399,28 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         """
         if not parents:
             return
-        rows = await session.read(_Above, _ABOVE.format(list(parents), sorted(GOOD_AS_SUPERUSER)))
+        rows = await session.read(
+            _ReachableRole, _ABOVE.format(list(parents), sorted(GOOD_AS_SUPERUSER))
+        )
         for parent in parents:
-            above = [each for each in rows if each.parent == parent]
-            if not above:
+            reachable = [each for each in rows if each.parent == parent]
+            if not reachable:
                 raise NotDoneError(f"role {parent!r} does not exist (yet)", status=REFUSED)
-            for each in above:  # for a short time, because of another client's change
-                if power := each.power_beyond(self._allow):
-                    through = "" if each.name == parent else f" is a member of {each.name!r}, which"
+            for each in reachable:  # for a short time, because of another client's change
+                if power := each.describe_forbidden_rights(self._allow):
+                    via = "" if each.name == parent else f" is a member of {each.name!r}, which"
                     raise NotDoneError(
-                        f"spec.memberOf: role {parent!r}{through} {power}", status=REFUSED
+                        f"spec.memberOf: role {parent!r}{via} {power}", status=REFUSED
                     )
 
-    async def _wanted_password(self, action: Action, row: _Row | None) -> _Password:
+    async def _desired_password(self, action: Action, row: _Row | None) -> _Password:
         """Return the desired password. The current one is not written again."""
         mark = None if row is None else row.mark
         password = action.fields.get("password")
         generated = action.fields.get("generatedPassword")
         if generated is not None:
             reference = SecretRef(generated["name"], generated["store"])
-            value = await self._generated(reference, action.namespace)
+            value = await self._generate_secret(reference, action.namespace)
         elif password is not None and "$secret" in password:
             reference = msgspec.convert(password, SecretRef)
             value = await self._secrets.value(reference, action.namespace)
@@ -439,14 +441,19 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         verifier = await asyncio.to_thread(make_verifier, value)
         return _Password(reference, generated is not None, verifier)
 
-    async def _forget(self, mark: RoleMark | None, kept: SecretRef | None, namespace: str) -> None:
+    async def _remove_old_secret(
+        self, mark: RoleMark | None, current: SecretRef | None, namespace: str
+    ) -> None:
         """Remove a secret that was generated for a role, unless the role still has it."""
         if mark is None or mark.password is None or not mark.is_generated:
             return
-        if kept is None or (kept.name, kept.store) != (mark.password.name, mark.password.store):
+        if current is None or (current.name, current.store) != (
+            mark.password.name,
+            mark.password.store,
+        ):
             await self._secrets.remove(mark.password, namespace)
 
-    async def _generated(self, reference: SecretRef, namespace: str) -> str:
+    async def _generate_secret(self, reference: SecretRef, namespace: str) -> str:
         if await self._secrets.find(reference, namespace) is None:
             value = random.token_urlsafe(GENERATED_BYTES)
             await self._secrets.keep(reference, value, namespace)
@@ -464,26 +471,26 @@ def _create_statements(action: Action, password: _Password) -> list[sql.Composed
 
 
 def _alter_statements(
-    action: Action, row: _Row, seen: Fields, password: _Password
+    action: Action, row: _Row, current: Fields, password: _Password
 ) -> list[sql.Composed]:
     role, fields = sql.Identifier(action.external_name), action.fields
-    options = [*_options(fields, seen), *_password_option(password)]
-    statements = _membership_statements(role, fields["memberOf"], seen["memberOf"])
+    options = [*_options(fields, current), *_password_option(password)]
+    statements = _membership_statements(role, fields["memberOf"], current["memberOf"])
     if options:  # unchanged options need no permission
-        altered = sql.SQL("ALTER ROLE {} WITH {}").format(role, sql.SQL(" ").join(options))
-        statements.append(altered)
+        alter = sql.SQL("ALTER ROLE {} WITH {}").format(role, sql.SQL(" ").join(options))
+        statements.append(alter)
     return [*statements, _comment_statement(action, row.comment, password)]
 
 
-def _options(fields: Fields, seen: Fields) -> list[sql.Composable]:
+def _options(fields: Fields, current: Fields) -> list[sql.Composable]:
     options: list[sql.Composable] = [
         sql.SQL(on if fields[name] else off)  # pyright: ignore[reportArgumentType] - of the table
         for name, (on, off) in _OPTIONS.items()
-        if fields[name] != seen.get(name) and (seen or name != "superuser")
+        if fields[name] != current.get(name) and (current or name != "superuser")
     ]
-    if fields["connectionLimit"] != seen.get("connectionLimit"):
+    if fields["connectionLimit"] != current.get("connectionLimit"):
         options.append(sql.SQL("CONNECTION LIMIT {}").format(fields["connectionLimit"]))
-    if fields["validUntil"] != seen.get("validUntil"):
+    if fields["validUntil"] != current.get("validUntil"):
         options.append(sql.SQL("VALID UNTIL {}").format(fields["validUntil"] or "infinity"))
     return options
 
@@ -495,15 +502,15 @@ def _password_option(password: _Password) -> list[sql.Composable]:
 
 
 def _membership_statements(
-    role: sql.Identifier, wanted: Sequence[str], there: Sequence[str]
+    role: sql.Identifier, desired: Sequence[str], current: Sequence[str]
 ) -> list[sql.Composed]:
     granted = [
         sql.SQL("GRANT {} TO {}").format(sql.Identifier(parent), role)
-        for parent in sorted(set(wanted) - set(there))
+        for parent in sorted(set(desired) - set(current))
     ]
     revoked = [
         sql.SQL("REVOKE {} FROM {}").format(sql.Identifier(parent), role)
-        for parent in sorted(set(there) - set(wanted))
+        for parent in sorted(set(current) - set(desired))
     ]
     return [*revoked, *granted]
 

@@ -24,7 +24,7 @@ from psycopg.rows import DictRow
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Tls
-from infra.providers.postgres.errors import classified, not_connected
+from infra.providers.postgres.errors import classify_connection_error, classify_error
 from infra.providers.postgres.limits import ResultTooLargeError, check_values
 from infra.providers.postgres.login import LoginBusyError, logins_at
 from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
@@ -117,17 +117,17 @@ class Session:
                 check_values(cursor.pgresult.ntuples, cursor.pgresult.nfields)
                 return await cursor.fetchall()
         except TimeoutError:
-            late = UnknownResultError if may_be_done else NotDoneError
-            raise late(f"no response within {self._timeout_seconds:g} s") from None
+            timeout_class = UnknownResultError if may_be_done else NotDoneError
+            raise timeout_class(f"no response within {self._timeout_seconds:g} s") from None
         except ResultTooLargeError as error:
-            unusable = UnknownResultError if may_be_done else NotDoneError
-            raise unusable(f"invalid response: {error}") from None
+            limit_class = UnknownResultError if may_be_done else NotDoneError
+            raise limit_class(f"invalid response: {error}") from None
         except psycopg.Error as error:
-            raise classified(error, may_be_done=may_be_done) from error
+            raise classify_error(error, may_be_done=may_be_done) from error
 
-    async def read(self, wanted: type[_S], *statements: sql.Composable) -> list[_S]:
+    async def read(self, row_type: type[_S], *statements: sql.Composable) -> list[_S]:
         """Send statements, and return the rows of the last one as structs."""
-        return as_structs(wanted, await self.run(*statements))
+        return as_structs(row_type, await self.run(*statements))
 
 
 class PostgresServer:
@@ -142,7 +142,7 @@ class PostgresServer:
         self._logins = logins_at(self.place.host, self.place.port)
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[psycopg.AsyncConnection[DictRow]] = []
-        self._closed = False
+        self._is_closed = False
         self._newer_options = ""
 
     @asynccontextmanager
@@ -153,18 +153,18 @@ class PostgresServer:
         one must not request another, because all might wait for each other.
         """
         async with self._slots:
-            connection = self._usable() if database is None else None
+            connection = self._take_idle() if database is None else None
             if connection is None:
-                connection = await self._connected(database or self.place.database)
+                connection = await self._connect(database or self.place.database)
             is_good = False
             try:
                 yield Session(connection, self.timeout_seconds, self._permit)
                 is_good = connection.info.transaction_status == TransactionStatus.IDLE
             finally:
-                if is_good and database is None and not self._closed:
+                if is_good and database is None and not self._is_closed:
                     self._idle.append(connection)
                 else:
-                    await _closed(connection)
+                    await _close_quietly(connection)
 
     @asynccontextmanager
     async def transaction(self, database: str | None = None) -> AsyncGenerator[Session]:
@@ -176,14 +176,14 @@ class PostgresServer:
                 if (await session.run(lock))[0]["is_ours"]:
                     break
                 await asyncio.sleep(_LOCK_WAIT_SECONDS)
-            began = time.monotonic()
+            started_at = time.monotonic()
             yield session
-            await session.run(sql.SQL("COMMIT"), read_at=began, may_be_done=True)
+            await session.run(sql.SQL("COMMIT"), read_at=started_at, may_be_done=True)
 
-    async def read(self, wanted: type[_S], *statements: sql.Composable) -> list[_S]:
+    async def read(self, row_type: type[_S], *statements: sql.Composable) -> list[_S]:
         """Send statements that change nothing, and return the rows of the last one."""
         async with self.session() as session:
-            return await session.read(wanted, *statements)
+            return await session.read(row_type, *statements)
 
     async def run(
         self, *statements: sql.Composable, read_at: float | None = None
@@ -194,11 +194,11 @@ class PostgresServer:
 
     async def close(self) -> None:
         """Close all unused connections. The others are closed when they are returned."""
-        self._closed = True
+        self._is_closed = True
         while self._idle:
-            await _closed(self._idle.pop())
+            await _close_quietly(self._idle.pop())
 
-    def _usable(self) -> psycopg.AsyncConnection[DictRow] | None:
+    def _take_idle(self) -> psycopg.AsyncConnection[DictRow] | None:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed and not _has_news(connection):
@@ -206,7 +206,7 @@ class PostgresServer:
             connection.pgconn.finish()
         return None
 
-    async def _connected(self, database: str) -> psycopg.AsyncConnection[DictRow]:
+    async def _connect(self, database: str) -> psycopg.AsyncConnection[DictRow]:
         place, milliseconds = self.place, max(1, round(self.timeout_seconds * 1000))
         settings: dict[str, Any] = {
             "host": place.host.strip("[]"),
@@ -236,14 +236,15 @@ class PostgresServer:
             async with asyncio.timeout(self.timeout_seconds):
                 connection = await self._logins.connect(settings)
         except TimeoutError:
-            why = "; the server may ask for too many SCRAM iterations" * self._logins.is_slow
+            hint = "; the server may ask for too many SCRAM iterations" * self._logins.is_slow
             raise NotDoneError(
-                f"not connected to {place.host}:{place.port} within {self.timeout_seconds:g} s{why}"
+                f"not connected to {place.host}:{place.port} within "
+                f"{self.timeout_seconds:g} s{hint}"
             ) from None
         except (LoginBusyError, ResultTooLargeError) as error:
             raise NotDoneError(f"not connected to {place.host}:{place.port}: {error}") from None
         except psycopg.Error as error:
-            raise not_connected(error) from error
+            raise classify_connection_error(error) from error
         # An older server refuses a connection that sets these. The first one is to the operator's
         # own database, whose defaults no tenant sets.
         newer = (each for since, each in _NEWER.items() if connection.info.server_version >= since)
@@ -253,26 +254,26 @@ class PostgresServer:
 
 def place_of(endpoint: str) -> Place:
     """Parse an endpoint. Raises ``ConfigurationError``."""
-    found = _ENDPOINT.fullmatch(endpoint)
-    port = int(found["port"] or DEFAULT_PORT) if found else 0
-    if found is None or not 0 < port < 65_536:  # noqa: PLR2004 - the ports that there are
+    match = _ENDPOINT.fullmatch(endpoint)
+    port = int(match["port"] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65_536:  # noqa: PLR2004 - the ports that there are
         raise ConfigurationError(
             "spec.endpoint: must be postgresql://USER@HOST:PORT/DATABASE, where HOST may be "
             "the directory of a socket, such as %2Frun%2Fpostgresql; put the password into "
             "spec.credentialsRef"
         )
     return Place(
-        host=unquote(found["host"]),
+        host=unquote(match["host"]),
         port=port,
-        user=unquote(found["user"] or "postgres"),
-        database=unquote(found["database"] or "postgres"),
+        user=unquote(match["user"] or "postgres"),
+        database=unquote(match["database"] or "postgres"),
     )
 
 
-def as_structs(wanted: type[_S], rows: Sequence[DictRow]) -> list[_S]:
+def as_structs(row_type: type[_S], rows: Sequence[DictRow]) -> list[_S]:
     """Convert rows. Raises ``NotDoneError`` for rows of another form."""
     try:
-        return msgspec.convert(rows, list[wanted])
+        return msgspec.convert(rows, list[row_type])
     except msgspec.ValidationError as error:
         raise NotDoneError(f"invalid response: {error}") from None
 
@@ -301,11 +302,11 @@ def _has_news(connection: psycopg.AsyncConnection[DictRow]) -> bool:
     return bool(readable)
 
 
-async def _closed(connection: psycopg.AsyncConnection[DictRow]) -> None:
+async def _close_quietly(connection: psycopg.AsyncConnection[DictRow]) -> None:
     with contextlib.suppress(psycopg.Error, OSError):
         await connection.close()
 
 
-def names(found: Sequence[DictRow], column: str) -> list[str]:
+def names(rows: Sequence[DictRow], column: str) -> list[str]:
     """Return one column of text."""
-    return [cast("str", row[column]) for row in found]
+    return [cast("str", row[column]) for row in rows]

@@ -76,16 +76,16 @@ class _Input:
         return _Input([one for each in (*lists, *(each.values() for each in maps)) for one in each])
 
 
-class _Made:
+class _ComputedValue:
     """A value that the expression creates.
 
     ``within``: the value of any of its members or fields.
     """
 
-    def __init__(self, size: int, members: int = 0, within: Sequence[_Value] = ()) -> None:
+    def __init__(self, size: int, members: int = 0, inner_values: Sequence[_Value] = ()) -> None:
         self._size = size
         self._members = members
-        self._within = within
+        self._inner_values = inner_values
 
     def size(self) -> int:
         return self._size
@@ -94,17 +94,17 @@ class _Made:
         return self._members
 
     def element(self) -> _Value:
-        return _one_of(self._within)
+        return _combine(self._inner_values)
 
     def field(self, name: str) -> _Value:
         del name
-        return _one_of(self._within)
+        return _combine(self._inner_values)
 
     def items(self) -> _Value:
-        return _one_of(self._within)
+        return _combine(self._inner_values)
 
 
-class _OneOf:
+class _Alternatives:
     """One of several values: as large as the largest, with as many members as the longest."""
 
     def __init__(self, values: Sequence[_Value]) -> None:
@@ -117,17 +117,17 @@ class _OneOf:
         return max(each.members() for each in self._values)
 
     def element(self) -> _Value:
-        return _one_of([each.element() for each in self._values])
+        return _combine([each.element() for each in self._values])
 
     def field(self, name: str) -> _Value:
-        return _one_of([each.field(name) for each in self._values])
+        return _combine([each.field(name) for each in self._values])
 
     def items(self) -> _Value:
-        return _one_of([each.items() for each in self._values])
+        return _combine([each.items() for each in self._values])
 
 
-def _one_of(values: Sequence[_Value]) -> _Value:
-    return _OneOf(values) if values else _Made(1)
+def _combine(values: Sequence[_Value]) -> _Value:
+    return _Alternatives(values) if values else _ComputedValue(1)
 
 
 class Cost:
@@ -137,61 +137,61 @@ class Cost:
         self.copies = 0
         self._use(tree, {name: _Input([each]) for name, each in variables.items()})
 
-    def _use(self, node: Node, known: Mapping[str, _Value]) -> _Value:
+    def _use(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
         """Count a part, and the copy of its result."""
-        value = self._value(node, known)
+        value = self._value(node, variables)
         self.copies += value.size()
         return value
 
-    def _value(self, node: Node, known: Mapping[str, _Value]) -> _Value:
+    def _value(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
         match node.kind:
             case "Literal":
-                return _Made(1 + len(node.name) // _CHARACTERS)
+                return _ComputedValue(1 + len(node.name) // _CHARACTERS)
             case "Name":
-                return known.get(node.name.removeprefix(".")) or _Made(1)
+                return variables.get(node.name.removeprefix(".")) or _ComputedValue(1)
             case "Field":
-                return self._value(node.parts[0], known).field(node.name)
+                return self._value(node.parts[0], variables).field(node.name)
             case "Index":
-                whole = self._value(node.parts[0], known)
-                self._use(node.parts[1], known)
-                return whole.items()
+                container = self._value(node.parts[0], variables)
+                self._use(node.parts[1], variables)
+                return container.items()
             case "Choice":
-                condition, yes, no = node.parts
-                self._use(condition, known)
-                return _one_of((self._value(yes, known), self._value(no, known)))
+                condition, if_true, if_false = node.parts
+                self._use(condition, variables)
+                return _combine((self._value(if_true, variables), self._value(if_false, variables)))
             case "Loop":
-                return self._loop(node, known)
+                return self._loop(node, variables)
             case "Call" if node.name in _SCALARS:
-                self._used(node.parts, known)
-                return _Made(1)
+                self._use_all(node.parts, variables)
+                return _ComputedValue(1)
             case "Scalar":
-                self._used(node.parts, known)
-                return _Made(1)
+                self._use_all(node.parts, variables)
+                return _ComputedValue(1)
             case "Call" if node.name in _ITSELF:
-                return _one_of(self._used(node.parts, known))
+                return _combine(self._use_all(node.parts, variables))
             case "Call" | "Sum" | "List" | "Map":
-                used = self._used(node.parts, known)
-                size = 1 + sum(each.size() for each in used)
+                values = self._use_all(node.parts, variables)
+                size = 1 + sum(each.size() for each in values)
                 if node.kind in ("Sum", "Call"):
-                    members = sum(each.members() for each in used)
-                    return _Made(size, members, [each.element() for each in used])
-                return _Made(size, len(used), used)
+                    members = sum(each.members() for each in values)
+                    return _ComputedValue(size, members, [each.element() for each in values])
+                return _ComputedValue(size, len(values), values)
 
-    def _used(self, nodes: Iterable[Node], known: Mapping[str, _Value]) -> list[_Value]:
-        return [self._use(each, known) for each in nodes]
+    def _use_all(self, nodes: Iterable[Node], variables: Mapping[str, _Value]) -> list[_Value]:
+        return [self._use(each, variables) for each in nodes]
 
-    def _loop(self, node: Node, known: Mapping[str, _Value]) -> _Value:
-        whole, *body = node.parts
-        through = self._use(whole, known)
-        count, element = through.members(), through.element()
-        before = self.copies
-        made = self._used(body, {**known, node.variable: element})
-        self.copies = before + count * (1 + self.copies - before)
+    def _loop(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
+        container, *body = node.parts
+        items = self._use(container, variables)
+        count, element = items.members(), items.element()
+        copies_before = self.copies
+        results = self._use_all(body, {**variables, node.variable: element})
+        self.copies = copies_before + count * (1 + self.copies - copies_before)
         if node.name not in LISTING_LOOPS:
-            return _Made(1)
-        result = element if node.name == "filter" or not made else made[-1]
+            return _ComputedValue(1)
+        result = element if node.name == "filter" or not results else results[-1]
         self.copies += count * count // 2 * result.size()
-        return _Made(1 + count * result.size(), count, (result,))
+        return _ComputedValue(1 + count * result.size(), count, (result,))
 
 
 def _elements(value: Any) -> Iterable[Any]:
@@ -200,16 +200,16 @@ def _elements(value: Any) -> Iterable[Any]:
 
 def _size(value: Any) -> int:
     """Count the values in JSON, and the characters of its texts."""
-    count, waiting = 0, [value]
-    while waiting:
-        each = waiting.pop()
+    count, pending = 0, [value]
+    while pending:
+        each = pending.pop()
         count += 1
         if isinstance(each, str):
             count += len(each) // _CHARACTERS
         elif isinstance(each, dict):
             of_map = cast("dict[str, Any]", each)
             count += len(of_map)
-            waiting.extend(of_map.values())
+            pending.extend(of_map.values())
         elif isinstance(each, list):
-            waiting.extend(cast("list[Any]", each))
+            pending.extend(cast("list[Any]", each))
     return count

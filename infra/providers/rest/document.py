@@ -20,9 +20,9 @@ from infra.providers.rest.places import (
     MISSING,
     Finder,
     Template,
-    found_at,
     put_at,
     steps_of,
+    value_at,
 )
 
 MAX_SLOTS: Final = 128
@@ -52,23 +52,25 @@ class Document:
         self._finders = {
             names[path]: Finder(place, f"spec.rest.shown.{path}", "object")
             for path, place in rest.shown.items()
-            if _known(path, names, f"spec.rest.shown.{path}")
+            if _check_known(path, names, f"spec.rest.shown.{path}")
         }
         self._unordered = [
-            names[path] for path in rest.unordered if _known(path, names, "spec.rest.unordered")
+            names[path]
+            for path in rest.unordered
+            if _check_known(path, names, "spec.rest.unordered")
         ]
         for path in rest.immutable:
-            _known(path, self.shows, "spec.rest.immutable")
+            _check_known(path, self.shows, "spec.rest.immutable")
 
     def of_spec(self, fields: Fields) -> Fields:
         """Return the fields that an object should have. Raises ``InvalidManifestError``."""
         try:
-            made = self._template.made({"spec": fields})
+            document = self._template.build({"spec": fields})
         except ExpressionError as error:
             raise InvalidManifestError(f"spec: {error}") from None
-        return self.normalized(without_nothing(made))
+        return self.normalize(remove_null_members(document))
 
-    def of_object(self, shown: Any) -> Fields:
+    def of_object(self, content: Any) -> Fields:
         """Return the value of an object at each place, null for none.
 
         An expression without a value gives null. An own object is then written again. An object of
@@ -78,16 +80,16 @@ class Document:
         for slot in self.slots:
             finder = self._finders.get(slot)
             try:
-                value = found_at(shown, slot) if finder is None else finder.find(shown)
+                value = value_at(content, slot) if finder is None else finder.find(content)
             except ExpressionError:
                 value = MISSING
             put_at(result, slot, None if value is MISSING else value)
-        return self.normalized(result)
+        return self.normalize(result)
 
-    def normalized(self, fields: Fields) -> Fields:
+    def normalize(self, fields: Fields) -> Fields:
         """Return fields in which lists without a meaningful order are sorted."""
         for slot in self._unordered:
-            value = found_at(fields, slot)
+            value = value_at(fields, slot)
             if isinstance(value, list):
                 ordered = sorted(cast("list[Any]", value), key=_encoder.encode)
                 if ordered != value:
@@ -97,12 +99,12 @@ class Document:
         return fields
 
 
-def without_nothing(fields: Any) -> Any:
+def remove_null_members(fields: Any) -> Any:
     """Return JSON without null members, which count as missing."""
     if not isinstance(fields, dict):
         return fields
     of_map = cast("dict[str, Any]", fields)
-    return {name: without_nothing(each) for name, each in of_map.items() if each is not None}
+    return {name: remove_null_members(each) for name, each in of_map.items() if each is not None}
 
 
 def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
@@ -120,7 +122,7 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
                 )
         return rest.document
     tree: Fields = {}
-    taken: dict[_Steps, str] = {}
+    owners: dict[_Steps, str] = {}
     plain: list[tuple[str, str, Any]] = [
         (f"spec.constants.{path}", path, value) for path, value in spec.constants.items()
     ]
@@ -128,14 +130,14 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
         (f"spec.fields.{name}", field.to or name, _members(f"spec.{name}", field))
         for name, field in spec.fields.items()
     ]
-    for where, path, value in plain:
-        steps = steps_of(path, f"{where}.to")
-        for other, its in taken.items():
-            if steps[: len(other)] == other or other[: len(steps)] == steps:
+    for location, path, value in plain:
+        steps = steps_of(path, f"{location}.to")
+        for other_steps, owner in owners.items():
+            if steps[: len(other_steps)] == other_steps or other_steps[: len(steps)] == steps:
                 raise InvalidManifestError(
-                    f"{where}: {its} already writes {path!r}; remove one of them"
+                    f"{location}: {owner} already writes {path!r}; remove one of them"
                 )
-        taken[steps] = where
+        owners[steps] = location
         put_at(tree, steps, value)
     return tree
 
@@ -147,25 +149,25 @@ def _members(place: str, field: DefinedField) -> Any:
     return {name: _members(f"{place}.{name}", each) for name, each in field.fields.items()}
 
 
-def _slots(node: Any, above: _Steps) -> Iterator[_Steps]:
+def _slots(node: Any, parents: _Steps) -> Iterator[_Steps]:
     """Yield the places that are compared separately: those that are no object in the template."""
     of_map = cast("Mapping[str, Any]", node if isinstance(node, dict) else {})
     for name, each in of_map.items():
         if "." in name or not name:
-            place = ".".join((*above, name))
+            place = ".".join((*parents, name))
             raise InvalidManifestError(
                 f"spec.rest.document: {place!r}: a name must not contain a dot"
             )
         if isinstance(each, dict) and each:
-            yield from _slots(each, (*above, name))
+            yield from _slots(each, (*parents, name))
         else:
-            yield (*above, name)
+            yield (*parents, name)
 
 
-def _known(path: str, known: Any, where: str) -> bool:
-    if path not in known:
-        places = ", ".join(sorted(known))
+def _check_known(path: str, known_paths: Any, location: str) -> bool:
+    if path not in known_paths:
+        places = ", ".join(sorted(known_paths))
         raise InvalidManifestError(
-            f"{where}: the document has no field {path!r}; use one of {places}"
+            f"{location}: the document has no field {path!r}; use one of {places}"
         )
     return True

@@ -57,7 +57,7 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         schema=_Nothing,
         capabilities=protocol.capabilities,
         connect=RestFactory(protocol, protocol.digest),
-        normalize=protocol.document.normalized,
+        normalize=protocol.document.normalize,
         name_problem=protocol.name_problem,
         outputs=_outputs(name, protocol),
         ready=_ready if rest.ready else _always_ready,
@@ -72,9 +72,9 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
     return IS_READY
 
 
-def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
+def _ready(_fields: Fields, observed: ExternalObject) -> Readiness:
     """Return the recorded readiness, found at the read: the log contains no expressions."""
-    if shown.outputs.get(READY) is False:
+    if observed.outputs.get(READY) is False:
         return Readiness(False, "NotReady", "the API does not report the object as ready")
     return IS_READY
 

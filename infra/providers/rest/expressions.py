@@ -14,7 +14,7 @@ import cel
 
 from events.manifest import InvalidManifestError
 from infra.providers.rest.cost import MAX_COPIES, Cost
-from infra.providers.rest.syntax import LISTING_LOOPS, ExpressionSyntaxError, Node, loops_in, parsed
+from infra.providers.rest.syntax import LISTING_LOOPS, ExpressionSyntaxError, Node, loops_in, parse
 
 MAX_CHARACTERS: Final = 1000
 MAX_LOOPS: Final = 3
@@ -46,19 +46,19 @@ class ExpressionError(ValueError):
         self.text = text
 
 
-class NothingThereError(ExpressionError):
+class MissingValueError(ExpressionError):
     """An expression reads a field or an item that does not exist."""
 
 
 class Expression:
     """One compiled expression over named variables."""
 
-    def __init__(self, text: str, where: str, variables: Collection[str]) -> None:
+    def __init__(self, text: str, location: str, variables: Collection[str]) -> None:
         """Compile it. Raises ``InvalidManifestError`` for an expression that cannot work here."""
         self.text = text.strip()
         if len(self.text) > MAX_CHARACTERS:
             raise InvalidManifestError(
-                f"{where}: an expression can have at most {MAX_CHARACTERS} characters,"
+                f"{location}: an expression can have at most {MAX_CHARACTERS} characters,"
                 f" not {len(self.text)}"
             )
         tree, problem = _tree(self.text)
@@ -66,66 +66,68 @@ class Expression:
             # The original text, because positions in messages refer to it.
             program = None if problem.startswith("brackets") else cel.compile(self.text)
         except ValueError as error:
-            what = " ".join(str(error).split("|")[0].split())
-            what = what.partition("ERROR: <input>:")[2] or what
+            message = " ".join(str(error).split("|")[0].split())
+            message = message.partition("ERROR: <input>:")[2] or message
             raise InvalidManifestError(
-                f"{where}: {self.text!r} is not a CEL expression: at {what}"
+                f"{location}: {self.text!r} is not a CEL expression: at {message}"
             ) from None
         if tree is None or program is None:
-            raise InvalidManifestError(f"{where}: {self.text!r}: {problem}")
+            raise InvalidManifestError(f"{location}: {self.text!r}: {problem}")
         self._tree = tree
         loops = [*loops_in(tree)]
-        self._nesting = max((1 + around for _, around in loops), default=0)
+        self._nesting = max((1 + depth for _, depth in loops), default=0)
         self._members = MAX_MEMBERS_OF_NESTED if self._nesting >= MAX_NESTED_LOOPS else MAX_MEMBERS
         if problem := _problem(tree, len(loops), self._nesting):
-            raise InvalidManifestError(f"{where}: {problem}")
+            raise InvalidManifestError(f"{location}: {problem}")
         listing = [each for each, _ in loops if each.name in LISTING_LOOPS]
         self._program = cel.compile(_with_order(self.text, listing)) if listing else program
-        self._check_names(where, variables, {each.variable for each, _ in loops})
+        self._check_names(location, variables, {each.variable for each, _ in loops})
 
-    def _check_names(self, where: str, variables: Collection[str], bound: set[str]) -> None:
+    def _check_names(self, location: str, variables: Collection[str], bound: set[str]) -> None:
         used = self._program.references()
         unknown = sorted({*used["variables"]} - {*variables} - bound)
         self.variables = frozenset(used["variables"]) & {*variables}
         if unknown:
-            known = ", ".join(sorted(variables))
-            raise InvalidManifestError(f"{where}: unknown variable {unknown[0]!r}; use {known}")
+            names = ", ".join(sorted(variables))
+            raise InvalidManifestError(f"{location}: unknown variable {unknown[0]!r}; use {names}")
         called = {each for each in used["functions"] if not each.startswith(("_", "@", "!", "-"))}
-        if strange := sorted(called - FUNCTIONS):
-            known = ", ".join(sorted(FUNCTIONS))
-            raise InvalidManifestError(f"{where}: unknown function {strange[0]!r}; use {known}")
+        if unknown_functions := sorted(called - FUNCTIONS):
+            names = ", ".join(sorted(FUNCTIONS))
+            raise InvalidManifestError(
+                f"{location}: unknown function {unknown_functions[0]!r}; use {names}"
+            )
 
     def work(self, values: int) -> int:
         """Return the maximum time in microseconds for a number of values, approximately."""
-        looped = values * values // 10 if self._nesting else 0
-        return 20 + values + looped * (200 if self._nesting >= MAX_NESTED_LOOPS else 1)
+        loop_work = values * values // 10 if self._nesting else 0
+        return 20 + values + loop_work * (200 if self._nesting >= MAX_NESTED_LOOPS else 1)
 
     def value(self, variables: Mapping[str, Any]) -> Any:
         """Evaluate it to JSON. Raises ``ExpressionError``."""
-        given = {name: variables[name] for name in self.variables if name in variables}
-        _check_input(self.text, given, self._members)
-        if self._nesting and Cost(self._tree, given).copies > MAX_COPIES:
+        inputs = {name: variables[name] for name in self.variables if name in variables}
+        _check_input(self.text, inputs, self._members)
+        if self._nesting and Cost(self._tree, inputs).copies > MAX_COPIES:
             raise ExpressionError(
                 f"{self.text!r} would copy more than {MAX_COPIES} values in its loops; loop "
                 "over fewer items, or keep less of each",
                 self.text,
             )
         try:
-            result = self._program.execute(cel.Context(variables=given, functions=_FUNCTIONS))
+            result = self._program.execute(cel.Context(variables=inputs, functions=_FUNCTIONS))
         except LookupError as error:
-            raise NothingThereError(f"{self.text!r} has no value at {error}", self.text) from None
+            raise MissingValueError(f"{self.text!r} has no value at {error}", self.text) from None
         except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
             raise ExpressionError(f"evaluating {self.text!r} failed: {error}", self.text) from None
         if not _is_json(result):
-            strange = f"{self.text!r} returns {type(result).__name__}, which is not JSON"
-            raise ExpressionError(strange, self.text)
+            message = f"{self.text!r} returns {type(result).__name__}, which is not JSON"
+            raise ExpressionError(message, self.text)
         return result
 
 
 def _tree(text: str) -> tuple[Node | None, str]:
     """Return the tree of an expression, or why it has none."""
     try:
-        return parsed(text), ""
+        return parse(text), ""
     except ExpressionSyntaxError as problem:
         return None, str(problem)
 
@@ -137,14 +139,14 @@ def _with_order(text: str, loops: Collection[Node]) -> str:
     return text
 
 
-def _ordered(members: Any) -> Any:
+def _sort_keys(members: Any) -> Any:
     if not isinstance(members, dict):
         return members
     keys = cast("dict[Any, Any]", members)
     return sorted(keys, key=lambda each: (type(each).__name__, each))
 
 
-_FUNCTIONS: Final = {_ORDERED: _ordered}
+_FUNCTIONS: Final = {_ORDERED: _sort_keys}
 
 
 def _problem(tree: Node, loops: int, nesting: int) -> str:
@@ -165,29 +167,29 @@ def count_values(value: Any) -> int:
     return 1
 
 
-def _check_input(text: str, variables: Mapping[str, Any], most: int) -> None:
+def _check_input(text: str, variables: Mapping[str, Any], max_members: int) -> None:
     """Raise for an input that is too large for an expression."""
     values = characters = 0
-    waiting: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
-    while waiting:
-        value, depth = waiting.pop()
+    pending: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
+    while pending:
+        value, depth = pending.pop()
         values += 1
         if isinstance(value, str):
             characters += len(value)
         elif isinstance(value, dict | list):
             members = cast("dict[str, Any] | list[Any]", value)
-            if len(members) > most or depth > MAX_DEPTH:
+            if len(members) > max_members or depth > MAX_DEPTH:
                 raise ExpressionError(
                     (
-                        f"{text!r}: its input exceeds the limit of {most} members or {MAX_DEPTH} "
-                        "levels"
+                        f"{text!r}: its input exceeds the limit of {max_members} members or "
+                        f"{MAX_DEPTH} levels"
                     ),
                     text,
                 )
             if isinstance(members, dict):
                 characters += sum(map(len, members))
                 members = list(members.values())
-            waiting.extend((each, depth + 1) for each in members)
+            pending.extend((each, depth + 1) for each in members)
         if values > MAX_VALUES or characters > MAX_INPUT_CHARACTERS:
             raise ExpressionError(
                 f"{text!r}: its input exceeds the limit of {MAX_VALUES} values or "

@@ -38,8 +38,8 @@ def _shallow(levels: int) -> bytes:
     """Return the pattern of the contents of an object or a list with at most this many levels."""
     if not levels:
         return _RUN
-    inner = _shallow(levels - 1)
-    return rb"(?>(?:" + _RUN + rb"(?:\{" + inner + rb"\}|\[" + inner + rb"\])){0,64})" + _RUN
+    pattern = _shallow(levels - 1)
+    return rb"(?>(?:" + _RUN + rb"(?:\{" + pattern + rb"\}|\[" + pattern + rb"\])){0,64})" + _RUN
 
 
 _INNER: Final = _shallow(_LEVELS - 1)
@@ -87,7 +87,7 @@ async def split(content: bytes, steps: Sequence[str]) -> Split:
     items: list[Any] = []
     for begin, stop in places:
         items.append(await scanner.decode(begin, stop))
-        await scanner.give_way()
+        await scanner.pause()
     return Split(document, items)
 
 
@@ -107,15 +107,15 @@ class _Scanner:
         self._content = content
         self._tokens = 0
         self._readable_bytes = _READABLE_BYTES
-        self._until = time.monotonic() + _TURN_SECONDS
-        self._found: tuple[int, int, list[tuple[int, int]]] | None = None
+        self._turn_end = time.monotonic() + _TURN_SECONDS
+        self._list_place: tuple[int, int, list[tuple[int, int]]] | None = None
 
     async def find_list(self, steps: Sequence[str]) -> tuple[int, int, list[tuple[int, int]]]:
         """Return the start and end of a list, and those of its items. Raises ``SplitError``."""
         self.check_end(await self._follow(self.skip_space(0), steps))
-        if self._found is None:
+        if self._list_place is None:
             raise SplitError("it has no list at this path")
-        return self._found
+        return self._list_place
 
     async def decode(self, begin: int, end: int) -> Any:
         """Decode a value."""
@@ -141,18 +141,18 @@ class _Scanner:
                 readable[name] = _decoder.decode(self._content[start:stop])
             except UNDECODABLE:
                 readable.pop(name, None)  # an earlier member of this name
-                if levels and (inner := await self._readable(start, stop, levels - 1)):
-                    readable[name] = inner
-            await self.give_way()
+                if levels and (members_of_member := await self._readable(start, stop, levels - 1)):
+                    readable[name] = members_of_member
+            await self.pause()
         return readable
 
     async def _follow(self, begin: int, steps: Sequence[str]) -> int:
         """Find the list at a path in a value, and return the end of the value."""
         if not steps:
             places, end = await self._items(begin)
-            if self._found is not None:
+            if self._list_place is not None:
                 raise SplitError("it has two lists at this path")
-            self._found = begin, end, places
+            self._list_place = begin, end, places
             return end
         members, end = await self._members(begin)
         for name, (start, _) in members:
@@ -169,8 +169,8 @@ class _Scanner:
         while True:
             end = await self.value_end(at)
             places.append((at, end))
-            await self.give_way()
-            at, is_last = self._behind(end, b"]")
+            await self.pause()
+            at, is_last = self._next_place(end, b"]")
             if is_last:
                 return places, at
 
@@ -192,8 +192,8 @@ class _Scanner:
             end = await self.value_end(at)
             with suppress(*UNDECODABLE):  # no path contains such a name
                 members.append((str(_decoder.decode(name)), (at, end)))
-            await self.give_way()
-            at, is_last = self._behind(end, b"}")
+            await self.pause()
+            at, is_last = self._next_place(end, b"}")
             if is_last:
                 return members, at
 
@@ -212,12 +212,12 @@ class _Scanner:
         return scalar.end()
 
     async def _nested_end(self, begin: int) -> int:
-        content, opened = self._content, [self._content[begin : begin + 1]]
+        content, brackets = self._content, [self._content[begin : begin + 1]]
         at = begin + 1
-        while opened:
-            between = _BETWEEN.match(content, at)
-            assert between is not None
-            at = between.end()
+        while brackets:
+            match = _BETWEEN.match(content, at)
+            assert match is not None
+            at = match.end()
             token = content[at : at + 1]
             if not token:
                 raise _truncated()
@@ -225,23 +225,23 @@ class _Scanner:
                 at = await self._string_end(at)
                 continue
             if token in _OPENING:
-                opened.append(token)
-            elif token in _PARTNER and opened.pop() != _PARTNER[token]:
+                brackets.append(token)
+            elif token in _PARTNER and brackets.pop() != _PARTNER[token]:
                 raise SplitError(f"it has an unexpected bracket at byte {at}")
             at += 1
             self._tokens += 1
             if not self._tokens % _TOKENS_OF_TURN:
-                await self.give_way()
+                await self.pause()
         return at
 
     async def _string_end(self, begin: int) -> int:
         at = begin + 1
         while not self._is_at(at, b'"'):
-            found = _OF_STRING.match(self._content, at)
-            if found is None or found.end() == at:
+            match = _OF_STRING.match(self._content, at)
+            if match is None or match.end() == at:
                 raise _truncated()
-            at = found.end()
-            await self.give_way()
+            at = match.end()
+            await self.pause()
         return at + 1
 
     def _first(self, begin: int, bracket: bytes) -> int:
@@ -249,7 +249,7 @@ class _Scanner:
             raise SplitError(f"it has no {bracket.decode()} at byte {begin}")
         return self.skip_space(begin + 1)
 
-    def _behind(self, end: int, bracket: bytes) -> tuple[int, bool]:
+    def _next_place(self, end: int, bracket: bytes) -> tuple[int, bool]:
         """Return the start of the next value, or the end of the list or object, and which it is."""
         at = self.skip_space(end)
         if self._is_at(at, bracket):
@@ -265,18 +265,18 @@ class _Scanner:
 
     def skip_space(self, at: int) -> int:
         """Return the place of the next character that is not white space."""
-        found = _SPACE.match(self._content, at)
-        assert found is not None
-        return found.end()
+        match = _SPACE.match(self._content, at)
+        assert match is not None
+        return match.end()
 
     def _is_at(self, at: int, character: bytes) -> bool:
         return self._content[at : at + 1] == character
 
-    async def give_way(self) -> None:
+    async def pause(self) -> None:
         """Yield to the event loop when the turn has lasted long enough."""
-        if time.monotonic() >= self._until:
+        if time.monotonic() >= self._turn_end:
             await asyncio.sleep(0)
-            self._until = time.monotonic() + _TURN_SECONDS
+            self._turn_end = time.monotonic() + _TURN_SECONDS
 
 
 def _truncated() -> SplitError:

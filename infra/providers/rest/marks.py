@@ -17,7 +17,7 @@ KEY_LABEL: Final = "reconciler/key"
 UID_LABEL: Final = "reconciler/uid"
 
 
-class Found(msgspec.Struct, frozen=True, omit_defaults=True):
+class ObjectMarks(msgspec.Struct, frozen=True, omit_defaults=True):
     """The metadata of one object, and its JSON form in an API that stores one string."""
 
     labels: dict[str, str] = {}
@@ -26,15 +26,15 @@ class Found(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-_decoder = msgspec.json.Decoder(Found)
-_NONE: Final = Found()
+_decoder = msgspec.json.Decoder(ObjectMarks)
+_NONE: Final = ObjectMarks()
 
 
 class Marking:
     """Reads and writes the metadata of objects, as a map of strings or as one string."""
 
-    def __init__(self, marks: MetadataField, where: str) -> None:
-        self._at = Finder(marks.at, where, "object")
+    def __init__(self, marks: MetadataField, location: str) -> None:
+        self._at = Finder(marks.at, location, "object")
         self.is_map = marks.form == "Map"
 
     @property
@@ -42,36 +42,36 @@ class Marking:
         """The steps of the path; None for an expression."""
         return self._at.steps
 
-    def found(self, shown: Any) -> Found:
+    def read(self, content: Any) -> ObjectMarks:
         """Return the metadata of an object, empty for an object of another client."""
         try:
-            value = self._at.find(shown)
+            value = self._at.find(content)
         except ExpressionError:
             return _NONE
         if value is MISSING or value is None:
             return _NONE
         if not self.is_map:
-            return _decoded(value)
+            return _decode(value)
         if not isinstance(value, dict):
             return _NONE
         of_map = cast("dict[str, Any]", value)
         labels = {name: each for name, each in of_map.items() if isinstance(each, str)}
         key, uid = labels.pop(KEY_LABEL, None), labels.pop(UID_LABEL, None)
-        return Found(labels, key, uid)
+        return ObjectMarks(labels, key, uid)
 
     def value(self, labels: Mapping[str, str], key: str, uid: str | None) -> dict[str, str] | str:
         """Return the metadata of an object in the form that its API stores."""
         if not self.is_map:
-            return _encoder.encode(Found(dict(labels), key, uid)).decode()
+            return _encoder.encode(ObjectMarks(dict(labels), key, uid)).decode()
         return {**labels, KEY_LABEL: key} | ({} if uid is None else {UID_LABEL: uid})
 
 
-def made_uid(idempotency_key: str) -> str:
+def build_uid(idempotency_key: str) -> str:
     """Return the uid of a created object in an API without uids. It is the same in every repeat."""
     return hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
 
 
-def _decoded(value: Any) -> Found:
+def _decode(value: Any) -> ObjectMarks:
     try:
         return _decoder.decode(value) if isinstance(value, str) else _NONE
     except (*UNDECODABLE, UnicodeEncodeError):

@@ -30,7 +30,7 @@ ObjectsOf = Callable[[Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
 """Selects the objects of the kind from the items of a page."""
 
 
-class Listed(NamedTuple):
+class PageContent(NamedTuple):
     """One page: the response, its JSON, and its items unchanged."""
 
     answer: Answer
@@ -41,7 +41,9 @@ class Listed(NamedTuple):
 class Fetch(Interface):
     """Fetches one page, at its own path or with additional parameters."""
 
-    def __call__(self, path: str | None, query: Sequence[tuple[str, str]]) -> Awaitable[Listed]:
+    def __call__(
+        self, path: str | None, query: Sequence[tuple[str, str]]
+    ) -> Awaitable[PageContent]:
         """Fetch it. Raises ``ProviderError``."""
         ...
 
@@ -60,7 +62,7 @@ class Pages:
         self._objects_of = objects_of
         self._token_at: Finder | None = None
         self._size: _Query = []
-        self._last: list[Any] = []
+        self._last_items: list[Any] = []
         if self._paging is not None:
             if self._paging.by == "Token":
                 self._token_at = Finder(self._paging.at, "", "answer")
@@ -83,58 +85,64 @@ class Pages:
             case "Page":
                 return await self._by_number(paging, token)
 
-    async def _page(self, listed: Listed, following: str | None) -> Page[ExternalObject]:
-        return Page(await self._objects_of(listed.items), following)
+    async def _page(self, content: PageContent, next_token: str | None) -> Page[ExternalObject]:
+        return Page(await self._objects_of(content.items), next_token)
 
     async def _by_token(self, paging: Paging, token: str) -> Page[ExternalObject]:
         assert self._token_at is not None
-        listed = await self._more(paging, token or None)
+        content = await self._fetch_with_parameter(paging, token or None)
         try:
-            following = self._token_at.find(listed.content)
+            next_token = self._token_at.find(content.content)
         except ExpressionError as error:
-            raise unusable(listed.answer, str(error)) from None
-        if following is MISSING or following is None:
-            return await self._page(listed, None)
-        if not isinstance(following, str | int) or isinstance(following, bool):
-            raise unusable(listed.answer, f"the value at {paging.at} is not a token")
-        return await self._page(listed, str(following))
+            raise unusable(content.answer, str(error)) from None
+        if next_token is MISSING or next_token is None:
+            return await self._page(content, None)
+        if not isinstance(next_token, str | int) or isinstance(next_token, bool):
+            raise unusable(content.answer, f"the value at {paging.at} is not a token")
+        return await self._page(content, str(next_token))
 
     async def _by_link(self, token: str) -> Page[ExternalObject]:
         path = f"{self._path}?{token}" if token else None
-        listed = await self._fetch(path, self._size)
-        return await self._page(listed, _next_query(listed.answer))
+        content = await self._fetch(path, self._size)
+        return await self._page(content, _next_query(content.answer))
 
     async def _by_offset(self, paging: Paging, token: str) -> Page[ExternalObject]:
         begin = int(token or 0)
-        before = self._last
-        listed = await self._more(paging, str(begin - len(before)))
-        if listed.items[: len(before)] != before:
-            raise _moved()
-        behind = listed.items[len(before) :]
-        if before and not behind:  # the end, or an API that returns one item per page
-            listed = await self._more(paging, str(begin))
-            if listed.items:
-                what = "a page has one object, but paging by offset requires pages of two or more"
-                raise unusable(listed.answer, what)
-        self._last = behind[-1:]
-        page = Listed(listed.answer, listed.content, behind)
-        return await self._page(page, str(begin + len(behind)) if behind else None)
+        previous = self._last_items
+        content = await self._fetch_with_parameter(paging, str(begin - len(previous)))
+        if content.items[: len(previous)] != previous:
+            raise _build_changed_error()
+        new_items = content.items[len(previous) :]
+        if previous and not new_items:  # the end, or an API that returns one item per page
+            content = await self._fetch_with_parameter(paging, str(begin))
+            if content.items:
+                message = (
+                    "a page has one object, but paging by offset requires pages of two or more"
+                )
+                raise unusable(content.answer, message)
+        self._last_items = new_items[-1:]
+        page = PageContent(content.answer, content.content, new_items)
+        return await self._page(page, str(begin + len(new_items)) if new_items else None)
 
     async def _by_number(self, paging: Paging, token: str) -> Page[ExternalObject]:
         number = int(token or paging.first)
-        listed = await self._more(paging, str(number))
-        if self._last and (await self._more(paging, str(number - 1))).items != self._last:
-            raise _moved()
-        self._last = listed.items
-        return await self._page(listed, str(number + 1) if listed.items else None)
+        content = await self._fetch_with_parameter(paging, str(number))
+        if (
+            self._last_items
+            and (await self._fetch_with_parameter(paging, str(number - 1))).items
+            != self._last_items
+        ):
+            raise _build_changed_error()
+        self._last_items = content.items
+        return await self._page(content, str(number + 1) if content.items else None)
 
-    async def _more(self, paging: Paging, value: str | None) -> Listed:
+    async def _fetch_with_parameter(self, paging: Paging, value: str | None) -> PageContent:
         assert paging.parameter is not None
-        more = [] if value is None else [(paging.parameter, value)]
-        return await self._fetch(None, [*self._size, *more])
+        parameters = [] if value is None else [(paging.parameter, value)]
+        return await self._fetch(None, [*self._size, *parameters])
 
 
-def _moved() -> NotDoneError:
+def _build_changed_error() -> NotDoneError:
     return NotDoneError("the listing changed while its pages were read, so it is ignored")
 
 
@@ -144,12 +152,12 @@ def _next_query(answer: Answer) -> str | None:
     for link, parameters in _LINK.findall(header):
         if _NEXT.search(parameters):
             try:
-                own, there = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
+                own, target = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
             except ValueError as error:
                 raise unusable(answer, f"its header Link is invalid: {error}") from None
-            if there.path != own.path or not there.query:
-                raise unusable(answer, f"the next page is at another path, {there.path[:200]!r}")
-            return there.query
+            if target.path != own.path or not target.query:
+                raise unusable(answer, f"the next page is at another path, {target.path[:200]!r}")
+            return target.query
     # otherwise the listing would end early, and look complete
     if re.search(r"\bnext\b", _LINK.sub("", header)):
         raise unusable(answer, f"its header Link is invalid: {header[:200]!r}")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, cast
 
 from events.manifest import Fields, InvalidManifestError
-from infra.providers.rest.expressions import Expression, NothingThereError
+from infra.providers.rest.expressions import Expression, MissingValueError
 
 WHOLE: Final = "."
 MAX_NODES: Final = 256
@@ -30,19 +30,19 @@ def is_expression(text: str) -> bool:
     return text.startswith("=")
 
 
-def steps_of(path: str, where: str) -> tuple[str, ...]:
+def steps_of(path: str, location: str) -> tuple[str, ...]:
     """Split a path into steps. Raises ``InvalidManifestError`` for an empty step."""
     if path == WHOLE:
         return ()
     steps = tuple(path.split("."))
     if not all(steps):
         raise InvalidManifestError(
-            f"{where}: {path!r} has an empty step; use a form such as a.b, or a single ."
+            f"{location}: {path!r} has an empty step; use a form such as a.b, or a single ."
         )
     return steps
 
 
-def found_at(root: Any, steps: Collection[str]) -> Any:
+def value_at(root: Any, steps: Collection[str]) -> Any:
     """Follow a path; a number is the index of a list. ``MISSING`` if it ends early."""
     value = root
     for step in steps:
@@ -58,40 +58,40 @@ def found_at(root: Any, steps: Collection[str]) -> Any:
 
 def put_at(root: Fields, steps: Collection[str], value: Any) -> None:
     """Store a value in nested objects, which are created as required."""
-    *above, last = steps
-    for step in above:
-        inner = root.get(step)
-        if not isinstance(inner, dict):
-            root[step] = inner = {}
-        root = cast("Fields", inner)
+    *parents, last = steps
+    for step in parents:
+        child = root.get(step)
+        if not isinstance(child, dict):
+            root[step] = child = {}
+        root = cast("Fields", child)
     root[last] = value
 
 
 class Finder:
     """Finds the value at a place. An expression refers to the whole document as ``about``."""
 
-    def __init__(self, place: str, where: str, about: str, *more: str) -> None:
+    def __init__(self, place: str, location: str, about: str, *variables: str) -> None:
         self.text = place
         self._about = about
         self._steps: tuple[str, ...] = ()
         self._expression: Expression | None = None
         if is_expression(place):
-            self._expression = Expression(place[1:], where, (about, *more))
+            self._expression = Expression(place[1:], location, (about, *variables))
         else:
-            self._steps = steps_of(place, where)
+            self._steps = steps_of(place, location)
 
     @property
     def steps(self) -> tuple[str, ...] | None:
         """The path, or None for an expression."""
         return self._steps if self._expression is None else None
 
-    def find(self, root: Any, **more: Any) -> Any:
+    def find(self, root: Any, **variables: Any) -> Any:
         """Return the value, or ``MISSING``. Raises ``ExpressionError``."""
         if self._expression is None:
-            return found_at(root, self._steps)
+            return value_at(root, self._steps)
         try:
-            return self._expression.value({self._about: root, **more})
-        except NothingThereError:
+            return self._expression.value({self._about: root, **variables})
+        except MissingValueError:
             return MISSING
 
 
@@ -103,15 +103,15 @@ class Template:
     """
 
     def __init__(
-        self, tree: Any, where: str, variables: Collection[str], needed: Collection[str] = ()
+        self, tree: Any, location: str, variables: Collection[str], needed: Collection[str] = ()
     ) -> None:
         self._compiled: dict[str, Expression | tuple[str, ...]] = {}
         self._tree = tree
         self.expressions: dict[str, Expression] = {}
-        for number, (place, depth, node) in enumerate(_nodes(tree, where, 1)):
+        for number, (place, depth, node) in enumerate(_nodes(tree, location, 1)):
             if number >= MAX_NODES or depth > MAX_TEMPLATE_DEPTH:
                 raise InvalidManifestError(
-                    f"{where}: exceeds the limit of {MAX_NODES} values or {MAX_TEMPLATE_DEPTH} "
+                    f"{location}: exceeds the limit of {MAX_NODES} values or {MAX_TEMPLATE_DEPTH} "
                     "levels"
                 )
             if isinstance(node, str) and is_expression(node):
@@ -120,34 +120,34 @@ class Template:
                 is_plain = _PLAIN.fullmatch(node) is not None and names[0] not in needed
                 self._compiled[node] = names if is_plain else expression
 
-    def made(self, variables: Mapping[str, Any]) -> Any:
+    def build(self, variables: Mapping[str, Any]) -> Any:
         """Return the JSON, ``MISSING`` if it has no value. Raises ``ExpressionError``."""
-        return self._made(self._tree, variables)
+        return self._build_node(self._tree, variables)
 
-    def _made(self, node: Any, variables: Mapping[str, Any]) -> Any:
+    def _build_node(self, node: Any, variables: Mapping[str, Any]) -> Any:
         if isinstance(node, dict):
             of_map = cast("dict[str, Any]", node)
-            made = {name: self._made(each, variables) for name, each in of_map.items()}
-            there = {name: each for name, each in made.items() if each is not MISSING}
-            return there if there or not of_map else MISSING
+            members = {name: self._build_node(each, variables) for name, each in of_map.items()}
+            present = {name: each for name, each in members.items() if each is not MISSING}
+            return present if present or not of_map else MISSING
         if isinstance(node, list):
-            items = [self._made(each, variables) for each in cast("list[Any]", node)]
+            items = [self._build_node(each, variables) for each in cast("list[Any]", node)]
             return [each for each in items if each is not MISSING]
         if not isinstance(node, str) or not is_expression(node):
             return node
         compiled = self._compiled[node]
         if isinstance(compiled, Expression):
             return compiled.value(variables)
-        return found_at(variables, compiled)
+        return value_at(variables, compiled)
 
 
-def _nodes(tree: Any, where: str, depth: int) -> Iterator[tuple[str, int, Any]]:
-    yield where, depth, tree
+def _nodes(tree: Any, location: str, depth: int) -> Iterator[tuple[str, int, Any]]:
+    yield location, depth, tree
     if depth > MAX_TEMPLATE_DEPTH:
         return
     if isinstance(tree, dict):
         for name, each in cast("dict[str, Any]", tree).items():
-            yield from _nodes(each, f"{where}.{name}", depth + 1)
+            yield from _nodes(each, f"{location}.{name}", depth + 1)
     elif isinstance(tree, list):
         for number, each in enumerate(cast("list[Any]", tree)):
-            yield from _nodes(each, f"{where}[{number}]", depth + 1)
+            yield from _nodes(each, f"{location}[{number}]", depth + 1)

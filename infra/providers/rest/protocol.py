@@ -27,7 +27,7 @@ from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
 from infra.providers.rest.items import UndecodableItem
-from infra.providers.rest.marks import Found, Marking
+from infra.providers.rest.marks import Marking, ObjectMarks
 from infra.providers.rest.places import (
     MISSING,
     WHOLE,
@@ -65,48 +65,48 @@ class Request:
     """The method, path, query, headers and body of one request, compiled."""
 
     def __init__(
-        self, call: Call | Listing | Reading, where: str, default: Method, rest: RestSpec
+        self, call: Call | Listing | Reading, location: str, default: Method, rest: RestSpec
     ) -> None:
         self.method: Method = call.method or default
-        self.success = frozenset(call.success or _default_success(where, call))
+        self.success = frozenset(call.success or _default_success(location, call))
         self._path = call.path
         self._query = call.query
         self.headers = {"Content-Type": "application/json", **rest.headers, **call.headers}
         for name in (*rest.headers, *call.headers):
             if name.lower() in _SECRET_HEADERS | {(rest.credential_header or "").lower()}:
                 raise InvalidManifestError(
-                    f"{where}.headers.{name}: must not contain a secret, because the log keeps "
+                    f"{location}.headers.{name}: must not contain a secret, because the log keeps "
                     "it; use spec.credentialsRef of the ProviderConfig, and credentialHeader"
                 )
             if name.lower() in _OF_EACH_REQUEST:
                 raise InvalidManifestError(
-                    f"{where}.headers.{name}: the client sets this header; remove it"
+                    f"{location}.headers.{name}: the client sets this header; remove it"
                 )
         if "?" in self._path or "#" in self._path:
-            raise InvalidManifestError(f"{where}.path: must not contain ? or #; use query")
+            raise InvalidManifestError(f"{location}.path: must not contain ? or #; use query")
         self.placeholders: set[str] = set()
         for text in (self._path, *self._query.values()):
             self.placeholders.update(_PLACEHOLDER.findall(text))
         if unknown := sorted(self.placeholders - {"name", "uid"}):
             raise InvalidManifestError(
-                f"{where}: unknown placeholder {{{unknown[0]}}}; use {{name}} or {{uid}}"
+                f"{location}: unknown placeholder {{{unknown[0]}}}; use {{name}} or {{uid}}"
             )
         self.body = None
         if call.body is not None:
             if self.method == "GET":
                 raise InvalidManifestError(
-                    f"{where}.body: not allowed with the method GET; set another method"
+                    f"{location}.body: not allowed with the method GET; set another method"
                 )
-            self.body = Template(call.body, f"{where}.body", BODY_VARIABLES)
+            self.body = Template(call.body, f"{location}.body", BODY_VARIABLES)
 
     def path(self, values: Mapping[str, str]) -> str:
         """Return the path, with URL-encoded values."""
-        return _PLACEHOLDER.sub(lambda found: quote(values[found[1]], safe=""), self._path)
+        return _PLACEHOLDER.sub(lambda match: quote(values[match[1]], safe=""), self._path)
 
     def query(self, values: Mapping[str, str]) -> list[tuple[str, str]]:
         """Return the query. It is encoded with the request."""
         return [
-            (name, _PLACEHOLDER.sub(lambda found: values[found[1]], text))
+            (name, _PLACEHOLDER.sub(lambda match: values[match[1]], text))
             for name, text in self._query.items()
         ]
 
@@ -119,52 +119,54 @@ class Protocol:
         rest = spec.rest
         assert rest is not None
         self.rest, self.digest = rest, spec.digest
-        where = "spec.rest"
+        location = "spec.rest"
         self.document = Document(spec, rest)
-        self.read = Request(rest.read, f"{where}.read", "GET", rest)
-        self.create = Request(rest.create, f"{where}.create", "POST", rest)
-        self.delete = Request(rest.delete, f"{where}.delete", "DELETE", rest)
+        self.read = Request(rest.read, f"{location}.read", "GET", rest)
+        self.create = Request(rest.create, f"{location}.create", "POST", rest)
+        self.delete = Request(rest.delete, f"{location}.delete", "DELETE", rest)
         self.update = (
-            None if rest.update is None else Request(rest.update, f"{where}.update", "PUT", rest)
+            None if rest.update is None else Request(rest.update, f"{location}.update", "PUT", rest)
         )
-        self.list = None if rest.list is None else Request(rest.list, f"{where}.list", "GET", rest)
+        self.list = (
+            None if rest.list is None else Request(rest.list, f"{location}.list", "GET", rest)
+        )
         self.ids_are_made = "uid" in self.read.placeholders
-        self.name_at = Finder(rest.name.at, f"{where}.name.at", "object")
-        self.uid_at = Finder(rest.uid, f"{where}.uid", "object") if rest.uid else None
+        self.name_at = Finder(rest.name.at, f"{location}.name.at", "object")
+        self.uid_at = Finder(rest.uid, f"{location}.uid", "object") if rest.uid else None
         self.version_at = (
-            Finder(rest.version, f"{where}.version", "object") if rest.version else None
+            Finder(rest.version, f"{location}.version", "object") if rest.version else None
         )
-        self.marking = Marking(rest.metadata, f"{where}.metadata.at") if rest.metadata else None
+        self.marking = Marking(rest.metadata, f"{location}.metadata.at") if rest.metadata else None
         self.items_at = Finder(
-            rest.list.items if rest.list else WHOLE, f"{where}.list.items", "answer"
+            rest.list.items if rest.list else WHOLE, f"{location}.list.items", "answer"
         )
         self._where = (
-            Expression(rest.where.removeprefix("="), f"{where}.where", ("object",))
+            Expression(rest.where.removeprefix("="), f"{location}.where", ("object",))
             if (rest.where)
             else None
         )
         self.shown_at = {
-            name: Finder(call.shows, f"{where}.{name}.shows", "answer")
+            name: Finder(call.shows, f"{location}.{name}.shows", "answer")
             for name, call in (("create", rest.create), ("update", rest.update))
             if call is not None and call.shows
         }
-        self.read_at = Finder(rest.read.shows or WHOLE, f"{where}.read.shows", "answer")
+        self.read_at = Finder(rest.read.shows or WHOLE, f"{location}.read.shows", "answer")
         self.read_items_at = (
-            Finder(rest.read.items, f"{where}.read.items", "answer") if rest.read.items else None
+            Finder(rest.read.items, f"{location}.read.items", "answer") if rest.read.items else None
         )
-        self._ready = Finder(rest.ready, f"{where}.ready", "object") if rest.ready else None
+        self._ready = Finder(rest.ready, f"{location}.ready", "object") if rest.ready else None
         self._outputs = {
-            name: (Finder(each.at, f"{where}.outputs.{name}.at", "object"), each)
+            name: (Finder(each.at, f"{location}.outputs.{name}.at", "object"), each)
             for name, each in rest.outputs.items()
         }
         self.mark_at = (
-            Finder(rest.changes.at, f"{where}.changes.at", "answer")
+            Finder(rest.changes.at, f"{location}.changes.at", "answer")
             if rest.changes and rest.changes.at
             else None
         )
         self._matches = None
         if rest.name.matches:
-            self._matches = Expression("name.matches(pattern)", where, ("name", "pattern"))
+            self._matches = Expression("name.matches(pattern)", location, ("name", "pattern"))
             self._check_pattern(rest.name.matches)
         _check(self)
 
@@ -198,8 +200,8 @@ class Protocol:
         paging = None if self.rest.list is None else self.rest.list.paging
         if paging is None or paging.by != "Token":
             return False
-        found = Finder(paging.at, "", "answer").steps
-        return found is None or found[: len(steps)] == tuple(steps)
+        token_steps = Finder(paging.at, "", "answer").steps
+        return token_steps is None or token_steps[: len(steps)] == tuple(steps)
 
     def name_problem(self, name: str) -> str | None:
         """Describe why this API cannot have an object of a name; None if it can."""
@@ -224,15 +226,15 @@ class Protocol:
                 "backreferences, no lookaround)"
             ) from None
 
-    def is_one(self, shown: Any) -> bool:
+    def is_of_kind(self, content: Any) -> bool:
         """Return whether a listed object is of this kind. Raises ``UnusableObjectError``."""
         if self._where is not None:
             try:
-                if self._where.value({"object": shown}) is not True:
+                if self._where.value({"object": content}) is not True:
                     return False
             except ExpressionError as error:
                 raise UnusableObjectError(str(error)) from None
-        name = self._text_at(self.name_at, shown)
+        name = self._text_at(self.name_at, content)
         if name is None:
             raise UnusableObjectError(f"an object has no name at {self.name_at.text}")
         return self._is_named(name)
@@ -245,18 +247,18 @@ class Protocol:
         """Return the API's name of an object."""
         return f"{self.rest.name.prefix}{external_name}{self.rest.name.suffix}"
 
-    def seen(self, shown: Any) -> ExternalObject:
+    def convert(self, content: Any) -> ExternalObject:
         """Convert an object into its form in the log. Raises ``UnusableObjectError``."""
-        marks = self.marking.found(shown) if self.marking else None
-        name, uid = self._place(shown, marks)
+        marks = self.marking.read(content) if self.marking else None
+        name, uid = self._place(content, marks)
         return ExternalObject(
             name=name,
-            fields=self.document.of_object(shown),
+            fields=self.document.of_object(content),
             uid=uid,
-            version=self._text_at(self.version_at, shown) if self.version_at else None,
+            version=self._text_at(self.version_at, content) if self.version_at else None,
             labels={} if marks is None else marks.labels,
             written_by=None if marks is None else marks.key,
-            outputs=self._given(shown),
+            outputs=self._find_outputs(content),
         )
 
     def place_of(self, item: Any) -> tuple[str | None, str | None] | None:
@@ -264,44 +266,44 @@ class Protocol:
 
         None if its name shows that it is of another kind.
         """
-        shown, is_whole = item, True
+        content, is_whole = item, True
         if isinstance(item, UndecodableItem):
-            shown, is_whole = item.readable, False
-        name = self._known_text(self.name_at, shown, is_whole=is_whole)
+            content, is_whole = item.readable, False
+        name = self._known_text(self.name_at, content, is_whole=is_whole)
         if name is None:
             return None, None
         if not self._is_named(name):
             return None
         named, uid = self.rest.name, None
         if self.uid_at is not None:
-            uid = self._known_text(self.uid_at, shown, is_whole=is_whole)
+            uid = self._known_text(self.uid_at, content, is_whole=is_whole)
         elif self.marking is not None and (is_whole or self.marking.steps is not None):
-            uid = self.marking.found(shown).uid
+            uid = self.marking.read(content).uid
         return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
-    def _known_text(self, finder: Finder, shown: Any, *, is_whole: bool) -> str | None:
+    def _known_text(self, finder: Finder, content: Any, *, is_whole: bool) -> str | None:
         """Return a text. If members are missing, an expression could find another one."""
         if not is_whole and finder.steps is None:
             return None
         try:
-            return self._text_at(finder, shown)
+            return self._text_at(finder, content)
         except UnusableObjectError:
             return None
 
-    def _place(self, shown: Any, marks: Found | None) -> tuple[str, str | None]:
-        name, named = self._text_at(self.name_at, shown), self.rest.name
+    def _place(self, content: Any, marks: ObjectMarks | None) -> tuple[str, str | None]:
+        name, named = self._text_at(self.name_at, content), self.rest.name
         if name is None:
             raise UnusableObjectError(f"the object has no name at {self.name_at.text}")
         uid = None if marks is None else marks.uid
         if self.uid_at is not None:
-            uid = self._text_at(self.uid_at, shown)
+            uid = self._text_at(self.uid_at, content)
             if uid is None:
                 raise UnusableObjectError(f"the object has no id at {self.uid_at.text}")
         return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
-    def _text_at(self, finder: Finder, shown: Any) -> str | None:
+    def _text_at(self, finder: Finder, content: Any) -> str | None:
         try:
-            value = finder.find(shown)
+            value = finder.find(content)
         except ExpressionError as error:
             raise UnusableObjectError(str(error)) from None
         if value is MISSING or value is None or value == "":
@@ -312,20 +314,20 @@ class Protocol:
             )
         return str(value)
 
-    def _given(self, shown: Any) -> Fields:
+    def _find_outputs(self, content: Any) -> Fields:
         """Find the outputs. A missing one, or one of another type, is left out."""
-        given: Fields = {}
+        outputs: Fields = {}
         for name, (finder, output) in self._outputs.items():
             try:
-                given[name] = msgspec.convert(finder.find(shown), OUTPUT_TYPES[output.type])
+                outputs[name] = msgspec.convert(finder.find(content), OUTPUT_TYPES[output.type])
             except (ExpressionError, msgspec.ValidationError):
                 continue
         if self._ready is not None:
             try:
-                given[READY] = self._ready.find(shown) is True
+                outputs[READY] = self._ready.find(content) is True
             except ExpressionError:
-                given[READY] = False
-        return given
+                outputs[READY] = False
+        return outputs
 
     def rule_for(self, status: int, content: bytes) -> ErrorRule | None:
         """Return the definition's rule for a response, if there is one."""
@@ -336,133 +338,134 @@ class Protocol:
         return next((each for each in rules if each.text.lower() in text), None)
 
 
-def _default_success(where: str, call: Call | Listing | Reading) -> tuple[int, ...]:
+def _default_success(location: str, call: Call | Listing | Reading) -> tuple[int, ...]:
     if isinstance(call, Reading | Listing):
         return (200,)
-    if where.endswith(".create"):
+    if location.endswith(".create"):
         return (200, 201) if call.shows else (200, 201, 204)
     return (200,) if call.shows else (200, 204)
 
 
 def _check(protocol: Protocol) -> None:
     """Refuse a definition that can never work, or not without harm."""
-    rest, where = protocol.rest, "spec.rest"
+    rest, location = protocol.rest, "spec.rest"
     if protocol.uid_at is None and protocol.marking is None:
         raise InvalidManifestError(
-            f"{where}.uid: required without metadata, to distinguish objects with the same name; "
-            "set uid to the path of the id, or set metadata"
+            f"{location}.uid: required without metadata, to distinguish objects with the same "
+            "name; set uid to the path of the id, or set metadata"
         )
     if "uid" in protocol.create.placeholders:
         raise InvalidManifestError(
-            f"{where}.create: {{uid}} is unknown before the object exists; remove it"
+            f"{location}.create: {{uid}} is unknown before the object exists; remove it"
         )
     if protocol.list is not None and protocol.list.placeholders:
-        raise InvalidManifestError(f"{where}.list: must list all objects; remove {{...}}")
+        raise InvalidManifestError(f"{location}.list: must list all objects; remove {{...}}")
     if protocol.ids_are_made:
-        _check_made_ids(protocol, where)
+        _check_made_ids(protocol, location)
     if rest.read.absent and protocol.list is None and rest.read.confirm is None:
         raise InvalidManifestError(
-            f"{where}.read.confirm: required, because a wrong endpoint also returns "
+            f"{location}.read.confirm: required, because a wrong endpoint also returns "
             f"{rest.read.absent[0]}; set it to a path that succeeds only if the collection "
-            f"exists, or set {where}.list"
+            f"exists, or set {location}.list"
         )
     if rest.read.shows and rest.read.items:
-        raise InvalidManifestError(f"{where}.read: set shows or items, not both")
+        raise InvalidManifestError(f"{location}.read: set shows or items, not both")
     if rest.condition in ("Version", "Body") and protocol.version_at is None:
         raise InvalidManifestError(
-            f"{where}.version: required with condition {rest.condition}; set it to the path of "
+            f"{location}.version: required with condition {rest.condition}; set it to the path of "
             "the version"
         )
     if rest.name.matches and not protocol.name_at.text:
-        raise InvalidManifestError(f"{where}.name.at: required; set it to the path of the name")
-    _check_paging(rest, where)
-    _check_writes(protocol, where)
+        raise InvalidManifestError(f"{location}.name.at: required; set it to the path of the name")
+    _check_paging(rest, location)
+    _check_writes(protocol, location)
     if READY in rest.outputs and rest.ready:
         raise InvalidManifestError(
-            f"{where}.outputs.{READY}: {where}.ready already sets this output; remove one of them"
+            f"{location}.outputs.{READY}: {location}.ready already sets this output; "
+            "remove one of them"
         )
     for number, each in enumerate(rest.errors):
         if not each.status:
             raise InvalidManifestError(
-                f"{where}.errors[{number}].status: must have at least one code"
+                f"{location}.errors[{number}].status: must have at least one code"
             )
 
 
-def _check_made_ids(protocol: Protocol, where: str) -> None:
+def _check_made_ids(protocol: Protocol, location: str) -> None:
     if protocol.uid_at is None:
         raise InvalidManifestError(
-            f"{where}.uid: required, because read uses {{uid}}; set it to the path of the id"
+            f"{location}.uid: required, because read uses {{uid}}; set it to the path of the id"
         )
     if "create" not in protocol.shown_at:
         raise InvalidManifestError(
-            f"{where}.create.shows: required, because the API creates the id; set it to the "
+            f"{location}.create.shows: required, because the API creates the id; set it to the "
             "path of the object in the response"
         )
     if protocol.list is None:
         raise InvalidManifestError(
-            f"{where}.list: required, because the API creates the ids and only a listing finds "
+            f"{location}.list: required, because the API creates the ids and only a listing finds "
             "an object by name"
         )
 
 
-def _check_paging(rest: RestSpec, where: str) -> None:
+def _check_paging(rest: RestSpec, location: str) -> None:
     paging = None if rest.list is None else rest.list.paging
     if paging is None:
         return
     if paging.by != "Link" and paging.parameter is None:
         raise InvalidManifestError(
-            f"{where}.list.paging.parameter: required; set it to the query parameter for the "
+            f"{location}.list.paging.parameter: required; set it to the query parameter for the "
             f"{paging.by.lower()}"
         )
     if paging.by == "Token" and not paging.at:
         raise InvalidManifestError(
-            f"{where}.list.paging.at: required; set it to the path of the next page's token "
+            f"{location}.list.paging.at: required; set it to the path of the next page's token "
             "in the response"
         )
     if paging.by == "Token":
-        Finder(paging.at, f"{where}.list.paging.at", "answer")
+        Finder(paging.at, f"{location}.list.paging.at", "answer")
 
 
-def _check_writes(protocol: Protocol, where: str) -> None:
+def _check_writes(protocol: Protocol, location: str) -> None:
     rest = protocol.rest
     for name, call in (("create", rest.create), ("update", rest.update)):
         if call is None:
             continue
         if call.body is None:
-            _check_default_body(protocol, f"{where}.{name}.body")
+            _check_default_body(protocol, f"{location}.{name}.body")
             continue
         texts = " ".join(_expressions(call.body))
         if protocol.marking is not None and _METADATA.search(texts) is None:
             raise InvalidManifestError(
-                f"{where}.{name}.body: must write metadata, because spec.rest.metadata is set"
+                f"{location}.{name}.body: must write metadata, because spec.rest.metadata is set"
             )
         if rest.condition == "Body" and name == "update" and "version" not in texts:
             raise InvalidManifestError(
-                f"{where}.{name}.body: must write version, because condition is Body"
+                f"{location}.{name}.body: must write version, because condition is Body"
             )
     if protocol.marking is not None and protocol.marking.is_map:
         top = protocol.marking.steps[:1] if protocol.marking.steps else ()
         if tuple(top) and ".".join(protocol.marking.steps or ()) in protocol.document.shows:
             raise InvalidManifestError(
-                f"{where}.metadata.at: the document also writes this path; use another path"
+                f"{location}.metadata.at: the document also writes this path; use another path"
             )
 
 
-def _check_default_body(protocol: Protocol, where: str) -> None:
+def _check_default_body(protocol: Protocol, location: str) -> None:
     """Refuse a missing body if the paths in it are expressions."""
     finders = [protocol.name_at.steps]
     if protocol.marking is not None:
         finders.append(protocol.marking.steps)
     if not all(finders):
         raise InvalidManifestError(
-            f"{where}: required, because the paths of the name and the metadata are expressions "
+            f"{location}: required, because the paths of the name and the metadata are expressions "
             "or the whole object; write both in the body"
         )
     if protocol.rest.condition == "Body" and not (
         protocol.version_at is not None and protocol.version_at.steps
     ):
         raise InvalidManifestError(
-            f"{where}: required with condition Body, because the path of the version is an "
+            f"{location}: required with condition Body, because the path of the version is an "
             "expression; write the version in the body"
         )
 

@@ -38,11 +38,11 @@ from infra.providers.answers import (
 )
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.http import HttpApi
-from infra.providers.rest.document import without_nothing
+from infra.providers.rest.document import remove_null_members
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.items import SplitError, UndecodableItem, check_structure, split
-from infra.providers.rest.marks import made_uid
-from infra.providers.rest.paging import Listed, Pages
+from infra.providers.rest.marks import build_uid
+from infra.providers.rest.paging import PageContent, Pages
 from infra.providers.rest.places import MISSING, WHOLE, Finder, put_at
 from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
 from reconciler.errors import (
@@ -57,7 +57,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.listing import Unreadable, all_pages, in_turns
+from reconciler.provider.listing import Unreadable, all_pages, convert_in_turns
 from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
@@ -70,7 +70,7 @@ _decoder = msgspec.json.Decoder(Any)
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _ReadObject(msgspec.Struct, frozen=True):
     """An object as it was read, with its ETag and the time of the read (``time.monotonic``)."""
 
     object: ExternalObject
@@ -96,82 +96,86 @@ class RestProvider:
     async def create(self, action: Action) -> Effect:
         """Create an object. Our own earlier attempt counts as the first response."""
         protocol, read_at = self._protocol, None
-        name = self._checked(action.external_name)
+        name = self._check_name(action.external_name)
         if not (protocol.is_guarded or protocol.ids_are_made):
-            there = await self._found(name)
-            if there is not None:
-                return self._own(there.object, action, f"{name!r} already exists")
+            existing = await self._find(name)
+            if existing is not None:
+                return self._own_or_conflict(existing.object, action, f"{name!r} already exists")
             read_at = time.monotonic()
-        uid = None if protocol.uid_at is not None else made_uid(action.idempotency_key)
+        uid = None if protocol.uid_at is not None else build_uid(action.idempotency_key)
         answer = await self._write(protocol.create, action, uid=uid, read_at=read_at)
         if answer.status_code in protocol.create.success:
-            return await self._done(answer, action, "create", None)
+            return await self._read_effect(answer, action, "create", None)
         means = self._meaning(answer, protocol.rest.create.conflict)
         if not means and answer.status_code == HTTPStatus.NOT_FOUND:
             # The API's own response if a read works: something that the creation requires does not
             # exist.
             with in_doubt(answer):
-                there = await self._found(name)
-            if there is None:
+                existing = await self._find(name)
+            if existing is None:
                 raise NotDoneError(refusal(answer).message, status=answer.status_code)
         if means != "Conflict":
-            raise self._classified(answer, means)
+            raise self._classify(answer, means)
         text = f"{name!r}: {problem_text(answer)}"
-        there = None if protocol.ids_are_made else await self._found(name)
-        if there is not None:
-            return self._own(there.object, action, text, status=answer.status_code)
+        existing = None if protocol.ids_are_made else await self._find(name)
+        if existing is not None:
+            return self._own_or_conflict(existing.object, action, text, status=answer.status_code)
         # A conflict although its cause was deleted: the API may store this response with the key.
         raise ConflictError(text, status=answer.status_code, replayed=self._is_replay(answer))
 
     async def update(self, action: Action) -> Effect:
         """Replace an object that is still the action's, at the action's version."""
         protocol = self._protocol
-        name = self._checked(action.external_name)
+        name = self._check_name(action.external_name)
         if protocol.update is None:
             raise RefusedError(
                 f"{name!r}: the API has no update call; declare an object with another name"
             )
-        there = await self._found(name, action.uid)
-        if there is None:
+        existing = await self._find(name, action.uid)
+        if existing is None:
             raise NotFoundError(f"{name!r} does not exist")
-        check_uid(there.object, action)
-        if there.object.written_by == action.idempotency_key:
-            return Effect(there.object, replayed=True)
+        check_uid(existing.object, action)
+        if existing.object.written_by == action.idempotency_key:
+            return Effect(existing.object, replayed=True)
         answer = await self._write(
-            protocol.update, action, uid=there.object.uid, there=there, read_at=there.read_at
+            protocol.update,
+            action,
+            uid=existing.object.uid,
+            existing=existing,
+            read_at=existing.read_at,
         )
         if answer.status_code in protocol.update.success:
-            return await self._done(answer, action, "update", there.object.uid)
+            return await self._read_effect(answer, action, "update", existing.object.uid)
         call = protocol.rest.update
         assert call is not None
         means = self._meaning(answer, call.conflict or (409, 412), call.absent)
         if means not in ("Conflict", "Absent"):
-            raise self._classified(answer, means)
+            raise self._classify(answer, means)
         text = f"{name!r}: {problem_text(answer)}"
         with in_doubt(answer):
-            now = await self._found(name, there.object.uid)
-        if now is None:
+            current = await self._find(name, existing.object.uid)
+        if current is None:
             raise NotFoundError(text, status=answer.status_code)
         if means == "Absent":
             raise UnknownResultError(
                 f"{text}, but a read still finds it", status=answer.status_code
             )
-        return self._own(now.object, action, text, status=answer.status_code)
+        return self._own_or_conflict(current.object, action, text, status=answer.status_code)
 
     async def delete(self, action: Action) -> Effect:
         """Delete an object that is still the action's."""
         protocol, call = self._protocol, self._protocol.rest.delete
-        name = self._checked(action.external_name)
-        there = await self._found(name, action.uid)
-        if there is None:
+        name = self._check_name(action.external_name)
+        existing = await self._find(name, action.uid)
+        if existing is None:
             return Effect(None, absent=True)
-        check_uid(there.object, action)
+        check_uid(existing.object, action)
         answer = await self._write(
             protocol.delete,
             msgspec.structs.replace(action, version=None),  # whatever its version
-            uid=there.object.uid,
-            there=there,
-            read_at=there.read_at,
+            uid=existing.object.uid,
+            existing=existing,
+            read_at=existing.read_at,
         )
         if answer.status_code in protocol.delete.success:
             await self._check_body(answer)
@@ -181,18 +185,18 @@ class RestProvider:
             raise NotDoneError(f"{name!r} was changed during the deletion")
         if means == "Absent":
             with in_doubt(answer):
-                now = await self._found(name, there.object.uid)
-            if now is None:
+                current = await self._find(name, existing.object.uid)
+            if current is None:
                 return Effect(None, absent=True)
             raise UnknownResultError(
                 f"{name!r}: the API returned {answer.status_code}, but a read still finds it"
             )
-        raise self._classified(answer, means)
+        raise self._classify(answer, means)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one object, by its uid if the API assigns the ids."""
-        found = await self._found(self._checked(external_name), uid)
-        return None if found is None else found.object
+        existing = await self._find(self._check_name(external_name), uid)
+        return None if existing is None else existing.object
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -200,27 +204,27 @@ class RestProvider:
         """List all objects of this kind. The scope is checked here."""
         unreadable = Unreadable()
         pages = self._pages(page_size, unreadable)
-        listed: dict[tuple[str, str | None], str | None] = {}
+        uids: dict[tuple[str, str | None], str | None] = {}
         async for objects in all_pages(scope, pages.fetch):
-            yield [each for each in objects if self._is_first(each, listed, unreadable)]
+            yield [each for each in objects if self._is_first(each, uids, unreadable)]
         unreadable.check()
 
     def _is_first(
         self,
-        found: ExternalObject,
-        listed: dict[tuple[str, str | None], str | None],
+        candidate: ExternalObject,
+        uids: dict[tuple[str, str | None], str | None],
         unreadable: Unreadable,
     ) -> bool:
         """Return whether an object is the first one of the listing with its name or its id."""
-        place = found.name, found.uid if self._protocol.ids_are_made else None
-        if place not in listed:
-            listed[place] = found.uid
+        place = candidate.name, candidate.uid if self._protocol.ids_are_made else None
+        if place not in uids:
+            uids[place] = candidate.uid
             return True
         # it moved to a later page, and another one may have moved back
-        if listed[place] == found.uid:
-            unreadable.add(None, None, f"{quoted(found.name)} is listed twice")
+        if uids[place] == candidate.uid:
+            unreadable.add(None, None, f"{quoted(candidate.name)} is listed twice")
         else:
-            unreadable.add(found.name, None, "several objects have this name")
+            unreadable.add(candidate.name, None, "several objects have this name")
         return False
 
     async def close(self) -> None:
@@ -229,94 +233,98 @@ class RestProvider:
 
     # --- reading
 
-    async def _found(self, name: str, uid: str | None = None) -> _Found | None:
+    async def _find(self, name: str, uid: str | None = None) -> _ReadObject | None:
         protocol = self._protocol
         if protocol.ids_are_made and uid is None:
-            return await self._found_by_name(name)
+            return await self._find_by_name(name)
         request, values = protocol.read, self._values(name, uid)
-        answer = await self._ask(request, values, self._variables(values))
+        answer = await self._send_read(request, values, self._variables(values))
         read_at = time.monotonic()
         if answer.status_code not in request.success:
             means = self._meaning(answer, absent=protocol.rest.read.absent)
             if means != "Absent":
-                raise self._classified(answer, means)
+                raise self._classify(answer, means)
             await self._confirm_absence(name, uid, answer)
             return None
-        found = (
-            self._one_shown(answer, decoded(answer, _decoder), name)
+        observed = (
+            self._convert_single(answer, decoded(answer, _decoder), name)
             if protocol.read_items_at is None
-            else await self._one_of(answer, protocol.read_items_at, name)
+            else await self._select_item(answer, protocol.read_items_at, name)
         )
-        if found is None:
+        if observed is None:
             return None
-        if protocol.ids_are_made and found.uid != uid:
-            raise unusable(answer, f"it describes {quoted(found.uid)}, not {uid!r}")
-        return _Found(found, answer.headers.get(_ETAG), read_at)
+        if protocol.ids_are_made and observed.uid != uid:
+            raise unusable(answer, f"it describes {quoted(observed.uid)}, not {uid!r}")
+        return _ReadObject(observed, answer.headers.get(_ETAG), read_at)
 
-    def _one_shown(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
-        shown = _at(self._protocol.read_at, answer, content)
-        if shown is None and self._protocol.read_at.text != WHOLE:
+    def _convert_single(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
+        item = _at(self._protocol.read_at, answer, content)
+        if item is None and self._protocol.read_at.text != WHOLE:
             return None  # its place exists and is empty; a null document is not a valid response
-        if shown is None or shown is MISSING:
+        if item is None or item is MISSING:
             raise unusable(answer, f"it has no object at {self._protocol.read_at.text}")
-        return self._about(answer, shown, name)
+        return self._convert_named(answer, item, name)
 
-    async def _one_of(self, answer: Answer, items_at: Finder, name: str) -> ExternalObject | None:
+    async def _select_item(
+        self, answer: Answer, items_at: Finder, name: str
+    ) -> ExternalObject | None:
         """Select an object from several. One of another name is no response to a read of one."""
         unreadable = Unreadable()
         _, items = await self._items_of(answer, items_at)
-        found = await self._those_of_kind(items, unreadable)
+        objects = await self._convert_items(items, unreadable)
         if unreadable.may_have(name):
             unreadable.check()
-        mine = [each for each in found if each.name == name]
-        if len(mine) > 1:
-            raise unusable(answer, f"{len(mine)} objects have the name {name!r}")
-        if mine:
-            return mine[0]
-        if found and self._protocol.read.placeholders:
-            raise unusable(answer, f"it describes {quoted(found[0].name)}, not {name!r}")
+        matches = [each for each in objects if each.name == name]
+        if len(matches) > 1:
+            raise unusable(answer, f"{len(matches)} objects have the name {name!r}")
+        if matches:
+            return matches[0]
+        if objects and self._protocol.read.placeholders:
+            raise unusable(answer, f"it describes {quoted(objects[0].name)}, not {name!r}")
         return None
 
-    async def _found_by_name(self, name: str) -> _Found | None:
-        everything = Scope(prefix=name)
+    async def _find_by_name(self, name: str) -> _ReadObject | None:
+        scope = Scope(prefix=name)
         try:
-            async for page in self.pages(everything, page_size=1000):
+            async for page in self.pages(scope, page_size=1000):
                 for each in page:
                     if each.name == name:
-                        return _Found(each, None, time.monotonic())
+                        return _ReadObject(each, None, time.monotonic())
         except UnreadableObjectsError as error:
             if error.may_have(name):
                 raise
         return None
 
-    def _about(self, answer: Answer, shown: Any, name: str) -> ExternalObject:
+    def _convert_named(self, answer: Answer, item: Any, name: str) -> ExternalObject:
         try:
-            thing = self._protocol.seen(shown)
+            observed = self._protocol.convert(item)
         except UnusableObjectError as error:
             raise unusable(answer, str(error)) from None
         except Exception as error:
             raise unusable(answer, f"{type(error).__name__}: {error}") from error
-        if thing.name != name:
-            raise unusable(answer, f"it describes {quoted(thing.name)}, not {name!r}")
-        return thing
+        if observed.name != name:
+            raise unusable(answer, f"it describes {quoted(observed.name)}, not {name!r}")
+        return observed
 
     def _pages(self, page_size: int, unreadable: Unreadable) -> Pages:
-        those_of_kind = partial(self._those_of_kind, unreadable=unreadable)
-        return Pages(self._protocol, self._listed, those_of_kind, page_size)
+        those_of_kind = partial(self._convert_items, unreadable=unreadable)
+        return Pages(self._protocol, self._fetch_page, those_of_kind, page_size)
 
-    async def _those_of_kind(
+    async def _convert_items(
         self, items: Sequence[Any], unreadable: Unreadable
     ) -> list[ExternalObject]:
         protocol = self._protocol
 
-        def shown(item: Any) -> ExternalObject | None:
+        def convert(item: Any) -> ExternalObject | None:
             if isinstance(item, UndecodableItem):
                 raise UnusableObjectError(item.reason)
-            return protocol.seen(item) if protocol.is_one(item) else None
+            return protocol.convert(item) if protocol.is_of_kind(item) else None
 
-        return await in_turns(
+        return await convert_in_turns(
             items,
-            lambda item: unreadable.converted(lambda: shown(item), lambda: protocol.place_of(item)),
+            lambda item: unreadable.convert_or_record(
+                lambda: convert(item), lambda: protocol.place_of(item)
+            ),
         )
 
     async def _confirm_absence(self, name: str, uid: str | None, answer: Answer) -> None:
@@ -336,15 +344,17 @@ class RestProvider:
                     f"{name!r} is listed, but reading it returned {answer.status_code}"
                 )
 
-    async def _listed(self, path: str | None, query: Sequence[tuple[str, str]]) -> Listed:
+    async def _fetch_page(self, path: str | None, query: Sequence[tuple[str, str]]) -> PageContent:
         """Fetch one page."""
         request = self._protocol.list
         assert request is not None
-        answer = await self._ask(request, {}, self._variables({}), path=path, more=query)
+        answer = await self._send_read(
+            request, {}, self._variables({}), path=path, extra_query=query
+        )
         if answer.status_code not in request.success:
-            raise self._classified(answer, self._meaning(answer))
+            raise self._classify(answer, self._meaning(answer))
         content, items = await self._items_of(answer, self._protocol.items_at)
-        return Listed(answer, content, items)
+        return PageContent(answer, content, items)
 
     async def _items_of(self, answer: Answer, items_at: Finder) -> tuple[Any, list[Any]]:
         """Decode a document and a list in it. One undecodable item must not hide the others."""
@@ -360,20 +370,20 @@ class RestProvider:
                 raise undecodable(answer, error) from error
         return content, _as_list(answer, _at(items_at, answer, content))
 
-    async def _ask(
+    async def _send_read(
         self,
         request: Request,
         values: Mapping[str, str],
         variables: Mapping[str, Any],
         *,
         path: str | None = None,
-        more: Sequence[tuple[str, str]] = (),
+        extra_query: Sequence[tuple[str, str]] = (),
     ) -> Answer:
         """Send a request that changes nothing, whatever its method, so no result is unknown."""
         answer = await self._api.call(
             request.method,
             request.path(values) if path is None else path,
-            query=[*request.query(values), *more] if path is None else (),
+            query=[*request.query(values), *extra_query] if path is None else (),
             headers=request.headers,
             body=self._body(request, variables),
             writes=False,
@@ -389,19 +399,19 @@ class RestProvider:
         action: Action,
         *,
         uid: str | None,
-        there: _Found | None = None,
+        existing: _ReadObject | None = None,
         read_at: float | None = None,
     ) -> Answer:
         rest = self._protocol.rest
         values = self._values(action.external_name, uid)
         headers = dict(request.headers)
-        version = action.version or (None if there is None else there.object.version)
+        version = action.version or (None if existing is None else existing.object.version)
         match rest.condition:
             case "Version" if version is not None:
                 is_quoted = version.startswith(('"', 'W/"'))
                 headers["If-Match"] = version if is_quoted else f'"{version}"'
-            case "ETag" if there is not None and there.etag is not None:
-                headers["If-Match"] = there.etag
+            case "ETag" if existing is not None and existing.etag is not None:
+                headers["If-Match"] = existing.etag
             case _:
                 pass
         if rest.idempotency is not None:
@@ -439,7 +449,7 @@ class RestProvider:
         if action is None:
             return variables
         variables["key"] = action.idempotency_key
-        variables["object"] = without_nothing(action.fields)
+        variables["object"] = remove_null_members(action.fields)
         marking = self._protocol.marking
         if marking is not None:
             own = None if self._protocol.uid_at is not None else uid
@@ -451,7 +461,7 @@ class RestProvider:
         if request.body is None:
             return None
         try:
-            return _encoder.encode(request.body.made(variables))
+            return _encoder.encode(request.body.build(variables))
         except ExpressionError as error:
             raise RefusedError(
                 f"{request.method}: not sent, because its body is invalid: {error}"
@@ -471,42 +481,44 @@ class RestProvider:
             put_at(body, at.steps, version)
         return _encoder.encode(body)
 
-    async def _done(
+    async def _read_effect(
         self, answer: Answer, action: Action, operation: str, uid: str | None
     ) -> Effect:
         """Return the effect of a write, from its response or a read."""
         is_replay, shown_at = self._is_replay(answer), self._protocol.shown_at.get(operation)
         if shown_at is not None:
             content = decoded(answer, _decoder)
-            shown = _at(shown_at, answer, content)
-            thing = self._about(answer, None if shown is MISSING else shown, action.external_name)
-            if uid is not None and thing.uid != uid:
-                raise unusable(answer, f"it describes {quoted(thing.uid)}, not {uid!r}")
-            return Effect(thing, replayed=is_replay)
+            item = _at(shown_at, answer, content)
+            observed = self._convert_named(
+                answer, None if item is MISSING else item, action.external_name
+            )
+            if uid is not None and observed.uid != uid:
+                raise unusable(answer, f"it describes {quoted(observed.uid)}, not {uid!r}")
+            return Effect(observed, replayed=is_replay)
         await self._check_body(answer)
         try:
-            found = await self._found(action.external_name, uid)
+            existing = await self._find(action.external_name, uid)
         except ProviderError as error:  # the write was executed, so `NotDoneError` would be wrong
             raise UnknownResultError(
                 f"{action.external_name!r} was written, but reading it failed: {error.message}",
                 status=error.status,
                 retry_after_seconds=error.retry_after_seconds,
             ) from error
-        if found is None:
+        if existing is None:
             raise UnknownResultError(f"{action.external_name!r} was written, but does not exist")
-        if found.object.written_by not in (None, action.idempotency_key):
+        if existing.object.written_by not in (None, action.idempotency_key):
             raise UnknownResultError(
                 f"{action.external_name!r} was written, but another client has written it since"
             )
-        return Effect(found.object, replayed=is_replay)
+        return Effect(existing.object, replayed=is_replay)
 
-    def _own(
-        self, thing: ExternalObject, action: Action, why: str, *, status: int | None = None
+    def _own_or_conflict(
+        self, existing: ExternalObject, action: Action, message: str, *, status: int | None = None
     ) -> Effect:
         """Distinguish our own earlier attempt from an obstacle."""
-        if thing.written_by == action.idempotency_key:
-            return Effect(thing, replayed=True)
-        raise ConflictError(why, status=status, obstacle=thing)
+        if existing.written_by == action.idempotency_key:
+            return Effect(existing, replayed=True)
+        raise ConflictError(message, status=status, obstacle=existing)
 
     async def _check_body(self, answer: Answer) -> None:
         """Accept a success only with an empty body or JSON: a login page has neither."""
@@ -540,20 +552,20 @@ class RestProvider:
             return "Unknown" if "Retry-After" in answer.headers else "Conflict"
         return "Absent" if answer.status_code in absent else ""
 
-    def _classified(self, answer: Answer, means: str) -> ProviderError:
-        told = refusal(answer)
+    def _classify(self, answer: Answer, means: str) -> ProviderError:
+        error = refusal(answer)
         status, wait = answer.status_code, retry_after_seconds(answer)
         match means:
             case "NotDone":
-                return NotDoneError(told.message, status=status, retry_after_seconds=wait)
+                return NotDoneError(error.message, status=status, retry_after_seconds=wait)
             case "Throttled":
-                return ThrottledError(told.message, status=status, retry_after_seconds=wait)
+                return ThrottledError(error.message, status=status, retry_after_seconds=wait)
             case "Refused":
-                return RefusedError(told.message, status=status)
+                return RefusedError(error.message, status=status)
             case "Unknown" if not is_read(answer.method):
-                return UnknownResultError(told.message, status=status, retry_after_seconds=wait)
+                return UnknownResultError(error.message, status=status, retry_after_seconds=wait)
             case _:
-                return told
+                return error
 
     def _is_replay(self, answer: Answer) -> bool:
         idempotency = self._protocol.rest.idempotency
@@ -561,7 +573,7 @@ class RestProvider:
             return False
         return answer.headers.get(idempotency.replayed, "").lower() == "true"
 
-    def _checked(self, external_name: str) -> str:
+    def _check_name(self, external_name: str) -> str:
         problem = self._protocol.name_problem(external_name)
         if problem is not None:
             raise RefusedError(f"invalid name {external_name!r}: {problem}")

@@ -77,41 +77,41 @@ class Node:
             yield from each.walk()
 
 
-def parsed(text: str) -> Node:
+def parse(text: str) -> Node:
     """Return the tree of an expression. Raises ``ExpressionSyntaxError``."""
-    parser = _Parser(_checked(text))
+    parser = _Parser(_tokenize(text))
     tree = parser.expression()
     parser.expect("")
     return tree
 
 
-def loops_in(tree: Node, around: int = 0) -> Iterator[tuple[Node, int]]:
+def loops_in(tree: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
     """Yield each loop, with the number of loops around it."""
     is_loop = tree.kind == "Loop"
     if is_loop:
-        yield tree, around
+        yield tree, depth
     for number, each in enumerate(tree.parts):
-        yield from loops_in(each, around + (is_loop and number > 0))
+        yield from loops_in(each, depth + (is_loop and number > 0))
 
 
-def _checked(text: str) -> list[Token]:
+def _tokenize(text: str) -> list[Token]:
     """Split an expression into tokens, and count its brackets before any recursion."""
     tokens: list[Token] = []
-    at = depth = most = 0
+    at = depth = max_depth = 0
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+        match = _TOKEN.match(text, at)
+        if match is None:
             raise ExpressionSyntaxError(f"syntax error at {text[at : at + 20]!r}")
-        assert found.lastgroup is not None
-        if found.lastgroup != "blank":
-            tokens.append(Token(found.lastgroup, found[0], at))
-        if found.lastgroup == "sign":
-            depth += (found[0] in _OPENING) - (found[0] in _OPENING.values())
-            most = max(most, depth)
-        at = found.end()
-    if most > MAX_BRACKETS:
+        assert match.lastgroup is not None
+        if match.lastgroup != "blank":
+            tokens.append(Token(match.lastgroup, match[0], at))
+        if match.lastgroup == "sign":
+            depth += (match[0] in _OPENING) - (match[0] in _OPENING.values())
+            max_depth = max(max_depth, depth)
+        at = match.end()
+    if max_depth > MAX_BRACKETS:
         raise ExpressionSyntaxError(
-            f"brackets are nested {most} deep, but at most {MAX_BRACKETS} are allowed"
+            f"brackets are nested {max_depth} deep, but at most {MAX_BRACKETS} are allowed"
         )
     return tokens
 
@@ -125,20 +125,22 @@ class _Parser:
 
     def expression(self, level: int = 0) -> Node:
         """Parse an expression, including one with ``?``."""
-        asked = self._operators(level)
-        if not self._takes("?"):
-            return asked
-        yes = self.expression()
+        condition = self._operators(level)
+        if not self._accept("?"):
+            return condition
+        if_true = self.expression()
         self.expect(":")
-        return _node("Choice", parts=(asked, yes, self.expression()))
+        return _node("Choice", parts=(condition, if_true, self.expression()))
 
     def expect(self, sign: str) -> None:
         """Consume a token that must follow; an empty one is the end."""
-        if sign and self._takes(sign):
+        if sign and self._accept(sign):
             return
         if sign or self._at < len(self._tokens):
-            found = repr(self._tokens[self._at].text) if self._at < len(self._tokens) else "the end"
-            raise ExpressionSyntaxError(f"syntax error at {found}")
+            token_text = (
+                repr(self._tokens[self._at].text) if self._at < len(self._tokens) else "the end"
+            )
+            raise ExpressionSyntaxError(f"syntax error at {token_text}")
 
     def _operators(self, level: int) -> Node:
         if level == len(_LEVELS):
@@ -161,32 +163,32 @@ class _Parser:
         return member if is_plain else _node("Scalar", parts=(member,))
 
     def _member(self) -> Node:
-        whole = self._primary()
+        operand = self._primary()
         while True:
             at = self._tokens[self._at].at if self._at < len(self._tokens) else 0
-            if self._takes("."):
+            if self._accept("."):
                 name = self._name()
-                whole = (
-                    self._called(name, whole, at)
-                    if self._takes("(")
-                    else _node("Field", name, (whole,))
+                operand = (
+                    self._parse_call(name, operand, at)
+                    if self._accept("(")
+                    else _node("Field", name, (operand,))
                 )
-            elif self._takes("["):
-                whole = _node("Index", parts=(whole, self.expression()))
+            elif self._accept("["):
+                operand = _node("Index", parts=(operand, self.expression()))
                 self.expect("]")
-            elif self._takes("{"):
-                whole = _node("Map", parts=(whole, *self._pairs()))
+            elif self._accept("{"):
+                operand = _node("Map", parts=(operand, *self._pairs()))
             else:
-                return whole
+                return operand
 
-    def _called(self, name: str, whole: Node, at: int) -> Node:
+    def _parse_call(self, name: str, operand: Node, at: int) -> Node:
         arguments = self._list(")")
         if name not in LOOPS:
-            return _node("Call", name, (whole, *arguments))
+            return _node("Call", name, (operand, *arguments))
         if not arguments or arguments[0].kind != "Name":
             raise ExpressionSyntaxError(f".{name}(...): requires a variable, as in {name}(x, ...)")
         variable, *body = arguments
-        return _node("Loop", name, (whole, *body), variable=variable.name, at=at)
+        return _node("Loop", name, (operand, *body), variable=variable.name, at=at)
 
     def _primary(self) -> Node:
         if self._at == len(self._tokens):
@@ -197,14 +199,14 @@ class _Parser:
         if token.text == ".":
             token = Token("name", f".{self._name()}", token.at)
         if token.kind == "name":
-            if self._takes("("):
+            if self._accept("("):
                 return _node("Call", token.text, self._list(")"))
             return _node("Name", token.text)
         match token.text:
             case "(":
-                whole = self.expression()
+                expression = self.expression()
                 self.expect(")")
-                return whole
+                return expression
             case "[":
                 return _node("List", parts=self._list("]"))
             case "{":
@@ -212,25 +214,25 @@ class _Parser:
             case _:
                 raise ExpressionSyntaxError(f"syntax error at {token.text!r}")
 
-    def _list(self, closing: str) -> tuple[Node, ...]:
-        found: list[Node] = []
-        while not self._takes(closing):
-            found.append(self.expression())
-            if not self._takes(","):
-                self.expect(closing)
+    def _list(self, end_sign: str) -> tuple[Node, ...]:
+        nodes: list[Node] = []
+        while not self._accept(end_sign):
+            nodes.append(self.expression())
+            if not self._accept(","):
+                self.expect(end_sign)
                 break
-        return tuple(found)
+        return tuple(nodes)
 
     def _pairs(self) -> tuple[Node, ...]:
-        found: list[Node] = []
-        while not self._takes("}"):
-            found.append(self.expression())
+        nodes: list[Node] = []
+        while not self._accept("}"):
+            nodes.append(self.expression())
             self.expect(":")
-            found.append(self.expression())
-            if not self._takes(","):
+            nodes.append(self.expression())
+            if not self._accept(","):
                 self.expect("}")
                 break
-        return tuple(found)
+        return tuple(nodes)
 
     def _name(self) -> str:
         if not self._is_at("name"):
@@ -243,10 +245,10 @@ class _Parser:
         token = self._tokens[self._at]
         return token.kind == kind and (texts is None or token.text in texts)
 
-    def _takes(self, sign: str) -> bool:
-        is_there = self._is_at("sign", {sign})
-        self._at += is_there
-        return is_there
+    def _accept(self, sign: str) -> bool:
+        is_accepted = self._is_at("sign", {sign})
+        self._at += is_accepted
+        return is_accepted
 
     def _next(self) -> Token:
         self._at += 1

@@ -35,7 +35,7 @@ from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
 from reconciler.provider.listing import Page, Unreadable, follow_pages
-from reconciler.provider.named_objects import Found, NamedObjects
+from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 DEFAULT_TTL_SECONDS = 300
@@ -155,14 +155,14 @@ class RecordsProvider(NamedObjects[_Record]):
         except ConflictError as conflict:
             return await self.explain_refused_update(action, conflict)
 
-    async def update_object(self, action: Action, found: Found[_Record]) -> _Record:
+    async def update_object(self, action: Action, existing: ExistingObject[_Record]) -> _Record:
         """Replace the record unless it changed after it was found."""
-        return await self._replace(action, found.native.etag)
+        return await self._replace(action, existing.native.etag)
 
-    async def delete_object(self, action: Action, found: Found[_Record]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_Record]) -> None:
         """Delete the record unless it changed after it was found."""
         response = await self._api.call(
-            "DELETE", _path(action.external_name), headers={"If-Match": f'"{found.native.etag}"'}
+            "DELETE", _path(action.external_name), headers={"If-Match": f'"{existing.native.etag}"'}
         )
         if response.status_code == HTTPStatus.NOT_FOUND:
             with in_doubt(response):

@@ -48,7 +48,7 @@ from reconciler.errors import (
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind
-from reconciler.provider.listing import Page, all_pages, in_turns
+from reconciler.provider.listing import Page, all_pages, convert_in_turns
 from reconciler.provider.named_objects import check_uid, with_obstacle
 from reconciler.provider.secrets import Secrets
 
@@ -201,7 +201,7 @@ class ShapesProvider:
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
         page = decoded(response, _page_decoder)
-        return Page(await in_turns(page.items, _Shape.as_object), page.next)
+        return Page(await convert_in_turns(page.items, _Shape.as_object), page.next)
 
     async def _confirm_absence(self, external_name: str) -> None:
         """Have the collection say, too, that there is no such shape: any gateway can answer 404.
