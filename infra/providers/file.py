@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -65,13 +66,15 @@ MAX_CONTENT_BYTES: Final = 1024 * 1024
 MAX_PAGE_SIZE = 100
 """Files that one call reads, each up to ``MAX_CONTENT_BYTES``."""
 
+_TOO_LARGE: Final = f"spec.content: must have at most {MAX_CONTENT_BYTES} bytes of UTF-8"
+_SHOWN: Final = 80
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
 _CALLS_AT_ONCE = 8
 
 _T = TypeVar("_T")
 _ValueName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
-_PLACE = re.compile(r"\$\{([^}]*)\}")
+_PLACE = re.compile(r"\$\{([^{}]*+)\}")  # no "{" within: unclosed ones take linear time
 _Account = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}(?!\n)$")]
 
 
@@ -139,9 +142,7 @@ def normalize(fields: Fields) -> Fields:
     if values := fields.get("values"):
         content = _filled(content, values)
     if isinstance(content, str) and len(content.encode()) > MAX_CONTENT_BYTES:
-        raise InvalidManifestError(
-            f"spec.content: must have at most {MAX_CONTENT_BYTES} bytes of UTF-8"
-        )
+        raise InvalidManifestError(_TOO_LARGE)
     given = {name: value for name, value in fields.items() if value is not None}
     given.pop("values", None)
     if content is not None:
@@ -152,17 +153,22 @@ def normalize(fields: Fields) -> Fields:
 def _filled(content: object, values: Mapping[str, object]) -> str:
     if not isinstance(content, str):
         raise InvalidManifestError("spec.values: allowed only if spec.content is a string")
-
-    def value_of(place: re.Match[str]) -> str:
-        if place[1] not in values:
-            known = ", ".join(sorted(values))
-            raise InvalidManifestError(
-                f"spec.content: {place[0]} is not in spec.values; use one of {known}"
-            )
-        value = values[place[1]]
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
-    return _PLACE.sub(value_of, content)
+    pieces = _PLACE.split(content)  # text, name, text, ..., text
+    texts = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
+    names = Counter(pieces[1::2])
+    if unknown := names.keys() - texts.keys():
+        raise InvalidManifestError(
+            f"spec.content: ${{{min(unknown)[:_SHOWN]}}} is not in spec.values; use one of "
+            + ", ".join(sorted(texts)[:_SHOWN])
+        )
+    size = sum(map(len, pieces[::2])) + sum(len(texts[name]) * names[name] for name in names)
+    if size > MAX_CONTENT_BYTES:  # before the text is made, which could fill the memory
+        raise InvalidManifestError(_TOO_LARGE)
+    pieces[1::2] = [texts[name] for name in pieces[1::2]]
+    return "".join(pieces)
 
 
 def comparable(fields: Fields) -> Fields:

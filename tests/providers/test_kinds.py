@@ -111,6 +111,18 @@ def test_a_number_that_json_does_not_have_is_refused(number: str) -> None:
     assert problem.message.startswith("a manifest must not contain .inf or .nan")
 
 
+def test_a_file_of_unclosed_places_is_checked_in_linear_time() -> None:
+    """The decider checks it for all tenants. In quadratic time, this takes an hour."""
+    fields = {"content": "${" * 500_000, "values": {"A": "1"}}
+    assert FILE.check_declared(fields)["content"] == fields["content"]
+
+
+def test_the_size_of_a_filled_file_is_checked_before_it_is_filled() -> None:
+    """A declaration of 900 KB would fill 60 GiB of the decider's memory."""
+    with pytest.raises(InvalidManifestError, match="must have at most 1048576 bytes"):
+        FILE.check_declared({"content": "${A}" * 150_000, "values": {"A": "x" * 400_000}})
+
+
 def test_a_file_does_not_grow_by_one_value_in_many_places() -> None:
     """A declaration of 4 KB would lead to events of a megabyte."""
     with pytest.raises(InvalidManifestError, match="larger, more than the limit of 65536"):
