@@ -18,7 +18,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.answers import decoded, refusal
+from infra.providers.answers import decode_body, refusal
 from reconciler.errors import ConflictError, NotFoundError, RefusedError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
@@ -151,7 +151,7 @@ class _NumberedShapes(OptionProvider):
         )
         if response.status_code not in {HTTPStatus.CREATED, HTTPStatus.OK}:
             raise await self._refused(response, action)
-        found = decoded(response, _numbered_decoder)
+        found = decode_body(response, _numbered_decoder)
         fields: Fields = {"type": found.type, "color": found.color}
         made = ExternalObject(found.name, fields, found.uid, str(found.version), found.labels)
         return Effect(_as_shown(made), replayed="idempotent-replayed" in response.headers)

@@ -18,7 +18,7 @@ from events.log import ActionDecided, ActionFailed, ActionSucceeded, DriftDetect
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Limits, ProviderConfigSpec, Retry, Scope
-from infra.providers.answers import Answer
+from infra.providers.answers import Response
 from infra.providers.docker.container import CONTAINER
 from infra.providers.docker.engine import EngineApi
 from infra.providers.docker.volume import VOLUME
@@ -306,7 +306,7 @@ async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_go
     hands, name = engine.hands, f"{prefix}-half"
     began, call = asyncio.Event(), EngineApi.call
 
-    async def dies(self: EngineApi, method: str, path: str, **rest: Any) -> Answer:
+    async def dies(self: EngineApi, method: str, path: str, **rest: Any) -> Response:
         if path.endswith("/start"):
             began.set()
             await asyncio.Event().wait()

@@ -41,9 +41,9 @@ from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.certificates.pem import PrivateKey, key_pem, new_key, text_of
 from infra.providers.certificates.spec import MARKER
 from infra.providers.certificates.store import IssuerRecord, Store, read_file, write_file
-from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
+from infra.providers.file_root import FileRoot, discard, open_file, stat_of
 from infra.providers.host_guard import HostGuard
-from infra.providers.trust import trusting
+from infra.providers.trust import build_ssl_context
 from reconciler.errors import NotCalledError, NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
@@ -258,7 +258,7 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
     for name in (str(outside), "../../outside", "..", ".", ""):
         with root.folder_of("inner/x") as folder:
             assert folder is not None
-            for use in (stat_of, opened_file, discard, read_file):
+            for use in (stat_of, open_file, discard, read_file):
                 with pytest.raises(RefusedError, match="not the name of a file"):
                     use(folder, name)
             with pytest.raises(RefusedError, match="not the name of a file"):
@@ -449,7 +449,7 @@ async def test_requests_of_an_authority_share_what_is_trusted(
     made: list[ssl.SSLContext] = []
 
     def trust(tls: Tls | None) -> ssl.SSLContext:
-        made.append(trusting(tls))
+        made.append(build_ssl_context(tls))
         return made[-1]
 
     monkeypatch.setattr(acme_transport, "trusting", trust)

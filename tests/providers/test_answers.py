@@ -9,8 +9,8 @@ import pytest
 
 from infra.providers.answers import (
     MAX_DETAIL_CHARACTERS,
-    Answer,
-    decoded,
+    Response,
+    decode_body,
     problem_text,
     refusal,
     retry_after_seconds,
@@ -30,8 +30,8 @@ from tests.hostile_server import MIB, measured_memory
 
 def answered(
     status: int, body: bytes = b"", *, method: str = "PUT", headers: dict[str, str] | None = None
-) -> Answer:
-    return Answer(method, "https://api.example/shapes", status, headers or {}, body)
+) -> Response:
+    return Response(method, "https://api.example/shapes", status, headers or {}, body)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_without_the_apis_clock_a_date_is_compared_with_ours() -> None:
 def test_a_success_that_cannot_be_decoded_tells_nothing(body: bytes) -> None:
     decoder = msgspec.json.Decoder(dict[str, int])
     with pytest.raises(UnknownResultError):
-        decoded(answered(200, body), decoder)
+        decode_body(answered(200, body), decoder)
     with pytest.raises(NotDoneError):
-        decoded(answered(200, body, method="GET"), decoder)
+        decode_body(answered(200, body, method="GET"), decoder)
 
 
 @pytest.mark.parametrize("of_problem", [True, False])
@@ -146,7 +146,7 @@ def test_a_secret_is_hidden_before_a_refusal_is_cut(of_problem: bool) -> None:
     for visible in range(1, len(token)):
         text = "x" * (MAX_DETAIL_CHARACTERS - visible) + token
         body = msgspec.json.encode({"detail": text}) if of_problem else text.encode()
-        quoted = problem_text(Answer("PUT", "https://api.example", 400, {}, body, Secrecy(token)))
+        quoted = problem_text(Response("PUT", "https://api.example", 400, {}, body, Secrecy(token)))
         assert quoted == ("x" * (MAX_DETAIL_CHARACTERS - visible) + HIDDEN)[:MAX_DETAIL_CHARACTERS]
 
 
@@ -173,7 +173,7 @@ def test_of_a_secret_that_is_repeated_often_none_is_quoted_in_part(form: str) ->
 )
 @pytest.mark.parametrize("status", [400, 404, 500])
 def test_an_api_that_explains_a_refusal_in_megabytes_costs_little_memory(
-    refused: Callable[[Answer], ProviderError], field: str, status: int
+    refused: Callable[[Response], ProviderError], field: str, status: int
 ) -> None:
     answer = answered(status, msgspec.json.encode({field: "ab " * MIB}))
     with measured_memory() as memory:

@@ -20,9 +20,9 @@ from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
-from infra.providers.answers import Answer
+from infra.providers.answers import Response
 from infra.providers.caddy.admin import AdminApi, caddy_refusal
-from infra.providers.caddy.certificate import checked_pair, state
+from infra.providers.caddy.certificate import read_checked_pair, state
 from infra.providers.caddy.configuration import (
     MAX_URLS,
     CaddyServer,
@@ -33,7 +33,7 @@ from infra.providers.caddy.configuration import (
     certificate_tag,
     reach,
 )
-from infra.providers.caddy.order import Reach, place, standings
+from infra.providers.caddy.order import Reach, place, positions
 from infra.providers.caddy.route import ROUTE
 from reconciler.errors import (
     ConflictError,
@@ -222,7 +222,7 @@ def test_routes_that_come_in_any_order_end_in_a_right_one(
         route = Reach(str(number), hosts, paths)
         order.insert(place(route, order), route)
     for _ in range(len(order) ** 2 + 1):  # each is moved when a listing shows it
-        found = list(standings(order))
+        found = list(positions(order))
         wrong = [at for at, each in enumerate(found) if each.is_misplaced]
         if not wrong:
             return
@@ -238,7 +238,7 @@ def test_a_route_of_many_hosts_and_paths_takes_little_time_and_memory() -> None:
     route = {"@id": "big", "match": match, "terminal": True}
     server = CaddyServer(listen=[":80"], routes=[route])
     began = time.process_time()
-    [standing] = standings([reach(route, "big")])
+    [standing] = positions([reach(route, "big")])
     shown = as_object("big", route, "http", server, standing, CertificateState())
     assert time.process_time() - began < 5
     assert len(shown.outputs["urls"]) == MAX_URLS
@@ -266,7 +266,7 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     tls = {"certificateFile": str(pipe), "keyFile": str(pipe)}
     with pytest.raises(NotDoneError, match="is not a PEM file"):
-        checked_pair(tls)
+        read_checked_pair(tls)
 
 
 # --- what others do
@@ -450,7 +450,7 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
 )
 def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError]) -> None:
     content = msgspec.json.encode({"error": words}) if words else b"<html>"
-    assert isinstance(caddy_refusal(Answer("PATCH", "/config", 500, {}, content)), error)
+    assert isinstance(caddy_refusal(Response("PATCH", "/config", 500, {}, content)), error)
 
 
 async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Hands) -> None:

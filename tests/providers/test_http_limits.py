@@ -16,7 +16,7 @@ from events.external import ExternalObject
 from events.intake import ListingBegan
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers import connections
-from infra.providers.answers import Answer, decoded, problem_text
+from infra.providers.answers import Response, decode_body, problem_text
 from infra.providers.connections import MAX_BODY_BYTES
 from infra.providers.http import HttpApi
 from reconciler.errors import NotDoneError, UnknownResultError
@@ -179,9 +179,9 @@ async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: 
 
 def test_json_that_is_nested_without_end_is_an_error_of_its_api() -> None:
     deep = b'{"x":' + b"[" * 100_000
-    answer = Answer("GET", "http://api/x", 500, {}, deep)
+    answer = Response("GET", "http://api/x", 500, {}, deep)
     with pytest.raises(NotDoneError, match="nested too deeply"):
-        decoded(answer, msgspec.json.Decoder())
+        decode_body(answer, msgspec.json.Decoder())
     assert problem_text(answer).startswith('{"x":[[')
 
 

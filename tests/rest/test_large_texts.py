@@ -12,7 +12,7 @@ import pytest
 
 from events.kind_definition import KindDefinitionSpec
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import Answer, problem_text
+from infra.providers.answers import Response, problem_text
 from infra.providers.caddy.admin import caddy_refusal
 from infra.providers.docker.engine import engine_refusal
 from infra.providers.http import HttpApi
@@ -54,7 +54,7 @@ def test_a_large_refusal_costs_little_of_what_its_search_would(what: str, status
     content = BODIES[what]
     rules = [{"status": [422], "means": "Refused", "text": "absent"}]
     found = protocol(errors=rules)
-    answer = Answer("POST", "https://api.example", status, {}, content)
+    answer = Response("POST", "https://api.example", status, {}, content)
     whole = cpu_seconds(lambda: content.decode(errors="replace").lower())
     for each in (
         lambda: found.rule_for(status, content),

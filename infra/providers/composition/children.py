@@ -78,13 +78,13 @@ class Children:
         generations: dict[str, int] = {}
         refused: dict[str, str] = {}
         for batch in _batches(parts):
-            answers = await self._ask(
+            replies = await self._ask(
                 [self._declaration(each, new.get(str(each.manifest.key))) for each in batch]
             )
-            for (each, _), answer in zip(batch, answers, strict=True):
-                generations[str(each.key)] = answer.generation if answer.accepted else 0
-                if not answer.accepted:
-                    refused[str(each.key)] = f"{answer.reason}: {answer.message}"
+            for (each, _), reply in zip(batch, replies, strict=True):
+                generations[str(each.key)] = reply.generation if reply.accepted else 0
+                if not reply.accepted:
+                    refused[str(each.key)] = f"{reply.reason}: {reply.message}"
         return generations, refused
 
     def _declaration(self, part: Part, expected: int | None) -> IntakeMessageOut:

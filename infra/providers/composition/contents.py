@@ -72,10 +72,10 @@ class Contents:
             )
             identity = f"{digest}.{declarations[name].generation}"
             messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
-        for answer in await self._ask(messages) if messages else ():
-            if not answer.accepted:
+        for reply in await self._ask(messages) if messages else ():
+            if not reply.accepted:
                 raise ContentRefusedError(
-                    f"storing its content failed: {answer.message}", status=HTTPStatus.CONFLICT
+                    f"storing its content failed: {reply.message}", status=HTTPStatus.CONFLICT
                 )
 
     async def forget(self, parent: str, namespace: str, retained: Collection[str]) -> None:

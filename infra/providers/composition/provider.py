@@ -313,14 +313,14 @@ class CompositionProvider:
     async def _ask_for_set(
         self, action: Action, existing: ComposedSet, data: IntakeData, step: str
     ) -> int:
-        [answer] = await self._ask([message_of(action, existing.key, data, step)])
-        match answer.reason:
+        [reply] = await self._ask([message_of(action, existing.key, data, step)])
+        match reply.reason:
             case "StaleGeneration" | "Superseded":
                 raise ConflictError(f"{existing.key} has changed since it was read")
-            case _ if not answer.accepted:
-                raise RefusedError(f"{existing.key}: {answer.reason}: {answer.message}")
+            case _ if not reply.accepted:
+                raise RefusedError(f"{existing.key}: {reply.reason}: {reply.message}")
             case _:
-                return answer.generation
+                return reply.generation
 
     async def _ask(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
         bus = await self._open_bus()

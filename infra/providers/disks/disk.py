@@ -41,7 +41,7 @@ from infra.providers.disks.programs import (
     run,
 )
 from infra.providers.disks.superblock import FILESYSTEM, superblock_of
-from infra.providers.file_errors import perhaps_done, settle
+from infra.providers.file_errors import mark_unknown_result, settle
 from infra.providers.file_root import is_same_file, temporary_name
 from reconciler.errors import (
     ConflictError,
@@ -439,7 +439,7 @@ def _build_name_conflict(name: str) -> ConflictError:
 def _remove_temporary_name(folder: int, action: Action) -> None:
     """Remove the name under which the image was built, if the image has its own."""
     if is_same_file(folder, _temporary_name(action), segment_of(action.external_name)):
-        with perhaps_done():
+        with mark_unknown_result():
             os.unlink(_temporary_name(action), dir_fd=folder)
         settle(folder)
 

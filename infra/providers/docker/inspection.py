@@ -15,7 +15,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE, Answer, decoded
+from infra.providers.answers import UNDECODABLE, Response, decode_body
 from infra.providers.docker.engine import DECLARED, WRITTEN_BY, unreserved_labels
 from infra.providers.docker.spec import (
     CPU_PERIOD_MICROSECONDS,
@@ -202,15 +202,15 @@ _decoder = msgspec.json.Decoder(Inspection)
 _name_decoder = msgspec.json.Decoder(_Named)
 
 
-def inspection_of(answer: Answer) -> Inspection:
+def inspection_of(response: Response) -> Inspection:
     """Decode a response about a container, and remember its size."""
-    inspection = decoded(answer, _decoder)
-    return msgspec.structs.replace(inspection, size_bytes=len(answer.content))
+    inspection = decode_body(response, _decoder)
+    return msgspec.structs.replace(inspection, size_bytes=len(response.content))
 
 
-def name_in(answer: Answer) -> str:
+def name_in(response: Response) -> str:
     """Return the name of a container from a response that may be invalid otherwise."""
-    return decoded(answer, _name_decoder).name.removeprefix("/")
+    return decode_body(response, _name_decoder).name.removeprefix("/")
 
 
 def excess(inspection: Inspection) -> str:

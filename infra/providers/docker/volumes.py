@@ -17,7 +17,7 @@ from events.excerpt import some
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import decoded
+from infra.providers.answers import decode_body
 from infra.providers.docker.engine import (
     WRITTEN_BY,
     EngineApi,
@@ -117,7 +117,7 @@ class VolumesProvider(NamedObjects[_Volume]):
             raise build_name_conflict(action, None)
         if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
             raise engine_refusal(response)
-        return decoded(response, _volume_decoder)
+        return decode_body(response, _volume_decoder)
 
     async def update_object(self, action: Action, existing: ExistingObject[_Volume]) -> _Volume:
         """Refuse every change: the Engine has no call for one."""

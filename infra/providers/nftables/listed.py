@@ -123,10 +123,10 @@ _ELEMENT: Final = re.compile(
 )
 
 
-def parse_listing(answer: bytes) -> TableListing:
+def parse_listing(output: bytes) -> TableListing:
     """Parse an output. Raises ``NotDoneError`` for an invalid one."""
     try:
-        items = _answer_decoder.decode(answer).nftables
+        items = _answer_decoder.decode(output).nftables
         return _collect(items)
     except UNDECODABLE as error:
         raise NotDoneError(f"invalid output of nft: {error}") from None
@@ -156,9 +156,9 @@ def _collect(items: list[_Item]) -> TableListing:
     return listing
 
 
-def parse_element(answer: str, front: Front) -> Element | None:
+def parse_element(output: str, front: Front) -> Element | None:
     """Parse the output of ``nft get element`` for ``services``. nft 1.0.6 has no JSON for it."""
-    match = _ELEMENT.search(answer)
+    match = _ELEMENT.search(output)
     if match is None:
         return None
     return Element(front, match["target"] or "", match["comment"] or "", match["verdict"])

@@ -22,7 +22,7 @@ from events.rest_definition import (
     Reading,
     RestSpec,
 )
-from infra.providers.answers import beginning
+from infra.providers.answers import decode_start
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
@@ -334,7 +334,7 @@ class Protocol:
         rules = [each for each in self.rest.errors if status in each.status]
         if not rules:
             return None
-        text = beginning(content, MAX_RULE_CHARACTERS)[:MAX_RULE_CHARACTERS].lower()
+        text = decode_start(content, MAX_RULE_CHARACTERS)[:MAX_RULE_CHARACTERS].lower()
         return next((each for each in rules if each.text.lower() in text), None)
 
 

@@ -21,9 +21,9 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import (
-    Answer,
-    decoded,
-    decoded_about,
+    Response,
+    decode_body,
+    decode_object,
     in_doubt,
     problem_text,
     refusal,
@@ -189,7 +189,7 @@ class RecordsProvider(NamedObjects[_Record]):
         response = await self._feed.call("GET", "/changes", query=query)
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
-        return str(decoded(response, _changes_decoder).last)
+        return str(decode_body(response, _changes_decoder).last)
 
     async def close(self) -> None:
         """Close connections."""
@@ -226,7 +226,7 @@ class RecordsProvider(NamedObjects[_Record]):
         response = await self._api.call("GET", "/records", query=full)
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
-        page = decoded(response, _page_decoder)
+        page = decode_body(response, _page_decoder)
         return Page(page.records, page.next_cursor)
 
 
@@ -234,8 +234,8 @@ def _path(external_name: str) -> str:
     return f"/records/{path_segment(external_name, name_problem)}"
 
 
-def _shown(response: Answer, external_name: str) -> _Record:
-    return decoded_about(external_name, response, _record_decoder)
+def _shown(response: Response, external_name: str) -> _Record:
+    return decode_object(external_name, response, _record_decoder)
 
 
 def _labels(tags: Sequence[str]) -> dict[str, str]:
