@@ -73,7 +73,7 @@ class AcmeGate:
                 headers={name: request.headers[name] for name in passed if name in request.headers},
             ) as answer,
         ):
-            made = web.Response(body=await answer.read(), status=answer.status)
+            response = web.Response(body=await answer.read(), status=answer.status)
             if answer.ok:  # of those that are refused, one in twenty is a nonce
                 self._done.append(what)
                 if what in self.lose_answers:
@@ -81,8 +81,8 @@ class AcmeGate:
                     request.transport.abort()
             for name, value in answer.headers.items():
                 if name in ("Content-Type", "Location", "Replay-Nonce", "Retry-After", "Link"):
-                    made.headers.add(name, value)
-            return made
+                    response.headers.add(name, value)
+            return response
 
     @asynccontextmanager
     async def web_server(self, folder: Path) -> AsyncGenerator[None]:

@@ -93,8 +93,8 @@ class Backend:
                         b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n"
                         b"Upgrade: websocket\r\n\r\n"
                     )
-                    while said := await reader.read(100):
-                        writer.write(said)
+                    while received := await reader.read(100):
+                        writer.write(received)
                     return
                 if b" /slow " in head:
                     self.is_held.set()
@@ -158,7 +158,7 @@ class Visitors:
                 self.failed.append(f"{response.status}: {text}")
 
 
-def kept(path: str) -> bytes:
+def read_file(path: str) -> bytes:
     """Read a file."""
     return Path(path).read_bytes()
 

@@ -218,8 +218,8 @@ async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process:
         await CallPermit().before_request()
     assert ("Responding", version) in await process.reports()
     process.log("first", BreakerClosed())
-    done = await asyncio.gather(*waiting)
-    assert sum(done) == 1
+    results = await asyncio.gather(*waiting)
+    assert sum(results) == 1
 
 
 async def test_a_probe_that_another_process_makes_is_not_made_here(process: Process) -> None:
@@ -295,13 +295,13 @@ async def test_a_clock_that_is_behind_closes_a_gate_for_no_longer_than_was_meant
 
 
 async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Process) -> None:
-    sent: list[int] = []
+    requests: list[int] = []
     with suppress(TurnedAwayError), process.gates.of("first").calls("first"):
         for number in range(3):
             await CallPermit().before_request()
-            sent.append(number)
+            requests.append(number)
             process.opened("first")
-    assert sent == [0]
+    assert requests == [0]
 
 
 async def test_nothing_is_called_while_the_log_may_be_another_one(process: Process) -> None:

@@ -112,8 +112,8 @@ async def test_what_is_no_time_is_written_over(bus: Client, name: str) -> None:
 
 async def test_the_time_is_the_server_s(bus: Client) -> None:
     store = JetStreamRates(bus)
-    before = time.time()
-    assert before - 0.1 <= await store.now() <= time.time() + 0.1
+    started_at = time.time()
+    assert started_at - 0.1 <= await store.now() <= time.time() + 0.1
     times = [await store.now() for _ in range(3)]
     assert all(earlier < later for earlier, later in pairwise(times))
 

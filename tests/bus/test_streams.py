@@ -47,8 +47,10 @@ async def test_twice_is_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> N
             await find_log_id(nc)
         first = await ensure_topology(nc)
         assert set(first.changes.values()) == {"created"}
-        made = list(first.changes)
-        assert made.index(REJECTIONS) < made.index(LOG), "a log that names its format has all of it"
+        changes = list(first.changes)
+        assert changes.index(REJECTIONS) < changes.index(LOG), (
+            "a log that names its format has all of it"
+        )
         second = await ensure_topology(nc)
         assert set(second.changes.values()) == {"unchanged"}
         assert second.log_id == first.log_id == await find_log_id(nc)
@@ -57,12 +59,12 @@ async def test_twice_is_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> N
 
 
 async def test_replicas_that_a_single_server_cannot_have_change_nothing(bus: Client) -> None:
-    before = await stream_state(bus, LOG)
+    previous_state = await stream_state(bus, LOG)
     with pytest.raises(ConfigurationError, match=r"3 replicas require a cluster.*Nothing was"):
         await ensure_topology(bus, replicas=3)
     with pytest.raises(ConfigurationError, match="3 replicas require a cluster"):
         await prepare_restoration(bus, replicas=3)
-    assert await stream_state(bus, LOG) == before
+    assert await stream_state(bus, LOG) == previous_state
 
 
 async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
@@ -123,12 +125,12 @@ async def test_what_an_operator_or_a_library_changes_on_the_intake_is_told_and_r
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        before = (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"]
-        changed = {**before, field: _CHANGED_STREAM.get(field)}
+        info_before = (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"]
+        changed = {**info_before, field: _CHANGED_STREAM.get(field)}
         await api_request(nc, f"STREAM.UPDATE.{INTAKE}", changed)
         assert any(each.startswith(field) for each in (await topology_differences(nc))[INTAKE])
         assert (await ensure_topology(nc)).changes[INTAKE] == "updated"
-        assert (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"] == before
+        assert (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"] == info_before
     finally:
         await nc.close()
 
@@ -198,11 +200,11 @@ async def test_what_removes_or_adds_messages_of_other_streams_is_told_and_restor
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        before = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
-        await api_request(nc, f"STREAM.UPDATE.{stream}", {**before, **changed})
+        info_before = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
+        await api_request(nc, f"STREAM.UPDATE.{stream}", {**info_before, **changed})
         assert set((await topology_differences(nc))[stream]) == set(changed)
         assert (await ensure_topology(nc)).changes[stream] == "updated"
-        assert (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"] == before
+        assert (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"] == info_before
     finally:
         await nc.close()
 
@@ -239,8 +241,8 @@ async def test_a_consumer_with_few_pull_requests_is_told(fresh_bus_url: str) -> 
         await api_request(nc, f"CONSUMER.DELETE.{decider}", None)
         few = {"stream_name": INTAKE, "config": {**config, "max_waiting": 1}}
         await api_request(nc, f"CONSUMER.CREATE.{decider}", few)
-        found = (await topology_differences(nc))[decider.replace(".", "/")]
-        assert found == {"max_waiting": (512, 1)}
+        differences = (await topology_differences(nc))[decider.replace(".", "/")]
+        assert differences == {"max_waiting": (512, 1)}
         with pytest.raises(IncompatibleStreamError, match="Delete it, and run the command again"):
             await ensure_topology(nc)
     finally:
@@ -260,8 +262,8 @@ async def test_few_pull_requests_may_wait_at_a_consumer_of_a_service(fresh_bus_u
                 pull = b'{"batch": 1, "expires": 30000000000}'
                 await nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", pull, reply=inbox)
             await nc.flush()
-            found = await api_request(nc, f"CONSUMER.INFO.{consumer}", None)
-            assert found["num_waiting"] == 16
+            info = await api_request(nc, f"CONSUMER.INFO.{consumer}", None)
+            assert info["num_waiting"] == 16
     finally:
         await nc.close()
 
@@ -274,9 +276,9 @@ async def test_without_the_intake_the_check_of_the_streams_names_it_and_the_reme
     try:
         await ensure_topology(nc)
         await delete_stream(nc, INTAKE)
-        [found] = await check_streams(nc)
-        assert f"{INTAKE} (" in found.found
-        assert found.remedy == "Run `reconciler init`, which restores them."
+        [finding] = await check_streams(nc)
+        assert f"{INTAKE} (" in finding.found
+        assert finding.remedy == "Run `reconciler init`, which restores them."
     finally:
         await nc.close()
 
@@ -294,16 +296,16 @@ async def test_a_log_without_its_metadata_keeps_its_identity(
             await begin_restoration(nc, identity)
             await ensure_topology(nc, restored=identity)
             await end_restoration(nc, identity)
-        before = await find_log(nc)
+        previous_identity = await find_log(nc)
         await publish(nc, "log.a.b.c.fact", b"{}")
         await publish(nc, "rec.desired.a.b.c", b"{}")
         config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
         await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": {"by": "a library"}})
-        assert await find_log(nc) == before
+        assert await find_log(nc) == previous_identity
         assert (await topology_differences(nc))[LOG]
         assert (await ensure_topology(nc)).changes[LOG] == "updated"
         assert not any((await topology_differences(nc)).values())
-        assert await find_log(nc) == before
+        assert await find_log(nc) == previous_identity
     finally:
         await nc.close()
 
@@ -408,8 +410,8 @@ async def test_a_log_of_an_older_format_is_refused_and_left_as_it_is(
     nc = await connect(fresh_bus_url, name="test")
     try:
         first = await ensure_topology(nc)
-        written = {FORMAT_METADATA: older} if older else {}
-        await written_by(nc, {LOG_ID_METADATA: first.log_id, **written})
+        format_metadata = {FORMAT_METADATA: older} if older else {}
+        await written_by(nc, {LOG_ID_METADATA: first.log_id, **format_metadata})
         before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
         old = (
             rf"older format {older or 1}, .* format {LOG_FORMAT}; use the revision .* [0-9a-f]+ to"
@@ -467,11 +469,11 @@ async def test_an_init_that_stood_still_does_not_rename_the_log_of_another(
     nc = await connect(fresh_bus_url, name="test")
     others: list[streams.Topology] = []
 
-    async def other_is_faster(client: Client) -> None:
+    async def create_streams_first(client: Client) -> None:
         monkeypatch.undo()
         others.append(await ensure_topology(client))
 
-    monkeypatch.setattr(streams, "_check_subjects", other_is_faster)
+    monkeypatch.setattr(streams, "_check_subjects", create_streams_first)
     try:
         mine = await ensure_topology(nc)
         assert await find_log_id(nc) == others[0].log_id == mine.log_id
@@ -483,8 +485,8 @@ async def test_an_init_that_stood_still_does_not_rename_the_log_of_another(
 async def written_by(nc: Client, metadata: dict[str, str]) -> None:
     """Give the log the metadata that another release would have given it."""
     config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
-    found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
-    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": found})
+    metadata_found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
+    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata_found})
 
 
 async def test_a_new_intake_beside_an_old_log_goes_on_counting(fresh_bus_url: str) -> None:

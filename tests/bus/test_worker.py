@@ -70,10 +70,10 @@ class Api:
     """A provider that only counts, and shows what it is told to show."""
 
     def __init__(
-        self, shown: ExternalObject | None = None, *, fails: BaseException | None = None
+        self, observed_object: ExternalObject | None = None, *, fails: BaseException | None = None
     ) -> None:
         self.calls = 0
-        self.shown = shown
+        self.shown = observed_object
         self.absent = False
         self.fails = fails
 
@@ -298,11 +298,11 @@ async def test_a_delivery_of_which_nothing_was_heard_may_have_created_a_second_o
 ) -> None:
     """The first worker reported its success, and the second died after its call."""
     key, api = new_key(), Api()
-    done = ActionSucceeded(f"{key}@1", "Create", 1, redelivered=redelivered)
+    success = ActionSucceeded(f"{key}@1", "Create", 1, redelivered=redelivered)
     bus = await work(
         log,
         api,
-        [decided(key, "Create"), event(key, 2, done)],
+        [decided(key, "Create"), event(key, 2, success)],
         delivered=delivered,
         capabilities=Capabilities(
             idempotency_keys=keys, deterministic_names=True, labels=True, conditional_writes=True
@@ -383,37 +383,37 @@ async def test_nothing_is_called_before_the_history_is_known(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, api, really = new_key(), Api(), log.load
-    asked: list[int] = []
+    requests: list[int] = []
 
     async def fails_at_first(keys: Sequence[ResourceKey], **options: bool) -> Any:
-        asked.append(api.calls)
-        if len(asked) == 1:
+        requests.append(api.calls)
+        if len(requests) == 1:
             raise OSError("the bus is away")
         return await really(keys, **options)
 
     monkeypatch.setattr(log, "load", fails_at_first)
     await work(log, api, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
-    assert asked == [0, 0]
+    assert requests == [0, 0]
     assert api.calls == 0
 
 
 async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
     log: JetStreamLog,
 ) -> None:
-    shown = ExternalObject("foo", {"color": "x" * MAX_OBJECT_BYTES})
-    bus = await work(log, Api(shown), [decided(new_key())])
+    observed_object = ExternalObject("foo", {"color": "x" * MAX_OBJECT_BYTES})
+    bus = await work(log, Api(observed_object), [decided(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 
 
 @pytest.mark.parametrize(
-    "shown",
+    "observed_object",
     [ExternalObject("foo", {"color": "\ud800"}), ExternalObject("foo", {"color": object()})],
     ids=["half-a-surrogate-pair", "no-json"],
 )
 async def test_an_object_that_has_no_bytes_does_not_hold_its_result_back(
-    log: JetStreamLog, shown: ExternalObject
+    log: JetStreamLog, observed_object: ExternalObject
 ) -> None:
-    bus = await work(log, Api(shown), [decided(new_key())])
+    bus = await work(log, Api(observed_object), [decided(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 
 
@@ -674,11 +674,13 @@ async def test_a_report_contains_no_secret_but_all_that_was_decided(log: JetStre
     stores = SecretStores()
     for secret in ("postgres", "planted&token"):
         stores.secrecy.add(secret)
-    shown = ExternalObject("foo", {"owner": "postgres", "seen": "Bearer planted\\u0026token"})
+    observed_object = ExternalObject(
+        "foo", {"owner": "postgres", "seen": "Bearer planted\\u0026token"}
+    )
     key = new_key()
     action = Action(f"{key}@1", "key", "Update", 1, "default", "foo", (), {"owner": "postgres"})
     bus = Bus(ActionDelivery(1, event(key, 1, ActionDecided(action)), 1, None))
-    async with at_work(log, Api(shown), bus, stores=stores):
+    async with at_work(log, Api(observed_object), bus, stores=stores):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     [report] = bus.reports
     assert report.object is not None
@@ -722,14 +724,14 @@ async def test_ids_of_objects_with_one_label_are_reported_short_and_without_secr
 
 
 @pytest.mark.parametrize(
-    "found",
+    "existing",
     [
         ExternalObject("foo", {}, "id-planted%26token"),
         ExternalObject("foo", {"text": "x" * MAX_OBJECT_BYTES}, "u1"),
     ],
 )
 async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_absence(
-    log: JetStreamLog, found: ExternalObject
+    log: JetStreamLog, existing: ExternalObject
 ) -> None:
     """The decider would repeat the creation, and the API would create one more object each time."""
     stores = SecretStores()
@@ -737,7 +739,7 @@ async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_ab
     key = new_key()
     action = Action(f"{key}@1", "key", "Create", 1, "default", "foo", ())
     bus = Bus(ActionDelivery(1, event(key, 1, LookupDecided(action, 2)), 1, None))
-    async with at_work(log, Api(found), bus, stores=stores):
+    async with at_work(log, Api(existing), bus, stores=stores):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     [report] = bus.reports
     assert report.object is None
@@ -784,9 +786,9 @@ async def test_what_an_action_of_this_log_has_written_is_reported_as_ever(
     log: JetStreamLog,
 ) -> None:
     key = new_key()
-    found = _newer(log, key, version=1)
-    bus = await work(log, Api(fails=ConflictError("no", obstacle=found)), [decided(key)])
-    assert (bus.of_api, [each.object for each in bus.reports]) == ([], [found])
+    existing = _newer(log, key, version=1)
+    bus = await work(log, Api(fails=ConflictError("no", obstacle=existing)), [decided(key)])
+    assert (bus.of_api, [each.object for each in bus.reports]) == ([], [existing])
 
 
 async def test_nothing_is_written_while_an_api_is_held(log: JetStreamLog) -> None:
@@ -799,10 +801,10 @@ async def test_nothing_is_written_while_an_api_is_held(log: JetStreamLog) -> Non
     assert not report.error.attempted
     lookup = decided(new_key())
     assert isinstance(lookup.data, ActionDecided)
-    shown = ExternalObject(lookup.key.name, {})
+    observed_object = ExternalObject(lookup.key.name, {})
     looking = event(lookup.key, 1, LookupDecided(lookup.data.action, 2))
-    bus = await work(log, Api(shown), [looking], delivered=1, of_config=[held])
-    assert [each.object for each in bus.reports] == [shown], "reads go on"
+    bus = await work(log, Api(observed_object), [looking], delivered=1, of_config=[held])
+    assert [each.object for each in bus.reports] == [observed_object], "reads go on"
     approved = [held, HoldApproved("Twin")]
     await work(log, api, [decided(new_key())], delivered=1, of_config=approved)
     assert api.calls == 1

@@ -70,10 +70,10 @@ def test_28_what_waits_is_shown_approved_and_done(
     ran = live.ok("approve", resource, "--plan", plan[:12], "--reason", "as agreed")
     live.ok("apply", "-f", "-", "--wait", text=SHAPE.format(name=guarded, color="Blue"))
     assert colour(running_up, guarded) == "Blue"
-    told = {each["event"]: each for each in live.ok("history", resource, "-o", "json").json}
+    history = {each["event"]: each for each in live.ok("history", resource, "-o", "json").json}
     approved = f" approved plan {plan[:12]} (reason: as agreed)"
-    assert told["HoldApproved"]["what"].endswith(approved)
-    assert told["HoldApproved"]["actor"].startswith("cli")
+    assert history["HoldApproved"]["what"].endswith(approved)
+    assert history["HoldApproved"]["actor"].startswith("cli")
 
 
 def test_28_what_is_rejected_stays_undone_until_somebody_thinks_it_over(

@@ -86,9 +86,9 @@ def test_what_is_wrong_is_told_with_file_and_number(
     )
     assert [read.key.name for read in documents.good] == ["good"]
     assert len(documents.bad) == 1
-    told = documents.problems()[0]
-    assert told.startswith(f"{tmp_path / 'a.yaml'}, document 2: ")
-    assert message in told
+    problem_message = documents.problems()[0]
+    assert problem_message.startswith(f"{tmp_path / 'a.yaml'}, document 2: ")
+    assert message in problem_message
 
 
 def test_an_error_does_not_repeat_a_very_long_field(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_standard_input_that_is_no_text_is_refused_like_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.yaml").write_bytes(b"a: \xff\n")
-    given = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), errors="surrogateescape")
-    monkeypatch.setattr(sys, "stdin", given)
+    stdin = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", stdin)
     for path in ("-", str(tmp_path / "a.yaml")):
         with pytest.raises(CommandError, match=r"not UTF-8 text .*; save it as UTF-8"):
             read_all([path], "team")

@@ -440,8 +440,8 @@ def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() ->
         ActionDecided(labelled),
     ]
     lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
-    told = "Reconciler decided to update foo with type: Square, color: Red"
-    assert lines[1].what == lines[4].what == told
+    sentence = "Reconciler decided to update foo with type: Square, color: Red"
+    assert lines[1].what == lines[4].what == sentence
     assert lines[3].what == (
         "Reconciler decided to remove the owner label from foo and to change nothing else: "
         "the object stays in the API"
@@ -478,5 +478,5 @@ def test_every_reason_of_an_ownership_has_a_sentence_of_its_own(
 
 def test_every_way_to_find_an_effect_has_a_sentence_of_its_own() -> None:
     ways = get_args(FoundBy)
-    found = {summary(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
-    assert len(found) == len(ways) > 1
+    sentences = {summary(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
+    assert len(sentences) == len(ways) > 1

@@ -19,7 +19,7 @@ ESCAPE = "\x1b[31mred\x1b[0m\x07\x9b1m"
 
 def in_shell(cli: Cli, line: str) -> Ran:
     """Run a line of bash, with ``reconciler`` in it."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", f'reconciler() {{ {COMMAND[0]} -m reconciler "$@"; }}; {line}'],
         cwd=cli.folder,
         capture_output=True,
@@ -28,7 +28,7 @@ def in_shell(cli: Cli, line: str) -> Ran:
         env=cli.environment(),
         check=False,
     )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return Ran(process.returncode, process.stdout, process.stderr)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_control_characters_of_others_are_shown_and_do_nothing(
     live.ok("finalizer", "add", "Shape", "escaped", "a")
     live.ok("finalizer", "remove", "Shape", "escaped", "a", "--reason", ESCAPE)
     for command in (("history", "escaped"), ("describe", "Shape/escaped")):
-        told = live.ok(*command).out
-        assert r"a (reason: \x1b[31mred\x1b[0m\x07\x9b1m" in told
-        assert not set(told) & set("\x1b\x07\x9b")
+        output = live.ok(*command).out
+        assert r"a (reason: \x1b[31mred\x1b[0m\x07\x9b1m" in output
+        assert not set(output) & set("\x1b\x07\x9b")
 
     print_table(["A\x1b"], [[ESCAPE]])
     console().print(ESCAPE)

@@ -88,11 +88,11 @@ def test_drift_is_shown_between_the_outcomes(live: Cli, running_up: tuple[Cli, U
 
     again = live.start("watch", "Shape", "drifts-away", "--since-start")
     assert again.stdout is not None
-    told = [again.stdout.readline() for _ in [*lines, first]]
+    output_lines = [again.stdout.readline() for _ in [*lines, first]]
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=STOP_SECONDS)
-    assert [line.split()[2] for line in told] == ["Converged", "Drift", "Converged"]
-    assert "generation 1  The object was deleted outside of Reconciler" in told[1]
+    assert [line.split()[2] for line in output_lines] == ["Converged", "Drift", "Converged"]
+    assert "generation 1  The object was deleted outside of Reconciler" in output_lines[1]
 
 
 @pytest.mark.parametrize("command", ["watch -n nowhere", "get -n nowhere", "events -n nowhere"])

@@ -74,9 +74,9 @@ def kill_initdb(data: Path) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
     """A folder whose cluster is made once."""
-    with short_folder() as made:
-        made.chmod(0o755)
-        yield made / "postgres"
+    with short_folder() as path:
+        path.chmod(0o755)
+        yield path / "postgres"
 
 
 @pytest.fixture
@@ -156,12 +156,12 @@ async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
         await Postgres().start(cluster)
     monkeypatch.undo()
     await server.stop()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", server.port))
-        taken.listen()
-        before = server.port
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", server.port))
+        listener.listen()
+        port_before = server.port
         await server.start(cluster)
-        assert server.port != before
+        assert server.port != port_before
     assert await answers(server)
 
 

@@ -55,9 +55,9 @@ async def test_an_idle_one_writes_no_event(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.observed_again(3)
-    before = await world.log.last_position()
+    position_before = await world.log.last_position()
     await world.observed_again(4)
-    assert await world.log.last_position() == before
+    assert await world.log.last_position() == position_before
 
 
 async def test_a_part_that_is_edited_withdrawn_or_painted_by_hand_is_put_back(world: World):
@@ -92,18 +92,18 @@ async def edits(world: World) -> bool:
 
 
 async def test_of_two_that_want_one_part_one_has_it_and_the_other_says_why_not(world: World):
-    other = ResourceKey("default", KIND, "other")
+    other_key = ResourceKey("default", KIND, "other")
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     await world.declare_all([palette("other", "Red", "Blue", prefix="warm")])
-    told = await world.until_outcome(other, "Degraded")
-    assert "default/Shape/warm-red is already a part of default.Palette.warm" in told.message
+    outcome = await world.until_outcome(other_key, "Degraded")
+    assert "default/Shape/warm-red is already a part of default.Palette.warm" in outcome.message
     assert "warm-blue" not in await colors(world), "none of it is declared"
 
     await world.declare("mine", color="Green")
     await world.until_outcome("mine", "Converged")
     await world.tell(WARM, Withdrawn())
-    await until_ready(world, other)
+    await until_ready(world, other_key)
     assert (await colors(world)).keys() == {"warm-red", "warm-blue", "mine"}
 
 
@@ -111,8 +111,8 @@ async def test_what_somebody_else_declares_is_left_alone(world: World):
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged")
     await world.declare_all([palette("warm", "Red")])
-    told = await world.until_outcome(WARM, "Degraded")
-    assert "default/Shape/warm-red is already declared separately" in told.message
+    outcome = await world.until_outcome(WARM, "Degraded")
+    assert "default/Shape/warm-red is already declared separately" in outcome.message
     assert await colors(world) == {"warm-red": "Green"}
 
 
@@ -143,9 +143,9 @@ def test_a_set_names_no_resources_of_other_namespaces(field: str):
 
     def spec(parent: str, part: str) -> Fields:
         named: Fields = {"generations": {part: 1}, "refused": {part: "why"}, "leaving": [part]}
-        shown: Fields = {"fields": {"children": {part: "digest"}}}
-        given = shown if field == "children" else {field: named[field]}
-        return {"parent": parent, "uid": "u", "key": "k", **given}
+        shown_fields: Fields = {"fields": {"children": {part: "digest"}}}
+        set_fields = shown_fields if field == "children" else {field: named[field]}
+        return {"parent": parent, "uid": "u", "key": "k", **set_fields}
 
     COMPOSED_SET.check_declared(spec("acme/Palette/warm", "acme/Shape/red"))
     COMPOSED_SET.check_declared(spec("system/Palette/warm", "other/Shape/red"))
@@ -172,8 +172,8 @@ async def test_what_a_withdrawn_one_waits_for_is_named(world: World):
 
 async def test_a_part_that_cannot_be_declared_keeps_all_of_it_from_being_made(world: World):
     await world.declare_all([palette("warm", "Red", "Nocolour")])
-    told = await world.until_outcome(WARM, "Failed")
-    assert told.message.startswith("default/Shape/warm-nocolour: spec.color: ")
+    outcome = await world.until_outcome(WARM, "Failed")
+    assert outcome.message.startswith("default/Shape/warm-nocolour: spec.color: ")
     assert await colors(world) == {}
 
     await world.declare_all([palette("warm", "Red")])
@@ -237,9 +237,9 @@ async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: Wo
     assert second >= 0.8, "less and less often"
     await world.configure(api_config(world.human.url))
     await until_ready(world, WARM)
-    done = await tries()
+    attempts = await tries()
     await world.observed_again(3)
-    assert await tries() == done
+    assert await tries() == attempts
     row = await world.client.status(WARM)
     assert row is not None
     assert "retryAt" not in row.outputs
@@ -335,8 +335,10 @@ async def test_a_replay_needs_none_of_the_code_that_composes(world: World):
     _ = manifest
 
 
-def with_policy(made: Manifest, **policy: object) -> Manifest:
-    return msgspec.structs.replace(made, spec={**made.spec, "policy": policy})
+def with_policy(created_manifest: Manifest, **policy: object) -> Manifest:
+    return msgspec.structs.replace(
+        created_manifest, spec={**created_manifest.spec, "policy": policy}
+    )
 
 
 async def test_a_part_that_people_have_taken_over_does_not_hold_up_its_parents_end(world: World):

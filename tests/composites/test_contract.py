@@ -59,13 +59,13 @@ class TestComposedContract(ProviderContract):
 
     async def made(self, provider: Provider, name: str) -> ExternalObject:
         """Create an object, and wait until something is told of each of its parts."""
-        thing = await super().made(provider, name)
-        while any(each.outcome == "Pending" for each in children_of(thing).values()):
+        existing = await super().made(provider, name)
+        while any(each.outcome == "Pending" for each in children_of(existing).values()):
             await asyncio.sleep(0.02)
-            found = await provider.read(name)
-            assert found is not None
-            thing = found
-        return thing
+            existing_composite = await provider.read(name)
+            assert existing_composite is not None
+            existing = existing_composite
+        return existing
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
         """Write one of which a part would be in another namespace."""

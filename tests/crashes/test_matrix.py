@@ -81,7 +81,7 @@ async def test_every_failpoint_is_reached_with_every_operation() -> None:
     reached = {(case.point, case.operation) for case in PROCESS_KILLED}
     # A shape is made by one request.
     reached |= {(case.point, case.operation) for case in REAL_APIS if case.row == "white"}
-    wanted = {
+    expected = {
         (point, operation) for point in Failpoint if point not in ALONE for operation in OPERATIONS
     }
-    assert reached == wanted
+    assert reached == expected

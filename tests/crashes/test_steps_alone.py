@@ -53,8 +53,8 @@ async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_ac
     following = lane.fork()
     await following.ready()
     await lane.until_at_rest()
-    letters = await read_subject(lane.nc, DEADLETTERS, "deadletter.>")
-    assert [letter.subject.split(".")[1] for letter in letters] == ["intake"]
+    messages = await read_subject(lane.nc, DEADLETTERS, "deadletter.>")
+    assert [letter.subject.split(".")[1] for letter in messages] == ["intake"]
     await lane.assert_sound()
     await following.stop()
 

@@ -86,8 +86,10 @@ async def bare_world(container_server: ContainerServer, api_url: str) -> AsyncIt
     """A world like any other, but for where its server is."""
     await container_server.empty()
     human = Human(api_url)
-    async with ContainerWorld(container_server.data_dir, human, container_server).here() as made:
-        yield made
+    async with ContainerWorld(
+        container_server.data_dir, human, container_server
+    ).here() as container_world:
+        yield container_world
     await human.leaves()
 
 

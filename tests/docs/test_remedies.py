@@ -24,8 +24,8 @@ def removed(text: str) -> list[str]:
 
 def files() -> list[Path]:
     folders = ("reconciler", "infra", "events", "projections", "docs", "examples", "benchmarks")
-    found = [path for name in folders for path in (ROOT / name).rglob("*")]
-    return [path for path in (*found, ROOT / "README.md") if path.suffix in (".py", ".md")]
+    paths = [path for name in folders for path in (ROOT / name).rglob("*")]
+    return [path for path in (*paths, ROOT / "README.md") if path.suffix in (".py", ".md")]
 
 
 def test_the_words_that_are_looked_for_are_found() -> None:
@@ -37,8 +37,8 @@ def test_the_words_that_are_looked_for_are_found() -> None:
 
 @pytest.mark.parametrize("folder", ["reconciler", "infra", "events", "projections", "docs", "rest"])
 def test_no_text_tells_to_remove_a_witness(folder: str) -> None:
-    known = ("reconciler", "infra", "events", "projections", "docs")
+    folders = ("reconciler", "infra", "events", "projections", "docs")
     for path in files():
         first = path.relative_to(ROOT).parts[0]
-        if first == folder or (folder == "rest" and first not in known):
+        if first == folder or (folder == "rest" and first not in folders):
             assert removed(path.read_text()) == [], path

@@ -69,8 +69,8 @@ def test_a_wrong_recorder_topic_is_refused(environment: Environment) -> None:
 
 
 def test_applications_with_one_prefix_have_their_own_streams(environment: Environment) -> None:
-    other = Environment("Other app.*", environment)
-    factories = [JetStreamFactory(environment), JetStreamFactory(other)]
+    other_environment = Environment("Other app.*", environment)
+    factories = [JetStreamFactory(environment), JetStreamFactory(other_environment)]
     recorders = [application_recorder(factory) for factory in factories]
     for recorder in recorders:
         assert recorder.insert_events([stored("one", 1)]) == [1]
@@ -82,8 +82,8 @@ def test_applications_with_one_prefix_have_their_own_streams(environment: Enviro
 def test_the_stream_never_drops_history(factory: JetStreamFactory) -> None:
     stream = application_recorder(factory).layout.stream
     config = factory.bus.call(stream_state(factory.bus.nc, stream)).config
-    wanted = {"discard": "new", "deny_delete": True, "deny_purge": True, "retention": "limits"}
-    assert wanted.items() <= config.items()
+    expected = {"discard": "new", "deny_delete": True, "deny_purge": True, "retention": "limits"}
+    assert expected.items() <= config.items()
 
 
 def test_a_closed_store_says_so(factory: JetStreamFactory) -> None:

@@ -65,9 +65,9 @@ def test_a_subscription_sees_everything_once_while_it_is_written(
 
     with ThreadPoolExecutor(1) as pool, recorder.subscribe() as subscription:
         writing = pool.submit(write)
-        seen = [next(subscription).id for _ in range(batches * size)]
+        ids = [next(subscription).id for _ in range(batches * size)]
         writing.result()
-    assert seen == list(range(1, batches * size + 1))
+    assert ids == list(range(1, batches * size + 1))
 
 
 def test_a_subscription_that_waits_is_stopped_by_another_thread(

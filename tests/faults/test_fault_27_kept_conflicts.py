@@ -44,12 +44,12 @@ class KeepingApi:
 
     async def _list(self, request: web.Request) -> web.Response:
         prefix = request.query.get("prefix", "")
-        shown = [each for name, each in self.things.items() if name.startswith(prefix)]
-        return web.json_response({"items": shown})
+        shapes = [each for name, each in self.things.items() if name.startswith(prefix)]
+        return web.json_response({"items": shapes})
 
     async def _read(self, request: web.Request) -> web.Response:
-        found = self.things.get(request.match_info["name"])
-        return web.json_response(found or {"detail": "none"}, status=200 if found else 404)
+        existing = self.things.get(request.match_info["name"])
+        return web.json_response(existing or {"detail": "none"}, status=200 if existing else 404)
 
     async def _create(self, request: web.Request) -> web.Response:
         key = request.headers["Idempotency-Key"]

@@ -46,10 +46,12 @@ class TestFixed(WithOption):
     kind = FIXED
 
     async def test_what_is_fixed_cannot_be_changed(self, provider: Provider, name: str) -> None:
-        made = await self.made(provider, name)
+        created_object = await self.made(provider, name)
         with pytest.raises(RefusedError, match="cannot be changed"):
-            await provider.update(self.upon("Update", made, {"type": "Circle", "color": "Red"}))
-        assert await provider.read(name) == made
+            await provider.update(
+                self.upon("Update", created_object, {"type": "Circle", "color": "Red"})
+            )
+        assert await provider.read(name) == created_object
 
 
 class TestExpiring(WithOption):
@@ -58,8 +60,8 @@ class TestExpiring(WithOption):
     async def test_a_write_renews_what_is_at_its_end(
         self, provider: Provider, name: str, api_url: str
     ) -> None:
-        made = await self.made(provider, name)
-        assert self.kind.renewal_time(made.fields, made) > soon()  # type: ignore[operator]
+        created_object = await self.made(provider, name)
+        assert self.kind.renewal_time(created_object.fields, created_object) > soon()  # type: ignore[operator]
         async with httpx.AsyncClient(base_url=api_url) as http:
             (await http.put("/_expired", params={"name": name})).raise_for_status()
         ended = await provider.read(name)
@@ -103,9 +105,15 @@ class Unmarked(WhiteProvider):
 
     async def create(self, action: Action) -> Effect:
         white: Fields = {**action.fields, "color": "White"}
-        made = (await ShapesProvider.create(self, replace(action, fields=white, labels={}))).object
+        created_object = (
+            await ShapesProvider.create(self, replace(action, fields=white, labels={}))
+        ).object
         return await self.update(
-            replace(action, idempotency_key=f"{action.idempotency_key}/2", uid=made and made.uid)
+            replace(
+                action,
+                idempotency_key=f"{action.idempotency_key}/2",
+                uid=created_object and created_object.uid,
+            )
         )
 
 

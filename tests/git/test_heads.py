@@ -56,8 +56,8 @@ async def looks(contents: Contents):
     async def check() -> Check:
         return accept
 
-    given: Any = contents
-    heads = Heads(given, Secrets(), check, timeout_seconds=1.0, allow=NOTHING)
+    storage: Any = contents
+    heads = Heads(storage, Secrets(), check, timeout_seconds=1.0, allow=NOTHING)
     yield heads
     await heads.close()
 
@@ -70,8 +70,8 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
         if request.namespace == "hostile":
             await asyncio.Event().wait()
         manifest = Manifest("shapes/v1", "Shape", Metadata("a", request.namespace), {})
-        found = Read(Source("a.yaml", 1, 1), manifest, manifest.key)
-        place = (found.source.file, found.source.number, found.source.line)
+        read_result = Read(Source("a.yaml", 1, 1), manifest, manifest.key)
+        place = (read_result.source.file, read_result.source.number, read_result.source.line)
         return Reply("main", COMMIT, {"commit": COMMIT}, [Document(*place, manifest)])
 
     monkeypatch.setattr(heads, "read_source", read)
@@ -92,8 +92,8 @@ async def hanging(looks: Heads):
 @pytest.mark.usefixtures("hanging")
 async def test_servers_that_hang_leave_room_for_the_sources_of_others(looks: Heads) -> None:
     async with asyncio.timeout(5):
-        shown = await looks.refresh(source_of("billing"), fresh=False)
-    assert shown["head"]["revision"]["commit"] == COMMIT
+        objects = await looks.refresh(source_of("billing"), fresh=False)
+    assert objects["head"]["revision"]["commit"] == COMMIT
 
 
 async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_come(
@@ -141,8 +141,8 @@ async def test_requests_during_a_read_share_the_next_one(
         await asyncio.sleep(0)
     may_end.set()
     async with asyncio.timeout(5):
-        shown = await asyncio.gather(*tasks)
-    assert shown[0] == shown[1] == shown[2] != {}
+        results = await asyncio.gather(*tasks)
+    assert results[0] == results[1] == results[2] != {}
     assert (count, failures) == (2, [])
 
 
@@ -172,12 +172,12 @@ async def test_a_content_that_cannot_be_stored_ends_no_listing(
     looks: Heads, contents: Contents
 ) -> None:
     contents.is_full = True
-    shown = await looks.refresh(source_of("billing"), fresh=False)
-    assert "QuotaExceeded" in shown[PROBLEM]["message"]
+    objects = await looks.refresh(source_of("billing"), fresh=False)
+    assert "QuotaExceeded" in objects[PROBLEM]["message"]
     contents.is_full = False
-    shown = await looks.refresh(source_of("billing"), fresh=True)
-    assert PROBLEM not in shown
-    assert "content" in shown["head"]
+    objects = await looks.refresh(source_of("billing"), fresh=True)
+    assert PROBLEM not in objects
+    assert "content" in objects["head"]
 
 
 class Tokens:
@@ -199,20 +199,20 @@ class Tokens:
 async def test_a_commit_is_searched_for_credentials_that_were_replaced(
     contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     async def read(request: Request) -> Reply:
-        asked.append(request)
+        requests.append(request)
         return Reply(failure=Failure("Unreachable", "not now"))
 
     monkeypatch.setattr(heads, "read_source", read)
-    tokens, given = Tokens(), cast("Any", contents)
+    tokens, storage = Tokens(), cast("Any", contents)
     secrets = Secrets(None, {"files": tokens}, key=b"a key")
-    looks = Heads(given, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
+    looks = Heads(storage, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
     spec = source_of("billing")
     spec.fields[SOURCE]["credentials"] = {"$secret": "git"}
     await looks.refresh(spec, fresh=True)
     tokens.value = "the second token of the source"
     await looks.refresh(spec, fresh=True)
-    assert [each.credential for each in asked] == [Tokens.value, tokens.value]
-    assert Tokens.value in asked[1].former
+    assert [each.credential for each in requests] == [Tokens.value, tokens.value]
+    assert Tokens.value in requests[1].former

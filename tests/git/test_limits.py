@@ -39,9 +39,9 @@ async def read(url: str, *, path: str = "", seconds: float = 60) -> Reply:
 
 
 async def failure_of(url: str, *, path: str = "", seconds: float = 60) -> Failure:
-    found = (await read(url, path=path, seconds=seconds)).failure
-    assert found is not None
-    return found
+    failure = (await read(url, path=path, seconds=seconds)).failure
+    assert failure is not None
+    return failure
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def packed(kind: int, size: int, content: bytes, base: bytes = b"") -> bytes:
 
 
 def varint(size: int) -> bytes:
-    made = bytearray()
+    encoded = bytearray()
     while True:
         size, byte = size >> 7, size & 0x7F
-        made.append(byte | (0x80 if size else 0))
+        encoded.append(byte | (0x80 if size else 0))
         if not size:
-            return bytes(made)
+            return bytes(encoded)
 
 
 def object_of(kind: int, content: bytes) -> bytes:

@@ -56,7 +56,7 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
     try:
         payload = {"repository": {"clone_url": repository.url.removesuffix(".git")}}
         body = json.dumps(payload).encode()
-        made = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+        signature = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
         for headers in ({}, {"X-Hub-Signature-256": "sha256=0"}, {"X-Gitlab-Token": "guessed"}):
             assert httpx.post(url, content=body, headers=headers).status_code == 401
         assert httpx.get(url).status_code == 405
@@ -65,12 +65,16 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
         assert httpx.post(url, content=b"[", headers=token).status_code == 400
         large = b" " * (MAX_BODY_BYTES + 1)
         assert httpx.post(url, content=large, headers=token).status_code == 413
-        other = httpx.post(url, json={"project": {"git_ssh_url": "git@h:o/r"}}, headers=token)
-        assert (other.status_code, other.json()) == (202, {"lookedAt": []})
+        other_response = httpx.post(
+            url, json={"project": {"git_ssh_url": "git@h:o/r"}}, headers=token
+        )
+        assert (other_response.status_code, other_response.json()) == (202, {"lookedAt": []})
 
         repository.write({"b.yaml": shape("b")})
         repository.commit()
-        answer = httpx.post(url, content=body, headers={"X-Hub-Signature-256": f"sha256={made}"})
+        answer = httpx.post(
+            url, content=body, headers={"X-Hub-Signature-256": f"sha256={signature}"}
+        )
         assert answer.json() == {"lookedAt": ["default/GitSource/shop"]}
         answer = httpx.post(others_url, content=body, headers=token)
         assert answer.json() == {"lookedAt": []}, "nothing shows the source of another namespace"
@@ -261,19 +265,21 @@ async def test_the_oldest_of_too_many_connections_is_closed(
         await serving
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST / HTT", b"GET / HTTP/1.1\r\nHost: h\r\n\r\nPOST"])
+@pytest.mark.parametrize(
+    "request_bytes", [b"", b"POST / HTT", b"GET / HTTP/1.1\r\nHost: h\r\n\r\nPOST"]
+)
 async def test_a_connection_without_a_complete_request_is_closed(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
+    request_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "HEAD_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = server_of(webhook(SECRET, look_at_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(sent)
+        writer.write(request_bytes)
         async with asyncio.timeout(4):  # uvicorn's own limit of an idle connection is 5 s
             response = await reader.read()
-        assert response.startswith(b"HTTP/1.1 405") is (b"\r\n\r\n" in sent)
+        assert response.startswith(b"HTTP/1.1 405") is (b"\r\n\r\n" in request_bytes)
         writer.close()
         server.should_exit = True
         await serving

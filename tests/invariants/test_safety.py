@@ -120,18 +120,26 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.observed_again()
-    position, told = await world.log_position(), await world.client.observation_time()
+    position, observed_at = await world.log_position(), await world.client.observation_time()
 
     await world.human.changes("foo")  # a new version with the same content
     await world.observed_again()
     assert await world.log_position() == position
-    assert await world.client.observation_time() == told  # the observer found nothing to tell
+    assert (
+        await world.client.observation_time() == observed_at
+    )  # the observer found nothing to tell
 
-    found = await world.human.sees("foo")
-    fields = {"type": found["type"], "color": found["color"]}
-    same = ExternalObject("foo", fields, found["uid"], str(found["version"]), found["labels"])
+    existing_shape = await world.human.sees("foo")
+    fields = {"type": existing_shape["type"], "color": existing_shape["color"]}
+    same = ExternalObject(
+        "foo",
+        fields,
+        existing_shape["uid"],
+        str(existing_shape["version"]),
+        existing_shape["labels"],
+    )
     await world.client.publish_observation(
-        shape("foo"), Observed("default", "foo", same, "Read", as_of=told)
+        shape("foo"), Observed("default", "foo", same, "Read", as_of=observed_at)
     )
     await world.until_settled()
     assert await world.log_position() == position
@@ -143,8 +151,8 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
 
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
-    found = await world.human.sees("foo")
-    assert found["labels"] == {"team": "b", **world.owner_of("foo")}
+    existing_shape = await world.human.sees("foo")
+    assert existing_shape["labels"] == {"team": "b", **world.owner_of("foo")}
 
 
 async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(

@@ -89,10 +89,10 @@ async def test_a_server_that_takes_no_more_connections_says_so(tmp_path: Path) -
 
 
 async def test_a_connection_that_is_cut_does_not_hide_what_the_server_said() -> None:
-    said = [b"-ERR 'maximum connections exceeded'\r\n"]
+    lines = [b"-ERR 'maximum connections exceeded'\r\n"]
 
     async def say_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"INFO {}\r\n" + (said.pop() if said else b""))
+        writer.write(b"INFO {}\r\n" + (lines.pop() if lines else b""))
         await reader.readline()
         writer.transport.abort()
 
@@ -210,9 +210,11 @@ async def test_a_cluster_that_gives_no_answer_may_be_electing(
 
     monkeypatch.setattr(connection, "api_request", no_response)
     monkeypatch.setattr(connection, "is_clustered", bool)
-    with pytest.raises(BusUnavailableError, match=r"takes about 10 seconds.*more than half") as got:
+    with pytest.raises(
+        BusUnavailableError, match=r"takes about 10 seconds.*more than half"
+    ) as raised:
         await require_jetstream(nc)
-    assert str(got.value).startswith("JetStream does not respond at 127.0.0.1:")
+    assert str(raised.value).startswith("JetStream does not respond at 127.0.0.1:")
 
 
 def test_without_a_leader_an_election_comes_before_servers_that_are_down() -> None:
@@ -443,16 +445,16 @@ async def is_answered(nc: Client) -> bool:
 async def test_a_flush_speaks_of_what_was_sent_before_it(
     nc: Client, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[bytes] = []
+    frames: list[bytes] = []
     transport: Any = nc._transport  # pyright: ignore[reportPrivateUsage]
     really_write, really_write_lines = transport.write, transport.writelines
 
     def write(payload: bytes) -> None:
-        sent.append(payload)
+        frames.append(payload)
         really_write(payload)
 
     def write_lines(payload: list[bytes]) -> None:
-        sent.extend(payload)
+        frames.extend(payload)
         really_write_lines(payload)
 
     monkeypatch.setattr(transport, "write", write)
@@ -460,7 +462,7 @@ async def test_a_flush_speaks_of_what_was_sent_before_it(
     await nc.subscribe(unique)  # pyright: ignore[reportUnknownMemberType]
     await nc.flush()
 
-    commands = b"".join(sent)
+    commands = b"".join(frames)
     assert commands.index(b"SUB " + unique.encode()) < commands.index(b"PING")
 
 

@@ -150,9 +150,9 @@ class Stage:
     def tells(self, data: ResourceEvent) -> None:
         """Let the log say something of the configuration."""
         self._version += 1
-        said = event(CONFIG_KEY, self._version, data)
-        self.configurations.apply(said)
-        self.gates.apply(said)
+        reported_event = event(CONFIG_KEY, self._version, data)
+        self.configurations.apply(reported_event)
+        self.gates.apply(reported_event)
 
 
 @asynccontextmanager
@@ -281,21 +281,21 @@ async def test_a_feed_is_followed_as_long_as_it_is_declared() -> None:
 
 async def test_another_api_has_other_marks() -> None:
     """A mark that is equal by chance says nothing of the API that the configuration names now."""
-    asked: list[str | None] = []
+    requests: list[str | None] = []
 
     async def tells(after: str | None) -> str:
-        asked.append(after)
+        requests.append(after)
         return "mark"
 
     api = Api(tells)
     stage = Stage(api)
     async with observed(stage):
-        await until(lambda: len(asked) >= 2)
+        await until(lambda: len(requests) >= 2)
         stage.declares(replace(CONFIG, endpoint="http://other"))
-        known = len(asked)
-        await until(lambda: len(asked) >= known + 3)
-    assert asked[0] is None
-    assert asked.count(None) == 2
+        count_before = len(requests)
+        await until(lambda: len(requests) >= count_before + 3)
+    assert requests[0] is None
+    assert requests.count(None) == 2
 
 
 async def test_a_feed_that_wants_fewer_calls_closes_the_gate_for_all() -> None:

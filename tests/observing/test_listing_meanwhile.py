@@ -47,8 +47,8 @@ EXCLUSIVE = ProviderConfigSpec("test", "http://test", scope=Scope(mode="Exclusiv
 class Api:
     """Shows its objects; ``meanwhile`` happens between the listing's beginning and its end."""
 
-    def __init__(self, *shown: str) -> None:
-        self.shown = shown
+    def __init__(self, *expected: str) -> None:
+        self.shown = expected
         self.fields: Fields = {}
         self.uid: str | None = None
         self.listings = 0
@@ -169,25 +169,25 @@ async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_str
     assert list(stage.intake.observed) == [ResourceKey("team", "Shape", "theirs")]
 
 
-def _seen(name: str, version: int = 1, *, belongs_to: str = "") -> LogEvent:
-    shown = ExternalObject("x", {})
-    data = ExternalObserved("default", "x", shown, "CompleteListing", 1, 1, 1, belongs_to)
+def _observed_event(name: str, version: int = 1, *, belongs_to: str = "") -> LogEvent:
+    observed_object = ExternalObject("x", {})
+    data = ExternalObserved("default", "x", observed_object, "CompleteListing", 1, 1, 1, belongs_to)
     return event(ResourceKey("default", "Shape", name), version, data)
 
 
 async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
     """Whatever that one may do with it: it may be paused, or only observe."""
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed, "it is known, and nobody else has it"
     stage.models.apply(2, _declared("y"))
     await stage.observer.list_once("default", "Shape")
-    told = stage.intake.observed.pop(ResourceKey("default", "Shape", "x"))
-    assert told.belongs_to == "team/Shape/y"
-    assert told.exclusive == UnmanagedCount(0, 1)
+    observation = stage.intake.observed.pop(ResourceKey("default", "Shape", "x"))
+    assert observation.belongs_to == "team/Shape/y"
+    assert observation.exclusive == UnmanagedCount(0, 1)
     assert stage.intake.observed.pop(ResourceKey("team", "Shape", "y")).belongs_to == ""
-    stage.models.apply(3, _seen("x", 2, belongs_to="team/Shape/y"))
+    stage.models.apply(3, _observed_event("x", 2, belongs_to="team/Shape/y"))
     await stage.observer.list_once("default", "Shape")
     assert set(stage.intake.observed) == {ResourceKey("team", "Shape", "y")}
 
@@ -195,7 +195,7 @@ async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
 async def test_what_others_write_into_what_is_theirs_is_not_told() -> None:
     """It would grow our log with their churn."""
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     stage.api.fields = {"color": "Red"}
     await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
@@ -206,18 +206,18 @@ async def test_what_others_write_into_what_is_theirs_is_not_told() -> None:
 
 async def test_what_is_declared_is_told_as_it_is_by_now() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     stage.api.fields = {"color": "Red"}
     stage.models.apply(2, _declared("x", "default", 2))
     await stage.observer.list_once("default", "Shape")
-    told = stage.intake.observed[ResourceKey("default", "Shape", "x")]
-    assert told.object is not None
-    assert told.object.fields == {"color": "Red"}
+    observation = stage.intake.observed[ResourceKey("default", "Shape", "x")]
+    assert observation.object is not None
+    assert observation.object.fields == {"color": "Red"}
 
 
 async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
     stage.models.apply(2, event(key, 2, HoldApproved("DeletionGuard")))
     await stage.observer.list_once("default", "Shape")
@@ -226,7 +226,7 @@ async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> Non
 
 async def test_no_listing_is_told_for_a_deletion_that_was_approved_and_then_declared() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
     stage.models.apply(2, event(key, 2, OutcomeRecorded("Held", 0, "DeletionGuard")))
     stage.models.apply(3, event(key, 3, HoldApproved("DeletionGuard")))
@@ -238,7 +238,7 @@ async def test_no_listing_is_told_for_a_deletion_that_was_approved_and_then_decl
 
 async def test_an_approved_content_waits_for_no_listing() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
     stage.models.apply(2, event(key, 2, HoldApproved("PruneGuard")))
     await stage.observer.list_once("default", "Shape")

@@ -254,8 +254,8 @@ async def test_what_was_seen_while_the_api_was_held_is_no_evidence_again():
     """Else each listing after an approval would hold the API again."""
     stage = Stage(written(12, of=ELSEWHERE))
     stage.hold(await stage.refused())
-    told = next(each for each in await stage.list() if isinstance(each, Observed))
-    stage.records(ExternalObserved("default", "foo", told.object, "CompleteListing", 7))
+    observation = next(each for each in await stage.list() if isinstance(each, Observed))
+    stage.records(ExternalObserved("default", "foo", observation.object, "CompleteListing", 7))
     stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
     stage.api.objects = (replace(written(12, of=ELSEWHERE), fields={"color": "Blue"}),)
     stage.declares()

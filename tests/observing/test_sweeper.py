@@ -100,9 +100,9 @@ class Scene:
         """Sweep at intervals, and give at how many seconds the resource was woken."""
         woken: list[float] = []
         for number in range(int(seconds / SWEEP_SECONDS)):
-            before = len(self.intake.published)
+            count_before = len(self.intake.published)
             await self.sweeper.sweep()
-            if len(self.intake.published) > before:
+            if len(self.intake.published) > count_before:
                 woken.append(number * SWEEP_SECONDS)
             self.now += timedelta(seconds=SWEEP_SECONDS)
             self.seconds += SWEEP_SECONDS
@@ -145,8 +145,8 @@ async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -
     first = await scene.sweep_for(SWEEP_SECONDS)
     scene.intake.published.clear()
     scene.now += timedelta(hours=hours)
-    told = await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
-    assert (first, told) == (
+    intervals = await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
+    assert (first, intervals) == (
         [0],
         [SECONDS_BETWEEN_ALL - SWEEP_SECONDS, 2 * SECONDS_BETWEEN_ALL - SWEEP_SECONDS],
     )
@@ -337,9 +337,9 @@ async def test_who_first_names_a_secret_while_its_store_is_away_is_told_when_it_
 
     scene.happens(1, event(early, 1, NAMES_A_SECRET))
     await scene.sweeper.sweep()
-    [told] = scene.intake.published
-    assert isinstance(told.data, SecretReported)
-    scene.happens(2, event(early, 2, SecretObserved(told.data.secret, told.data.digest)))
+    [message] = scene.intake.published
+    assert isinstance(message.data, SecretReported)
+    scene.happens(2, event(early, 2, SecretObserved(message.data.secret, message.data.digest)))
     store.is_away = True
     scene.happens(3, event(late, 1, NAMES_A_SECRET))
     await scene.sweeper.sweep()
@@ -394,9 +394,9 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
             turns += 1
             await asyncio.sleep(0)
 
-    other = asyncio.create_task(others())
+    other_task = asyncio.create_task(others())
     await scene.sweeper.sweep()
     assert turns >= len(scene.row.secrets) // SECRETS_AT_ONCE
     await scene.sweep_for(4 * SWEEP_SECONDS)
-    other.cancel()
+    other_task.cancel()
     assert len(logged) == len(scene.row.secrets)

@@ -27,8 +27,8 @@ async def test_17_a_forced_release_is_an_event_with_an_actor(world: World):
 
 async def test_17_a_finalizer_is_taken_off_by_its_holder_alone_unless_by_force(world: World):
     await converged(world)
-    asked = await world.ask_as("billing", shape("foo"), FinalizerRequested(INVOICE))
-    assert asked.accepted
+    reply = await world.ask_as("billing", shape("foo"), FinalizerRequested(INVOICE))
+    assert reply.accepted
     refused = await world.ask_as("shop", shape("foo"), FinalizerReleased(INVOICE))
     assert refused.reason == "HeldByAnother"
     forced = await world.ask_as("shop", shape("foo"), FinalizerReleased(INVOICE, True, "late"))

@@ -28,9 +28,9 @@ async def test_14_a_failing_api_is_left_alone_and_everybody_is_told_why(world: W
     )
     await world.human.breaks(error_rate=1, error_status=500)
     await world.declare("foo")
-    told = await until_breaker(world, "Degraded")
-    assert told.reason == "BreakerOpen"
-    assert "consecutive failures" in told.message
+    outcome = await until_breaker(world, "Degraded")
+    assert outcome.reason == "BreakerOpen"
+    assert "consecutive failures" in outcome.message
 
     async def foo_waits_for_the_breaker() -> bool:
         recorded = await world.outcomes(shape("foo"))

@@ -47,9 +47,9 @@ async def test_every_kind_of_change_gives_another_mark(
     feed = feed_of(provider)
     marks = [await feed.changes(None)]
 
-    made = (await provider.create(action("Create", name, case.fields))).object
+    created_object = (await provider.create(action("Create", name, case.fields))).object
     marks.append(await feed.changes(marks[-1]))
-    changed = (await provider.update(upon("Update", made, case.other_fields))).object
+    changed = (await provider.update(upon("Update", created_object, case.other_fields))).object
     marks.append(await feed.changes(marks[-1]))
     await provider.delete(upon("Delete", changed, case.other_fields))
     marks.append(await feed.changes(marks[-1]))

@@ -80,11 +80,11 @@ def cell_of(failure: str, column: int) -> type[ProviderError]:
     return error_class(row[column])
 
 
-async def fails(call: Awaitable[object], wanted: type[ProviderError]) -> None:
+async def fails(call: Awaitable[object], expected: type[ProviderError]) -> None:
     """Make a call that fails with this class."""
     with pytest.raises(ProviderError) as caught:
         await call
-    assert caught.value.error_class == wanted.error_class, caught.value
+    assert caught.value.error_class == expected.error_class, caught.value
 
 
 Write = Callable[[Provider, Case, ExternalObject], Awaitable[object]]
@@ -101,9 +101,9 @@ WRITES: dict[str, Write] = {
 
 @pytest.fixture
 async def thing(case: Case, provider: Provider, name: str) -> ExternalObject:
-    made = (await provider.create(action("Create", name, case.fields))).object
-    assert made is not None
-    return made
+    created_object = (await provider.create(action("Create", name, case.fields))).object
+    assert created_object is not None
+    return created_object
 
 
 @pytest.fixture
@@ -139,12 +139,12 @@ async def test_a_write_that_fails_is_classified_as_the_table_says(
 async def test_a_read_or_listing_that_fails_is_classified_as_the_table_says(
     client: Provider, proxy: Proxy, thing: ExternalObject, failure: str
 ) -> None:
-    wanted = cell_of(failure, 2)
+    expected = cell_of(failure, 2)
     proxy.plan.append(SCRIPTS[failure])
-    await fails(listing(client, Scope()), wanted)
+    await fails(listing(client, Scope()), expected)
     if failure != "410 in response to a listing":
         proxy.plan.append(SCRIPTS[failure])
-        await fails(client.read(thing.name), wanted)
+        await fails(client.read(thing.name), expected)
     assert not proxy.plan
 
 
@@ -152,8 +152,8 @@ async def test_a_read_or_listing_that_fails_is_classified_as_the_table_says(
 async def test_where_nobody_listens_nothing_was_done(
     case: Case, connect: Connect, thing: ExternalObject, write: str
 ) -> None:
-    async with Proxy("http://never-asked.invalid") as gone:
-        closed = gone.url
+    async with Proxy("http://never-asked.invalid") as unreachable_proxy:
+        closed = unreachable_proxy.url
     provider = connect(case.kind, closed + case.endpoint_path)
     await fails(WRITES[write](provider, case, thing), cell_of("no connection", 1))
     await fails(provider.read(thing.name), cell_of("no connection", 2))

@@ -98,11 +98,11 @@ class TestAttachmentContract(ProviderContract):
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
         """Write one whose disk another attachment has."""
-        other = self.action("Create", f"other-{name}", self.fields)
+        other_action = self.action("Create", f"other-{name}", self.fields)
         with suppress(ConflictError):
-            await provider.create(other)
+            await provider.create(other_action)
         create = self.action("Create", name, self.fields)
-        return structs.replace(create, fields=other.fields)
+        return structs.replace(create, fields=other_action.fields)
 
     def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
         assert thing is not None

@@ -140,11 +140,11 @@ async def test_many_large_answers_at_the_same_time_are_too_many() -> None:
     async with api_of(serve, concurrency=12) as api:
         calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(12)]
         with measured_memory() as memory:
-            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            completed, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         release.set()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert memory.peak_bytes < connections.MAX_HELD_BYTES + ENOUGH_BYTES
-        assert done
+        assert completed
         words = "responses of this API are longer than 128 MiB together"
         assert any(words in str(each) for each in results)
 

@@ -131,10 +131,10 @@ async def test_values_that_are_new_to_us_are_shown_as_they_are(
     shapes: Provider, planned: Proxy
 ) -> None:
     planned.plan.append(FOUND)
-    found = await shapes.read("foo")
-    assert found is not None
-    assert found.fields == {"type": "Star", "color": "Mauve"}
-    assert (found.uid, found.version, found.labels) == (None, None, {})
+    existing = await shapes.read("foo")
+    assert existing is not None
+    assert existing.fields == {"type": "Star", "color": "Mauve"}
+    assert (existing.uid, existing.version, existing.labels) == (None, None, {})
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a-b", "a" * 63])

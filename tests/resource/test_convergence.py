@@ -103,8 +103,8 @@ def test_an_unchanged_observation_is_no_event():
 
 def test_a_new_version_without_a_change_is_no_event():
     story = converged()
-    seen = story.seen
-    assert story.see(repainted(seen)) == []
+    existing = story.seen
+    assert story.see(repainted(existing)) == []
 
 
 def test_fields_that_others_added_stay():
@@ -153,8 +153,8 @@ def test_drift_is_still_found_beside_an_ignored_field():
 
 def test_an_ignored_field_that_a_human_removed_is_not_put_back():
     story = converged(policy={"ignoreFields": ["color"]})
-    seen = story.seen
-    without = relabelled(seen, seen.labels)
+    existing = story.seen
+    without = relabelled(existing, existing.labels)
     del without.fields["color"]
     story.see(without)
     story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})

@@ -22,7 +22,7 @@ from reconciler.resource.owner_label import OWNER_LABEL
 from tests.judge.history import Effect, History, Recorded
 from tests.judge.judging import findings
 from tests.resource.building import BLOCK, UNLABELLED, Story, every, only, thing
-from tests.resource.test_replacement import BESIDE, check_rows, decided, made
+from tests.resource.test_replacement import BESIDE, check_rows, created_story, decided
 
 RED: Fields = {"type": "Square", "color": "Red"}
 HALF: Fields = {"type": "Square"}
@@ -31,8 +31,8 @@ HALF: Fields = {"type": "Square"}
 def half_of(story: Story) -> ExternalObject:
     """What the first call has made."""
     action = story.action
-    shown = msgspec.structs.replace(story.written(action), fields=HALF)
-    return msgspec.structs.replace(shown, written_by=action.idempotency_key)
+    observed_object = msgspec.structs.replace(story.written(action), fields=HALF)
+    return msgspec.structs.replace(observed_object, written_by=action.idempotency_key)
 
 
 def refused(kind: Kind = BLOCK) -> Story:
@@ -57,10 +57,10 @@ def test_what_was_made_is_owned_and_the_refusal_is_told(kind: Kind):
 
 def test_the_log_explains_the_effect():
     story = refused()
-    done = only(ActionSucceeded, [event.data for event in story.log])
-    assert done.refused is not None
+    success = only(ActionSucceeded, [event.data for event in story.log])
+    assert success.refused is not None
     [action] = [each.data.action for each in story.log if isinstance(each.data, ActionDecided)]
-    assert done.action_id == action.action_id
+    assert success.action_id == action.action_id
     effect = Effect(1.0, "Create", "Foo", story.seen.uid or "", action.idempotency_key)
     log = [Recorded(position, 0.0, event) for position, event in enumerate(story.log, start=1)]
     assert findings(History(log=log, messages=None, effects=[effect])) == []
@@ -123,7 +123,7 @@ def test_what_carries_neither_the_key_nor_our_label_is_not_ours(labels: dict[str
 
 
 def test_a_half_made_replacement_stands_beside_and_both_go():
-    story = made(replace(BESIDE, name="Block"))
+    story = created_story(replace(BESIDE, name="Block"))
     old = story.seen
     story.declare({"type": "Circle", "color": "Red"})
     half = msgspec.structs.replace(half_of(story), fields={"type": "Circle"})
@@ -133,11 +133,11 @@ def test_a_half_made_replacement_stands_beside_and_both_go():
     assert story.state.retiring is not None
     assert story.state.retiring.uid == old.uid, "what was there stays until the new one is whole"
     story.withdraw()
-    gone = [story.action.uid]
+    deleted_uids = [story.action.uid]
     story.succeed()
-    gone.append(story.action.uid)
+    deleted_uids.append(story.action.uid)
     story.succeed()
-    assert sorted(map(str, gone)) == sorted(map(str, [old.uid, half.uid]))
+    assert sorted(map(str, deleted_uids)) == sorted(map(str, [old.uid, half.uid]))
     assert story.outcome == "Deleted"
     assert len(every(ActionSucceeded, [event.data for event in story.log])) == 4
 

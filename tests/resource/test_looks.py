@@ -15,7 +15,7 @@ from tests.resource.building import (
     provider_config_story,
     repainted,
 )
-from tests.resource.test_contention import fight, made, overwrite
+from tests.resource.test_contention import converged_story, overwrite, overwrite_repeatedly
 
 
 def ask(story: Story) -> list[str]:
@@ -33,8 +33,8 @@ def test_an_attempt_that_waits_is_made_at_once():
 
 
 def test_a_repair_that_a_fight_puts_off_is_made_at_once():
-    story = made()
-    fight(story)
+    story = converged_story()
+    overwrite_repeatedly(story)
     overwrite(story)
     assert story.idle
     events = story.turn(ReconcileRequested())
@@ -51,10 +51,10 @@ def test_the_next_look_is_recorded_though_it_shows_nothing_new():
 
 def test_a_look_from_before_it_was_asked_for_is_no_answer():
     story = converged()
-    before = story.state.observed.position
+    position_before = story.state.observed.position
     ask(story)
-    seen = Observed(CONFIG, story.seen.name, story.seen, as_of=before)
-    assert story.turn(seen) == []
+    existing = Observed(CONFIG, story.seen.name, story.seen, as_of=position_before)
+    assert story.turn(existing) == []
     assert every(ExternalObserved, story.see(story.seen))
 
 

@@ -128,11 +128,11 @@ def test_a_raised_grace_counts_from_the_write_that_raised_it_by_the_clock_of_the
     story.now += clock_ahead
     story.declare()
     story.succeed()
-    known = story.seen
+    known_object = story.seen
     story.stored_at += timedelta(seconds=5)
     story.see(None)
     story.stored_at += timedelta(seconds=1)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.state.observed.grace_seconds == 10
     story.stored_at += timedelta(seconds=9)
     assert story.see(None, evidence="Read") == []
@@ -163,9 +163,9 @@ def test_a_worker_that_stood_still_after_its_call_proves_nothing_within_the_grac
     story.declare()
     story.succeed()
     story.withdraw()
-    told = Reported(story.action.action_id, 1, story.now, story.now, "w1", absent=True)
+    report = Reported(story.action.action_id, 1, story.now, story.now, "w1", absent=True)
     story.now += timedelta(seconds=30)
-    assert "ActionFailed" in names(story.turn(told))
+    assert "ActionFailed" in names(story.turn(report))
 
 
 def test_an_observation_that_only_the_clock_of_its_observer_dates_proves_nothing():
@@ -223,11 +223,11 @@ def test_while_the_grace_is_not_known_an_observation_proves_nothing():
 def returned_after(seconds: float) -> Story:
     """A listing lacks an object so long after its creation; then it exists all the same."""
     story = converged()
-    known = story.seen
+    known_object = story.seen
     story.now += timedelta(seconds=seconds)
     story.see(None)
     story.now += timedelta(seconds=1)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.outcome == "Converged"
     return story
 
@@ -248,14 +248,14 @@ def test_an_object_that_returns_soon_after_it_was_gone_proves_lag_and_raises_the
 def test_a_raised_grace_lasts_for_the_next_object_and_is_raised_again():
     story = returned_after(5)
     story.now += timedelta(hours=2)
-    gone = story.see(None, began_at=story.now, evidence="Read")
-    assert "ActionDecided" in names(gone)
+    absence_events = story.see(None, began_at=story.now, evidence="Read")
+    assert "ActionDecided" in names(absence_events)
     story.succeed()
-    known, made_at = story.seen, story.now
+    known_object, made_at = story.seen, story.now
     assert story.see(None, began_at=made_at + timedelta(seconds=9)) == []
     story.now = made_at + timedelta(seconds=12)
     assert "ActionDecided" in names(story.see(None, began_at=story.now))
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.state.observed.grace_seconds == 24
 
 
@@ -282,14 +282,14 @@ def test_a_raised_grace_does_not_lower_a_declared_one():
     story.declare()
     story.stored_at = story.now
     story.succeed()
-    known = story.seen
+    known_object = story.seen
     story.stored_at += timedelta(seconds=40)
     story.see(None, age_seconds=2.0)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.state.observed.grace_seconds == 76
     story.configs[CONFIG] = msgspec.structs.replace(SHARED, consistency_grace_seconds=90.0)
     story.stored_at += timedelta(seconds=85)
-    assert story.see(repainted(known), age_seconds=0.0) == []
+    assert story.see(repainted(known_object), age_seconds=0.0) == []
 
 
 def test_what_is_seen_in_another_place_is_not_about_us():
@@ -306,11 +306,13 @@ def test_where_names_are_not_unique_another_of_its_name_says_nothing_of_ours():
     story = Story(kind=replace(BLOCK, capabilities=by_id))
     story.declare()
     story.succeed()
-    gone = Observed(CONFIG, "Foo", None, as_of=story.position, absent_uid="another")
-    assert story.turn(gone) == []
+    deleted_observation = Observed(CONFIG, "Foo", None, as_of=story.position, absent_uid="another")
+    assert story.turn(deleted_observation) == []
     assert story.see(thing(uid="another")) == []
-    gone = msgspec.structs.replace(gone, as_of=story.position, absent_uid=story.seen.uid)
-    assert "OwnershipReleased" in names(story.turn(gone))
+    deleted_observation = msgspec.structs.replace(
+        deleted_observation, as_of=story.position, absent_uid=story.seen.uid
+    )
+    assert "OwnershipReleased" in names(story.turn(deleted_observation))
 
 
 def test_the_same_observation_twice_is_one_event():
@@ -385,12 +387,12 @@ def test_of_two_looks_that_began_together_the_later_told_stands():
 
 def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion():
     story = converged()
-    known = story.seen
+    known_object = story.seen
     story.see(None)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     story.withdraw()
     story.succeed()
-    story.see(known)
+    story.see(known_object)
     assert story.outcome == "Disputed"
     story.see(None)
     assert story.state.observed.object is None
@@ -399,9 +401,9 @@ def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion()
 
 def test_what_a_crash_has_left_of_a_turn_is_decided_from_the_state():
     story = converged()
-    before = len(story.log)
+    count_before = len(story.log)
     story.see(thing(uid="h9"))
-    story.log = story.log[: before + 1]  # the observation without the events after it
+    story.log = story.log[: count_before + 1]  # the observation without the events after it
     story.state = fold(story.log)
     assert story.state.owned is not None
     assert only(OwnershipReleased, story.wake()).reason == "Replaced"

@@ -136,11 +136,11 @@ def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
 def test_an_object_that_another_owner_took_is_not_written_over():
     """Two owners that each restore their label would never stop."""
     story = converged()
-    ours = story.seen
-    story.see(relabelled(ours, ANOTHER))
+    own_object = story.seen
+    story.see(relabelled(own_object, ANOTHER))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
-    story.see(relabelled(ours, owned_labels()))
+    story.see(relabelled(own_object, owned_labels()))
     assert story.idle
     assert story.outcome == "Converged"
 
@@ -311,10 +311,10 @@ def test_the_owner_label_names_the_log_and_the_resource():
 
 def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
     story = converged()
-    seen = story.seen
+    existing = story.seen
     story.see(None)
     assert story.action.operation == "Create"
-    events = story.fail("Conflict", shown=seen)
+    events = story.fail("Conflict", shown=existing)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Converged"
     assert not story.see(None), "that listing was wrong before"
@@ -322,9 +322,9 @@ def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
 
 def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
     story = converged()
-    seen = story.seen
-    events = story.see(replace(seen, uid="forged", labels={}))
+    existing = story.seen
+    events = story.see(replace(existing, uid="forged", labels={}))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert story.outcome == "Conflict"
-    assert only(OwnershipClaimed, story.see(seen)).reason == "Returned"
+    assert only(OwnershipClaimed, story.see(existing)).reason == "Returned"
     assert story.outcome == "Converged"

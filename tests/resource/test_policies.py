@@ -85,14 +85,18 @@ def orphan(**policy: str | bool) -> Story:
 
 def test_an_orphan_is_released_and_stays():
     story = orphan()
-    before = story.seen
+    original = story.seen
     withdrawn = story.withdraw()
     assert every(OwnershipReleased, withdrawn) == []
     action = only(ActionDecided, withdrawn).action
-    assert (action.operation, action.uid, action.version) == ("Update", before.uid, before.version)
-    assert action.fields == before.fields
+    assert (action.operation, action.uid, action.version) == (
+        "Update",
+        original.uid,
+        original.version,
+    )
+    assert action.fields == original.fields
     assert action.labels == {
-        name: value for name, value in before.labels.items() if name != OWNER_LABEL
+        name: value for name, value in original.labels.items() if name != OWNER_LABEL
     }
     events = story.succeed()
     assert only(OwnershipReleased, events).reason == "Orphaned"
@@ -108,10 +112,10 @@ def test_an_orphan_that_a_listing_has_left_out_is_no_stray_when_it_is_listed_aga
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
     story.succeed()
-    kept = story.seen
+    kept_object = story.seen
     story.see(None)
     assert story.outcome == "Deleted"
-    assert not every(OwnershipClaimed, story.see_twice(kept, unmanaged=(1, 60)))
+    assert not every(OwnershipClaimed, story.see_twice(kept_object, unmanaged=(1, 60)))
     assert story.outcome == "Released"
 
 
@@ -121,15 +125,18 @@ def test_an_orphan_that_a_read_has_shown_to_be_missing_is_forgotten():
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
     story.succeed()
-    kept = story.seen
+    kept_object = story.seen
     story.see(None, evidence="Read")
-    assert only(OwnershipClaimed, story.see_twice(kept, unmanaged=(1, 60))).uid == kept.uid
+    assert (
+        only(OwnershipClaimed, story.see_twice(kept_object, unmanaged=(1, 60))).uid
+        == kept_object.uid
+    )
 
 
 def test_an_orphan_that_was_only_adopted_is_released_too():
     story = Story()
-    found = thing(labels=owned_labels())
-    story.see(found)
+    existing = thing(labels=owned_labels())
+    story.see(existing)
     story.declare(policy={"adoption": "Adopt", "deletion": "Orphan"})
     assert story.outcome == "Converged"
     story.withdraw()
@@ -201,8 +208,8 @@ def test_a_label_that_the_api_puts_back_does_not_hold_the_release():
     labels = story.seen.labels
     story.withdraw()
     action = story.action
-    shown = thing(action.fields, uid=str(action.uid), labels=labels)
-    assert only(OwnershipReleased, story.report(shown=shown)).reason == "Orphaned"
+    observed_object = thing(action.fields, uid=str(action.uid), labels=labels)
+    assert only(OwnershipReleased, story.report(shown=observed_object)).reason == "Orphaned"
     assert "the API accepted the write but kept the label" in message_of(story)
     assert story.wake(3600) == []
 
@@ -378,9 +385,9 @@ def test_absent_leaves_what_is_not_ours_unless_it_may_adopt():
 def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_resource_is_paused():
     story = converged()
     story.declare({"type": "Square", "color": "Blue"}, policy={"paused": True})
-    known = story.seen
+    known_object = story.seen
     story.see(None)
-    events = story.see(known)
+    events = story.see(known_object)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Paused"
     assert story.idle

@@ -144,10 +144,10 @@ def test_a_late_answer_of_an_earlier_attempt_is_folded_in():
     action = story.action
     story.fail("Unknown")
     story.wake(3600)
-    shown = story.written(action)
-    story.report(shown=shown, attempt=1)
+    observed_object = story.written(action)
+    story.report(shown=observed_object, attempt=1)
     assert story.outcome == "Converged"
-    assert story.report(shown=shown, attempt=2, action_id=action.action_id) == []
+    assert story.report(shown=observed_object, attempt=2, action_id=action.action_id) == []
 
 
 def test_a_late_failure_of_an_earlier_attempt_says_nothing():
@@ -208,11 +208,11 @@ def test_an_update_of_two_attempts_is_not_abandoned():
 def test_an_abandoned_update_that_did_happen_leaves_no_field_behind():
     # The worker died after the call, and the redelivered attempt found the API down.
     story = converged({"type": "Square"})
-    before = story.seen
+    original = story.seen
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("NotDone")
     story.declare({"type": "Circle"})
-    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    story.fail("Conflict", shown=repainted(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 
@@ -287,8 +287,8 @@ def test_a_lookup_that_the_api_refuses_ends_the_action_too():
     story.wake(3600)
     refused = ActionError("Refused", "no object can have this name")
     flight = story.flight
-    told = Reported(flight.action.action_id, flight.attempt, story.now, story.now, "w1", refused)
-    events = story.turn(msgspec.structs.replace(told, is_lookup=True))
+    report = Reported(flight.action.action_id, flight.attempt, story.now, story.now, "w1", refused)
+    events = story.turn(msgspec.structs.replace(report, is_lookup=True))
     assert only(ActionFailed, events).consequence == "Refused"
     assert story.outcome == "Failed"
 
@@ -381,10 +381,10 @@ def test_a_refused_deletion_is_tried_at_the_longest_interval():
 
 def test_a_conflict_shows_what_is_there_and_is_answered_at_once():
     story = converged()
-    seen = story.seen
+    existing = story.seen
     story.declare({"type": "Circle"})
-    events = story.fail("Conflict", shown=repainted(seen, type="Circle", color="Green"))
-    assert only(ActionDecided, events).action.version == f"{seen.version}+"
+    events = story.fail("Conflict", shown=repainted(existing, type="Circle", color="Green"))
+    assert only(ActionDecided, events).action.version == f"{existing.version}+"
 
 
 def test_an_update_of_something_gone_makes_it_again():
@@ -469,12 +469,12 @@ def test_a_stranger_in_the_way_of_a_retry_is_left_alone():
 def test_an_update_of_unknown_end_that_did_happen_leaves_no_field_behind():
     # The first attempt was done, and its key was forgotten by the API before the second.
     story = converged({"type": "Square"})
-    before = story.seen
+    original = story.seen
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("Unknown")
     story.declare({"type": "Circle"})
     story.wake(3600)
-    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    story.fail("Conflict", shown=repainted(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 

@@ -40,8 +40,8 @@ def failed(
     data = ActionFailed(
         "a@2", flight.action.operation, 1, error, None, redelivered, None, flight.action.purpose
     )
-    known = replace(state, actions=Actions(in_flight=flight))
-    recorded = apply_rules(data, known, START)
+    known_state = replace(state, actions=Actions(in_flight=flight))
+    recorded = apply_rules(data, known_state, START)
     assert isinstance(recorded, ActionFailed)
     return recorded
 
@@ -63,8 +63,8 @@ def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("error_class", get_args(ErrorClass))
 def test_a_retried_failure_is_certain_if_nothing_was_sent_or_done(error_class: ErrorClass) -> None:
-    def effect(*, lookup: bool = False, redelivered: bool = False, **known: bool) -> Effect:
-        error = ActionError(error_class, "", **known)
+    def effect(*, lookup: bool = False, redelivered: bool = False, **is_certain: bool) -> Effect:
+        error = ActionError(error_class, "", **is_certain)
         flight = InFlight(action(), is_lookup=lookup)
         return failed(error, NEW, flight=flight, redelivered=redelivered).effect
 

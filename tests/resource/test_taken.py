@@ -76,8 +76,10 @@ def test_a_stray_is_deleted_only_after_a_listing_that_knew_its_resource():
         events = story.see(there, unmanaged=(1, 60), belongs_to="", known_version=0)
         assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
-    before = story.state.outcome_version - 1
-    assert not every(OwnershipClaimed, story.see(there, unmanaged=(1, 60), known_version=before))
+    version_before = story.state.outcome_version - 1
+    assert not every(
+        OwnershipClaimed, story.see(there, unmanaged=(1, 60), known_version=version_before)
+    )
     events = story.see(there, unmanaged=(1, 60), belongs_to="")
     assert only(ActionDecided, events).action.uid == "h1"
 
@@ -96,9 +98,11 @@ def test_a_wait_from_before_a_withdrawal_proves_nothing_of_what_is_undeclared_si
     story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to="")
     story.declare(policy={"adoption": "Adopt"})
     assert story.reason == "AwaitingRead"
-    seen = Observed(CONFIG, "Foo", thing(uid="h1"), "CompleteListing", story.position)
-    shown = replace(seen, exclusive=UnmanagedCount(1, 60), known_version=story.state.version)
-    events = story.turn(Withdrawn(), shown)
+    observation = Observed(CONFIG, "Foo", thing(uid="h1"), "CompleteListing", story.position)
+    later_observation = replace(
+        observation, exclusive=UnmanagedCount(1, 60), known_version=story.state.version
+    )
+    events = story.turn(Withdrawn(), later_observation)
     assert not every(OwnershipClaimed, events)
     assert only(ActionDecided, story.see(thing(uid="h1"), unmanaged=(1, 60))).action.uid == "h1"
 
@@ -126,8 +130,11 @@ def test_the_absence_of_an_undeclared_object_is_recorded_once(another: str):
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to=another)
     assert story.outcome in ("Degraded", "Unowned")
-    gone = Observed(CONFIG, "Foo", None, "CompleteListing", story.position)
-    listings = [replace(gone, exclusive=UnmanagedCount(*count)) for count in ((1, 60), (0, 59))]
+    deleted_observation = Observed(CONFIG, "Foo", None, "CompleteListing", story.position)
+    listings = [
+        replace(deleted_observation, exclusive=UnmanagedCount(*count))
+        for count in ((1, 60), (0, 59))
+    ]
     assert names(story.turn(*listings)) == ["ExternalObserved", "OutcomeRecorded"]
 
 
@@ -237,7 +244,7 @@ def test_what_is_only_observed_of_its_own_namespace_is_compared():
 
 
 @pytest.mark.parametrize(
-    ("named", "shown"),
+    ("named", "expected"),
     [
         ("default/Badge/Foo", "default/Badge/Foo"),
         ("team/Badge/Foo", "a resource in another namespace"),
@@ -245,7 +252,7 @@ def test_what_is_only_observed_of_its_own_namespace_is_compared():
 )
 @pytest.mark.parametrize("evidence", ["another resource has it", "its label"])
 def test_an_undeclared_object_is_shown_as_that_of_the_resource_that_has_it(
-    named: str, shown: str, evidence: str
+    named: str, expected: str, evidence: str
 ):
     """A kind that is defined over another one has its objects in the listings of both."""
     story = Story(configs={CONFIG: SHARED})
@@ -257,8 +264,8 @@ def test_an_undeclared_object_is_shown_as_that_of_the_resource_that_has_it(
     assert not every(OwnershipClaimed, events)
     assert story.outcome == "Unowned"
     assert story.reason == ("OwnedByAnother" if evidence == "its label" else "BelongsToAnother")
-    assert shown in story.outcome_message
-    assert (named in story.outcome_message) == (named == shown)
+    assert expected in story.outcome_message
+    assert (named in story.outcome_message) == (named == expected)
 
 
 def test_the_label_of_another_log_names_no_resource_of_this_one():
@@ -313,12 +320,12 @@ def test_adoption_after_a_creation_with_an_unknown_result_waits_for_a_listing_an
 
 
 def test_a_message_names_no_resource_of_another_namespace():
-    theirs = thing(
+    foreign_object = thing(
         uid="theirs", labels={OWNER_LABEL: owner(LOG_ID, ResourceKey("team", "Block", "y"))}
     )
     story = Story()
     story.declare(policy={"adoption": "Adopt"})
-    story.fail("Conflict", shown=theirs)
+    story.fail("Conflict", shown=foreign_object)
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
     assert "another namespace" in story.outcome_message
     assert "team" not in story.outcome_message

@@ -137,8 +137,8 @@ def _all_bytes_below(folder: Path) -> bytes:
 
 
 def _of(kind: str) -> Manifest:
-    (found,) = (each for each in MANIFESTS if each.kind == kind)
-    return found
+    (manifest,) = (each for each in MANIFESTS if each.kind == kind)
+    return manifest
 
 
 def _file(name: str, content: Any, **more: Any) -> Manifest:

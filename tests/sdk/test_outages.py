@@ -138,7 +138,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
             revision = await rows.save(changes, revision)
             await asyncio.sleep(0.01)  # as the projector does, which gathers for longer
 
-    async with connected(bus.url) as nc, connected(bus.url) as other:
+    async with connected(bus.url) as nc, connected(bus.url) as other_client:
         writer = JetStreamRows(nc)
         revision = 0
         for start in range(0, len(names), 500):
@@ -147,7 +147,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
         writing = asyncio.ensure_future(write_again_and_again(writer, revision))
         async with asyncio.timeout(30):
             for _ in range(15):
-                found = await JetStreamRows(other).matching("status.>")
+                found = await JetStreamRows(other_client).matching("status.>")
                 assert sorted(found) == sorted(names)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

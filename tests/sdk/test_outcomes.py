@@ -10,13 +10,13 @@ from tests.sdk.conftest import Stack, shape
 
 
 async def take(client: Client, count: int, name: str, after: int | None = None) -> list[Outcome]:
-    found: list[Outcome] = []
+    existing_outcomes: list[Outcome] = []
     async with client.outcomes(name=name, after=after) as outcomes:
         async for outcome in outcomes:
-            found.append(outcome)
-            if len(found) == count:
+            existing_outcomes.append(outcome)
+            if len(existing_outcomes) == count:
                 break
-    return found
+    return existing_outcomes
 
 
 async def converge(client: Client, name: str, color: str = "Red") -> Outcome:
@@ -86,8 +86,8 @@ async def test_what_was_before_comes_in_the_order_of_time(client: Client, name: 
         await reject(client, name)
         await converge(client, name, color)
 
-    kept = [each.outcome for each in await take(client, 6, name, after=0)]
-    assert kept == ["Rejected", "Converged"] * 3
+    outcome_names = [each.outcome for each in await take(client, 6, name, after=0)]
+    assert outcome_names == ["Rejected", "Converged"] * 3
 
 
 async def test_rejections_that_were_overtaken_come_again(client: Client, name: str) -> None:
@@ -114,12 +114,12 @@ async def test_durable_stream_remembers_rejections_too(client: Client, name: str
     await reject(client, name)
     await converge(client, name)
 
-    seen: list[str] = []
+    names: list[str] = []
     for _ in range(2):  # each opening deals with one
         async with client.outcomes(name=name, durable=name) as outcomes:
-            seen.append((await anext(outcomes)).outcome)
+            names.append((await anext(outcomes)).outcome)
             await outcomes.ack()
-    assert sorted(seen) == ["Converged", "Rejected"]
+    assert sorted(names) == ["Converged", "Rejected"]
 
 
 async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client, name: str) -> None:
@@ -131,8 +131,8 @@ async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client,
         assert (await anext(outcomes)).generation == 1
         assert (await anext(outcomes)).generation == 2  # not dealt with: nothing is asked after it
     async with (
-        connect(stack.bus_url, source="other") as other,
-        other.outcomes(name=name, durable=name) as outcomes,
+        connect(stack.bus_url, source="other") as other_client,
+        other_client.outcomes(name=name, durable=name) as outcomes,
     ):
         assert (await anext(outcomes)).generation == 2
         await outcomes.ack()

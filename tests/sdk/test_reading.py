@@ -19,9 +19,9 @@ T = TypeVar("T")
 async def until(read: Callable[[], Awaitable[T]], is_right: Callable[[T], object]) -> T:
     """Read until it is right: read models are a moment behind the log."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not is_right(found := await read()):  # noqa: ASYNC110 - asks a server
+        while not is_right(value := await read()):  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.02)
-        return found
+        return value
 
 
 async def replayed(client: Client, *, after: int = 0, name: str = "*") -> list[StoredEvent]:

@@ -42,7 +42,7 @@ class EchoApi:
         self.heard.append(header)
         if request.method == "GET" and request.path == "/shapes":
             # A listing that shows the header as a label: what is seen goes into the log.
-            shown = {"name": "echo", "type": "Square", "color": "Red", "labels": {"seen": header}}
-            return web.json_response({"items": [shown]})
+            shape = {"name": "echo", "type": "Square", "color": "Red", "labels": {"seen": header}}
+            return web.json_response({"items": [shape]})
         detail = f"you sent {header} and {json.dumps(header)}"
         return web.json_response({"title": "no", "detail": detail}, status=self._status)

@@ -54,21 +54,21 @@ class Signed:
 async def by_jwt(tmp_path: Path) -> AsyncIterator[Signed]:
     roles = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     services = [User(name, "service", namespace=name) for name in NAMESPACES]
-    found = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
+    bus = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
     for user in (*roles, *services):
-        found.renew(user.name)
-    await found.bus.start(tmp_path / "nats", extra_config=found.operator.configuration)
-    await found.api.start(tmp_path / "api")
-    yield found
-    await found.api.stop()
-    await found.bus.stop()
+        bus.renew(user.name)
+    await bus.bus.start(tmp_path / "nats", extra_config=bus.operator.configuration)
+    await bus.api.start(tmp_path / "api")
+    yield bus
+    await bus.api.stop()
+    await bus.bus.stop()
 
 
 async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = is_so()
-            if found if isinstance(found, bool) else await found:
+            value = is_so()
+            if value if isinstance(value, bool) else await value:
                 return
             await asyncio.sleep(0.02)
 
@@ -136,8 +136,8 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
                 async with connect_sdk(url, source="t", access=Access(nkey=key)) as client:
                     await client.declare(provider_config(api.url))
                     await client.declare(shape("default", "after"))
-                    done = await client.wait_for("default/Shape/after", generation=1)
-                    assert done.outcome == "Converged"
+                    outcome = await client.wait_for("default/Shape/after", generation=1)
+                    assert outcome.outcome == "Converged"
     finally:
         await api.stop()
         await bus.stop()
@@ -192,14 +192,14 @@ def test_options_come_before_the_environment() -> None:
         "RECONCILER_INBOX_PREFIX": "_INBOX.me",
         "RECONCILER_TLS_CA": "/ca.pem",
     }
-    found = Access().completed(environment)
-    assert (found.credentials, found.inbox_prefix, found.tls_ca) == (
+    access = Access().completed(environment)
+    assert (access.credentials, access.inbox_prefix, access.tls_ca) == (
         Path("/env.creds"),
         "_INBOX.me",
         Path("/ca.pem"),
     )
-    given = Access(nkey=Path("/my.nk")).completed(environment)
-    assert (given.nkey, given.credentials) == (Path("/my.nk"), None)
+    given_access = Access(nkey=Path("/my.nk")).completed(environment)
+    assert (given_access.nkey, given_access.credentials) == (Path("/my.nk"), None)
     with pytest.raises(BusAccessError, match="not both"):
         Access().completed({"RECONCILER_CREDENTIALS": "/a", "RECONCILER_NKEY": "/b"})
     with pytest.raises(BusAccessError, match="requires its certificate"):

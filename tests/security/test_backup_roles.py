@@ -61,12 +61,12 @@ def run_as(empty: EmbeddedServer, tmp_path: Path) -> Run:
 def saved(guarded: Guarded, tmp_path: Path, name: str) -> str:
     """A backup of the running reconciler, made under the user for it."""
     asyncio.run(_declared(guarded, name))
-    before = guarded.violations()
+    violations_before = guarded.violations()
     key = str(guarded.key("backup"))
     file = str(tmp_path / "monday.backup")
     ran = Inside(tmp_path).run("backup", file, "--nkey", key, "--nats-url", guarded.bus.url)
     assert ran.status == 0, ran
-    assert guarded.violations() == before
+    assert guarded.violations() == violations_before
     return file
 
 
@@ -82,8 +82,8 @@ def test_a_backup_is_restored_to_an_empty_server_and_nothing_is_denied(
     ran = run_as("restore", "restore", saved)
     assert ran.status == 0, ran
     assert run_as("restore", "restore", saved).out.endswith("nothing was changed\n")
-    told = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
-    assert " is Converged" in told[-1]["what"]
+    history = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
+    assert " is Converged" in history[-1]["what"]
     assert run_as("backup", "backup", f"{saved}.again").status == 0
     assert violations(empty) == []
 
@@ -117,9 +117,9 @@ def test_who_restores_cannot_replace_a_log(
     assert run_as("installer", "init").status == 0
     ran = run_as("restore", "restore", saved)
     assert (ran.status, ran.out) == (1, "")
-    bus, told = ran.err.splitlines()
+    bus, lines = ran.err.splitlines()
     assert bus.startswith("bus: ")
-    assert "permission denied: user" in told
+    assert "permission denied: user" in lines
     assert violations(empty) != []
     assert run_as("operator", "get", "-A").err == "no resources\n"
     assert run_as("installer", "init").status == 0  # nothing is half done

@@ -31,8 +31,8 @@ def test_the_table_names_all_that_a_role_may_write(principal: Principal) -> None
     else:
         published = principal_permissions(principal, ["user"]).publish
     messages = {each for each in published if not each.startswith(("$JS.", "$SYS."))}
-    told = set(re.findall(r"`([^`]+)`", _row(principal)[2]))
-    assert {re.sub("<([a-z]+)>", r"\1", each) for each in told} == messages
+    documented = set(re.findall(r"`([^`]+)`", _row(principal)[2]))
+    assert {re.sub("<([a-z]+)>", r"\1", each) for each in documented} == messages
 
 
 def test_every_option_and_variable_is_there() -> None:

@@ -259,10 +259,10 @@ async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
     guarded: Guarded, admin: Client, name: str, target: str
 ) -> None:
     """In one account, the acknowledgement of my message would be stored in another's log."""
-    heard: list[str] = []
+    received: list[str] = []
 
     def hear(message: Any) -> None:
-        heard.append(message.subject)
+        received.append(message.subject)
 
     await subscribe(admin, target, hear)
     await admin.flush()
@@ -273,7 +273,7 @@ async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
         await nc.flush()
         await request(nc, f"rec.desired=acme.acme.Shape.{name}", b"{}", timeout=PATIENCE_SECONDS)
     await admin.flush()
-    assert heard == []
+    assert received == []
     assert await last_from_leader(admin, LOG, "log.other.Shape.victim.>") is None
     assert (await stream_state(admin, INTAKE)).first_seq == first
 
@@ -365,8 +365,8 @@ async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
     async with guarded.bus_as("acme") as nc:
         await publish(nc, f"rec.desired=acme.acme.Shape.{name}", json.dumps(event).encode())
         await _decided(admin)
-        letters = await read_subject(admin, DEADLETTERS, "deadletter.intake.acme.>", start_seq=1)
-        reasons = [json.loads(each.payload)["reason"] for each in letters]
+        messages = await read_subject(admin, DEADLETTERS, "deadletter.intake.acme.>", start_seq=1)
+        reasons = [json.loads(each.payload)["reason"] for each in messages]
         (reason,) = [each for each in reasons if f"other/Shape/{name}" in each]
         assert f"published for acme/Shape/{name}" in reason
         event |= {"subject": f"acme/Shape/{name}", "id": f"{name}-2"}
@@ -385,8 +385,8 @@ async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
         "spec": {"type": "Square", "color": "Red"},
     }
     answers: list[Incoming] = []
-    async with guarded.bus_as("acme") as acme, guarded.bus_as("other") as other:
-        await subscribe(other, "_INBOX.other.>", answers.append)
+    async with guarded.bus_as("acme") as acme, guarded.bus_as("other") as other_client:
+        await subscribe(other_client, "_INBOX.other.>", answers.append)
         await subscribe(acme, "_INBOX.acme.>", answers.append)
         for user in ("other", "acme"):
             headers = {"Nats-Msg-Id": f"{name}-{user}", REPLY_HEADER: f"_INBOX.{user}.{name}"}
@@ -397,11 +397,13 @@ async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
                 headers=headers,
             )
         await _decided(admin)
-        await request(other, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)  # behind all answers
+        await request(
+            other_client, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS
+        )  # behind all answers
         await request(acme, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)
-    told = [each for each in answers if each.subject.endswith(name)]
-    assert [each.subject for each in told] == [f"_INBOX.acme.{name}"]
-    answer = json.loads(told[0].data)
+    received = [each for each in answers if each.subject.endswith(name)]
+    assert [each.subject for each in received] == [f"_INBOX.acme.{name}"]
+    answer = json.loads(received[0].data)
     assert (answer["resource"], answer["id"]) == (f"acme/Shape/{name}", f"{name}-acme")
 
 
@@ -410,9 +412,9 @@ async def _decided(admin: Client) -> None:
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = await api_request(admin, f"CONSUMER.LIST.{INTAKE}", {})
+            consumers = await api_request(admin, f"CONSUMER.LIST.{INTAKE}", {})
             if not any(
-                each["num_pending"] or each["num_ack_pending"] for each in found["consumers"]
+                each["num_pending"] or each["num_ack_pending"] for each in consumers["consumers"]
             ):
                 return
             await asyncio.sleep(0.02)

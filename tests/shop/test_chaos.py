@@ -24,7 +24,7 @@ async def test_whatever_is_killed_nothing_is_doubled_left_or_unexplained() -> No
     seed = int(time.time())
     print(f"seed {seed}")
     with short_folder() as folder:
-        seen = await chaos(folder, seed=seed, rounds=ROUNDS)
-    print(seen)
-    assert not seen.found, str(seen)
-    assert seen.done.total() > ROUNDS
+        record = await chaos(folder, seed=seed, rounds=ROUNDS)
+    print(record)
+    assert not record.found, str(record)
+    assert record.done.total() > ROUNDS

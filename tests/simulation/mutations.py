@@ -131,10 +131,10 @@ def _handed_out_three_times_at_most(patch: Patch) -> None:
 
 
 def _acknowledged_before_the_letters(patch: Patch) -> None:
-    async def refuse(self: Any, letters: Sequence[DeadLetter]) -> None:
-        await self._reader.ack([letter.delivery for letter in letters])
+    async def refuse(self: Any, dead_letters: Sequence[DeadLetter]) -> None:
+        await self._reader.ack([letter.delivery for letter in dead_letters])
         with contextlib.suppress(BusError):
-            await publish_rejections(self._sink, letters, self._now())
+            await publish_rejections(self._sink, dead_letters, self._now())
 
     patch.setattr(Decider, "_refuse", refuse)
 
@@ -144,11 +144,11 @@ def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
     really: Any = MemoryIntakeWriter._store  # pyright: ignore[reportPrivateUsage]
 
     def store(self: Any, messages: Sequence[Any]) -> None:
-        before = self._stream.last_position
+        position_before = self._stream.last_position
         try:
             really(self, messages)
         except NotStoredError:
-            if self._stream.last_position == before:
+            if self._stream.last_position == position_before:
                 raise
 
     patch.setattr(MemoryIntakeWriter, "_store", store)
@@ -170,8 +170,8 @@ def _kept_before_the_append(patch: Patch) -> None:
 def _cached_state_without_its_later_events(patch: Patch) -> None:
     def keep(self: Any, loaded: Mapping[ResourceKey, LoadedResource]) -> list[ResourceKey]:
         for key, shape in loaded.items():
-            known = None if shape.cached is None else decode_state(shape.cached)
-            state = fold(shape.events) if known is None else known
+            known_state = None if shape.cached is None else decode_state(shape.cached)
+            state = fold(shape.events) if known_state is None else known_state
             self._kept[key] = KeptResource(state, shape.last_position, state.version)
         return []
 
@@ -297,10 +297,10 @@ def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
     """With the same key, for which the API has kept the conflict."""
     really: Any = result._after_failure  # pyright: ignore[reportPrivateUsage]
 
-    def after_failure(said: Reported, error: ActionError, *rest: Any) -> Any:
-        if error.error_class == "Conflict" and said.object is None:
+    def after_failure(report: Reported, error: ActionError, *rest: Any) -> Any:
+        if error.error_class == "Conflict" and report.object is None:
             error = replace(error, error_class="NotDone")
-        return really(said, error, *rest)
+        return really(report, error, *rest)
 
     patch.setattr(result, "_after_failure", after_failure)
 
@@ -361,13 +361,13 @@ def _absence_from_a_partial_listing(patch: Patch) -> None:
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         listing = ListingAssembler(ListingBegan(config_name, kind, as_of), self._now())
-        seen: dict[str, ExternalObject] = {}
+        objects: dict[str, ExternalObject] = {}
         try:
             async for page in provider.pages(config.scope, page_size=config.limits.page_size):
-                seen |= {each.name: each for each in page}
+                objects |= {each.name: each for each in page}
         except ProviderError:
             pass
-        return await self.publish_changes(listing, seen, provider)
+        return await self.publish_changes(listing, objects, provider)
 
     patch.setattr(Observer, "list_once", list_once)
 
@@ -382,9 +382,9 @@ def _stale_observations_believed(patch: Patch) -> None:
 def _grace_ignored(patch: Patch) -> None:
     really: Any = observation._is_stale  # pyright: ignore[reportPrivateUsage]
 
-    def is_stale(said: Observed, command: Any, state: Any, context: Any) -> bool:
+    def is_stale(reported_observation: Observed, command: Any, state: Any, context: Any) -> bool:
         forgetful = replace(state, actions=replace(state.actions, effect_at=None))
-        return really(said, command, forgetful, context)
+        return really(reported_observation, command, forgetful, context)
 
     patch.setattr(observation, "_is_stale", is_stale)
 
@@ -519,10 +519,10 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
 
 def _what_is_not_ours_is_removed(patch: Patch) -> None:
     def not_ours(situation: Any) -> Any:
-        found, place = situation.compared.existing, situation.state.observed.provider_config
-        if found is None:
+        existing, place = situation.compared.existing, situation.state.observed.provider_config
+        if existing is None:
             return _really_not_ours(situation)
-        return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", place)
+        return OwnershipClaimed(existing.name, existing.uid, "ExclusiveScope", place)
 
     patch.setattr(next_step, "_conclude_unowned", not_ours)
 
@@ -531,9 +531,9 @@ _really_not_ours: Any = next_step._conclude_unowned  # pyright: ignore[reportPri
 
 
 def _everything_is_adopted(patch: Patch) -> None:
-    def take_over(_policy: Any, found: ExternalObject, situation: Any) -> Any:
+    def take_over(_policy: Any, existing: ExternalObject, situation: Any) -> Any:
         place = situation.state.observed.provider_config
-        return OwnershipClaimed(found.name, found.uid, "Adopted", place)
+        return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
 
     patch.setattr(next_step, "_adopt", take_over)
 

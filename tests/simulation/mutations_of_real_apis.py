@@ -29,7 +29,7 @@ from tests.simulation.provider import SimulatedProvider
 
 def _nothing_is_ever_due(patch: Patch) -> None:
     def never(
-        _seen: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Conclusion
+        observed_object: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Conclusion
     ) -> Step:
         return otherwise
 
@@ -40,10 +40,10 @@ def _due_by_the_deciders_own_clock(patch: Patch) -> None:
     really = renewal.renewal_step
 
     def renewal_step(
-        seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
+        observed_object: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
     ) -> Step:
         without = replace(situation.context, bus_time=None)
-        return really(seen, spec, replace(situation, context=without), otherwise)
+        return really(observed_object, spec, replace(situation, context=without), otherwise)
 
     patch.setattr(next_step, "renewal_step", renewal_step)
 
@@ -63,18 +63,18 @@ def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
 # --- readiness
 
 
-def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+def _always_ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
     return READY
 
 
 def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
     really: Any = vars(next_step)["_conclude_as_declared"]
 
-    def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
+    def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
         always = dataclasses.replace(situation.kind, ready=_always_ready)
         if situation.state.retiring is not None:
             situation = replace(situation, kind=always)
-        return really(seen, spec, situation)
+        return really(observed_object, spec, situation)
 
     patch.setattr(next_step, "_conclude_as_declared", as_declared)
 
@@ -82,12 +82,15 @@ def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
 def _readiness_is_told_once(patch: Patch) -> None:
     really: Any = vars(next_step)["_conclude_as_declared"]
 
-    def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
-        step = really(seen, spec, situation)
+    def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
+        step = really(observed_object, spec, situation)
         last = situation.state.outcome
         if isinstance(step, Conclusion) and last is not None and last.outcome == "Converged":
-            told = next(each for each in last.conditions if each.type == "Ready")
-            return replace(step, ready=Readiness(told.status == "True", told.reason, told.message))
+            condition = next(each for each in last.conditions if each.type == "Ready")
+            return replace(
+                step,
+                ready=Readiness(condition.status == "True", condition.reason, condition.message),
+            )
         return step
 
     patch.setattr(next_step, "_conclude_as_declared", as_declared)
@@ -128,7 +131,7 @@ def _objects_are_known_by_their_names(patch: Patch) -> None:
 
 
 def _what_was_made_before_a_refusal_is_nobodys(patch: Patch) -> None:
-    def never(_found: ExternalObject | None, _action: Action, _context: Context) -> bool:
+    def never(existing: ExternalObject | None, _action: Action, _context: Context) -> bool:
         return False
 
     patch.setattr(result, "_is_partial_creation", never)

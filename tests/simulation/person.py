@@ -44,12 +44,12 @@ def _label_what_is_ours(world: World, key: ResourceKey) -> None:
     A person can know, from the API's side.
     """
     label = owner(LOG_ID, key)
-    for place, found in list(world.api.objects.items()):
-        if found.name != key.name:
+    for place, existing in list(world.api.objects.items()):
+        if existing.name != key.name:
             continue
-        if found.uid in world.checks.ledger.made:
-            world.tell(f"PERSON {key}: {found.uid} is ours")
+        if existing.uid in world.checks.ledger.made:
+            world.tell(f"PERSON {key}: {existing.uid} is ours")
             world.api.human_labels(place, {OWNER_LABEL: label})
-        elif found.labels.get(OWNER_LABEL) == label:
-            world.tell(f"PERSON {key}: {found.uid} has a copy of the label")
+        elif existing.labels.get(OWNER_LABEL) == label:
+            world.tell(f"PERSON {key}: {existing.uid} has a copy of the label")
             world.api.human_strips_labels(place)

@@ -364,16 +364,16 @@ def decode_plan(payload: bytes) -> Plan:
 
 def lines(plan: Plan) -> list[str]:
     """Describe a plan for people, one line a step."""
-    shown = [
+    text_lines = [
         f"seed {plan.seed}, {plan.seconds:g} s, API {_told(plan.api)}, limits {_told(plan.limits)}"
     ]
-    shown += [
+    text_lines += [
         f"process {each.name}: {'+'.join(each.roles)}"
         + (f", clock {each.clock_seconds:+g} s" if each.clock_seconds else "")
         for each in plan.processes
     ]
-    shown += [f"{step.at:8.3f}  {told(step)}" for step in plan.steps]
-    return shown
+    text_lines += [f"{step.at:8.3f}  {told(step)}" for step in plan.steps]
+    return text_lines
 
 
 def told(step: Step) -> str:

@@ -131,14 +131,14 @@ def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.Monke
     defect.put_in(monkeypatch)
 
     def fails(plan: Plan) -> str | None:
-        found = run(plan).violations
-        return found[0] if found else None
+        violations = run(plan).violations
+        return violations[0] if violations else None
 
     whole = plan_of(noticed[0])
     smallest = shrink(whole, fails)
-    told = fails(smallest)
-    assert told is not None
-    assert sort_of(told) == sort_of(noticed[1].violations[0])
+    message = fails(smallest)
+    assert message is not None
+    assert sort_of(message) == sort_of(noticed[1].violations[0])
     assert len(smallest.steps) <= 8 < len(whole.steps) / 4
 
 

@@ -344,10 +344,10 @@ def services_watched(world: World) -> Generator[None]:
     structlog.configure(
         processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
     )
-    ours = decider_module.decide
+    original_decide = decider_module.decide
     decider_module.decide = world.checks.turns.decide
     try:
         yield
     finally:
-        decider_module.decide = ours
+        decider_module.decide = original_decide
         structlog.configure(**configured)

@@ -140,7 +140,7 @@ class RecordsProvider(NamedObjects[_Record]):
     async def find(self, external_name: str) -> _Record | None:
         """Read a record."""
         response = await self._api.find(_path(external_name), confirm=self._confirm_zone)
-        return None if response is None else _shown(response, external_name)
+        return None if response is None else _decode_record(response, external_name)
 
     async def create_object(self, action: Action) -> _Record:
         """Create a record unless the name exists."""
@@ -215,7 +215,7 @@ class RecordsProvider(NamedObjects[_Record]):
             )
         if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
             raise refusal(response)
-        return _shown(response, action.external_name)
+        return _decode_record(response, action.external_name)
 
     async def _confirm_zone(self) -> None:
         """Read a page of the zone before a 404 counts as absence: any gateway can return 404."""
@@ -234,7 +234,7 @@ def _path(external_name: str) -> str:
     return f"/records/{path_segment(external_name, name_problem)}"
 
 
-def _shown(response: Response, external_name: str) -> _Record:
+def _decode_record(response: Response, external_name: str) -> _Record:
     return decode_object(external_name, response, _record_decoder)
 
 

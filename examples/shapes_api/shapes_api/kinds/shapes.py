@@ -129,12 +129,12 @@ class ShapesProvider:
         """Replace a shape that is still the action's, at the action's version."""
         version, read_at = action.version, None
         if action.uid is not None or version is None:
-            found = await self.read(action.external_name)
+            existing = await self.read(action.external_name)
             read_at = time.monotonic()
-            if found is None:
+            if existing is None:
                 raise NotFoundError(f"shape {action.external_name!r} does not exist")
-            check_uid(found, action)
-            version = version or found.version
+            check_uid(existing, action)
+            version = version or existing.version
         response = await self._api.call(
             "PUT",
             _path(action.external_name),
@@ -150,11 +150,11 @@ class ShapesProvider:
         """Delete a shape that is still the action's."""
         read_at = None
         if action.uid is not None:
-            found = await self.read(action.external_name)
+            existing = await self.read(action.external_name)
             read_at = time.monotonic()
-            if found is None:
+            if existing is None:
                 return Effect(object=None, absent=True)
-            check_uid(found, action)
+            check_uid(existing, action)
         response = await self._api.call(
             "DELETE", _path(action.external_name), headers=_headers(action), read_at=read_at
         )
@@ -176,7 +176,7 @@ class ShapesProvider:
         response = await self._api.find(
             _path(external_name), confirm=partial(self._confirm_absence, external_name)
         )
-        return None if response is None else _shown(response, external_name)
+        return None if response is None else _decode_object(response, external_name)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -209,7 +209,7 @@ class ShapesProvider:
         Raises ``ProviderError`` if it does not.
         """
         page = await self._page([("prefix", external_name), ("limit", "1")], "")
-        if any(thing.name == external_name for thing in page.objects):
+        if any(existing.name == external_name for existing in page.objects):
             raise NotDoneError(f"shape {external_name!r} is listed, but reading it returned 404")
 
     async def _refused(self, response: Response, action: Action) -> ProviderError:
@@ -250,11 +250,11 @@ def _body(action: Action) -> bytes:
 
 
 def _effect(response: Response, action: Action) -> Effect:
-    thing = _shown(response, action.external_name)
-    return Effect(object=thing, replayed=_is_replay(response))
+    shape = _decode_object(response, action.external_name)
+    return Effect(object=shape, replayed=_is_replay(response))
 
 
-def _shown(response: Response, external_name: str) -> ExternalObject:
+def _decode_object(response: Response, external_name: str) -> ExternalObject:
     return decode_object(external_name, response, _shape_decoder).as_object()
 
 
