@@ -109,17 +109,10 @@ def test_where_nobody_has_looked_under_the_new_definition_nothing_is_written_or_
 def test_an_object_of_a_form_that_nobody_expected_is_a_strangers_and_ends_no_listing():
     protocol = Protocol(msgspec.convert(manifest("address")["spec"], KindDefinitionSpec))
     odd = {"name": "x.example.org.", "type": "A", "records": [1], "comments": [7], "ttl": []}
-<<<<<<< HEAD
     assert protocol.is_of_kind(odd)
-    seen = protocol.convert(odd)
-    assert (seen.name, seen.uid, seen.labels) == ("x", None, {})
-    assert seen.fields == {"ttl": [], "records": [1]}
-=======
-    assert protocol.is_one(odd)
-    observed_object = protocol.seen(odd)
+    observed_object = protocol.convert(odd)
     assert (observed_object.name, observed_object.uid, observed_object.labels) == ("x", None, {})
     assert observed_object.fields == {"ttl": [], "records": [1]}
->>>>>>> 7a16a15cf533c2bcde9a2e123de5eafcccbb8394
 
 
 def test_what_need_not_be_declared_is_left_to_others_and_shown_as_nothing():
