@@ -19,7 +19,7 @@ from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
 from reconciler.cli.explain import explanation_of
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.provider.lazy import LazyProvider
 from reconciler.resource.decide import decide
@@ -344,7 +344,7 @@ def test_a_text_that_speaks_of_children_is_no_mention():
 def test_no_kind_is_defined_over_one_that_is_made_of_others():
     over = {**SPEC, "over": "Palette", "composition": None}
     with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is a composed kind"):
-        defined(KindRegistry([PALETTE]), "Trio", over, 1)
+        build_defined_kind(KindRegistry([PALETTE]), "Trio", over, 1)
 
 
 def test_a_name_leaves_room_for_those_of_its_parts():
@@ -355,7 +355,7 @@ def test_a_name_leaves_room_for_those_of_its_parts():
     with pytest.raises(
         InvalidManifestError, match="is too long, because the names of sets contain it"
     ):
-        defined(KindRegistry([]), "T" * 62, SPEC, 1)
+        build_defined_kind(KindRegistry([]), "T" * 62, SPEC, 1)
 
 
 # --- declarations that cannot work
@@ -596,7 +596,7 @@ def test_a_replay_and_a_withdrawal_need_no_expression():
     assert isinstance(told.kind, DefinedKind)
     assert told.kind.composition is not None
     composed = replace(told.kind.composition, composes=never)
-    told.kind = replace(told.kind, beneath=composed, maps=never, is_withdrawn=True)
+    told.kind = replace(told.kind, base=composed, maps=never, is_withdrawn=True)
     state = NEW
     for each in told.log:
         state = evolve(state, each)
