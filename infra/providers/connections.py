@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         """Send a request and wait for its complete response. A failed connection is closed.
 
         ``deadline``: by the loop's clock. Raises ``NotSentError``, ``TimeoutError``,
-        ``ConnectionCutError`` or ``UnusableAnswerError``.
+        ``ConnectionCutError`` or ``InvalidResponseError``.
         """
         loop = asyncio.get_running_loop()
         self._response = loop.create_future()
@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
     # --- internals
 
     def _take(self, size: int) -> None:
-        """Count received or unpacked bytes. Raises ``UnusableAnswerError`` above a limit."""
+        """Count received or unpacked bytes. Raises ``InvalidResponseError`` above a limit."""
         self._received_bytes += size
         self._received_size.size += size
         if self._received_bytes > MAX_BODY_BYTES:
@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
             raise _build_header_error()
 
     async def _unpack_body(self, received: Received, deadline: float) -> Received:
-        """Unpack a body, in slices. Raises ``TimeoutError`` and ``UnusableAnswerError``."""
+        """Unpack a body, in slices. Raises ``TimeoutError`` and ``InvalidResponseError``."""
         loop = asyncio.get_running_loop()
         slices: list[bytes] = []
         packed_bytes, self._received_bytes = self._received_bytes, 0  # a separate limit
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
 def _is_packed(received: Received) -> bool:
     """Return whether a body is packed.
 
-    Raises ``UnusableAnswerError`` for an encoding not offered.
+    Raises ``InvalidResponseError`` for an encoding not offered.
     """
     encoding = received.headers.get("content-encoding", "").lower()
     if not received.content or encoding in _UNPACKED:
@@ -341,7 +341,7 @@ class Connections:
     ``guard`` judges the addresses of the host at each resolution.
 
     ``socket_path``: a local socket instead of host and port. ``tls`` is None for a plain
-    connection. ``connecting_seconds``: time limit for a connection. ``kept_seconds``: time during
+    connection. ``connecting_seconds``: time limit for a connection. ``idle_seconds``: time during
     which an idle one is used again.
     """
 

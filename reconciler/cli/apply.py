@@ -29,7 +29,7 @@ from reconciler.cli.results import (
     wait_for_results,
 )
 from reconciler.errors import UnknownKindError
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.state import PLAN_OUTDATED
 from reconciler.sdk.client import Client
@@ -261,7 +261,7 @@ def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool =
             if not others_pass or kinds.find(kind) is not None or _seems_misspelt(kind, kinds):
                 kinds.check(read.manifest)
             if read.key.kind == KIND_DEFINITION_KIND:
-                kinds.define(defined(kinds, read.key.name, read.manifest.spec, 1))
+                kinds.define(build_defined_kind(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:
             all_the_same = others_pass and isinstance(error, UnknownKindError)
             hint = " (use --validate server to send it anyway)" if all_the_same else ""

@@ -39,7 +39,7 @@ class LazyProvider:
 
         Raises ``MissingExtraError`` if a library of the extra is not installed.
         """
-        with _explained(self.target, self.extra):
+        with _explain_import_error(self.target, self.extra):
             return _import(self.target)(config, secrets, permit, **dict(self.options))
 
 
@@ -54,7 +54,7 @@ def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
 
 def load(target: str, *, extra: str) -> Any:
     """Import what ``module:name`` names; raises ``MissingExtraError``."""
-    with _explained(target, extra):
+    with _explain_import_error(target, extra):
         return _import(target)
 
 
@@ -82,7 +82,7 @@ def _import(target: str) -> Any:
 
 
 @contextmanager
-def _explained(target: str, extra: str) -> Generator[None]:
+def _explain_import_error(target: str, extra: str) -> Generator[None]:
     """Turn the ``ImportError`` of a library into a ``MissingExtraError``."""
     try:
         yield
@@ -103,8 +103,8 @@ def _explained(target: str, extra: str) -> Generator[None]:
 def _distributions(extra: str) -> Generator[str]:
     """Return the requirements of an extra, from the metadata of the installed distribution."""
     for requirement in requires(DISTRIBUTION) or ():
-        found = _REQUIREMENT.match(requirement)
-        if found is None or found["extra"] != extra:
+        match = _REQUIREMENT.match(requirement)
+        if match is None or match["extra"] != extra:
             continue
-        if sys.platform != "win32" or _NOT_ON_WINDOWS.search(found["marker"]) is None:
-            yield found["name"]
+        if sys.platform != "win32" or _NOT_ON_WINDOWS.search(match["marker"]) is None:
+            yield match["name"]

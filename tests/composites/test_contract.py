@@ -57,9 +57,9 @@ class TestComposedContract(ProviderContract):
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         return action(operation, name, {} if fields is None else self.content(name, fields))
 
-    async def made(self, provider: Provider, name: str) -> ExternalObject:
+    async def create_one(self, provider: Provider, name: str) -> ExternalObject:
         """Create an object, and wait until something is told of each of its parts."""
-        existing = await super().made(provider, name)
+        existing = await super().create_one(provider, name)
         while any(each.outcome == "Pending" for each in children_of(existing).values()):
             await asyncio.sleep(0.02)
             existing_composite = await provider.read(name)

@@ -19,7 +19,7 @@ from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
 from reconciler.cli.explain import explanation_of
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.provider.lazy import LazyProvider
 from reconciler.resource.decide import decide
@@ -356,7 +356,7 @@ def test_a_text_that_speaks_of_children_is_no_mention():
 def test_no_kind_is_defined_over_one_that_is_made_of_others():
     over = {**SPEC, "over": "Palette", "composition": None}
     with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is a composed kind"):
-        defined(KindRegistry([PALETTE]), "Trio", over, 1)
+        build_defined_kind(KindRegistry([PALETTE]), "Trio", over, 1)
 
 
 def test_a_name_leaves_room_for_those_of_its_parts():
@@ -367,7 +367,7 @@ def test_a_name_leaves_room_for_those_of_its_parts():
     with pytest.raises(
         InvalidManifestError, match="is too long, because the names of sets contain it"
     ):
-        defined(KindRegistry([]), "T" * 62, SPEC, 1)
+        build_defined_kind(KindRegistry([]), "T" * 62, SPEC, 1)
 
 
 # --- declarations that cannot work
@@ -612,7 +612,7 @@ def test_a_replay_and_a_withdrawal_need_no_expression():
     assert isinstance(story.kind, DefinedKind)
     assert story.kind.composition is not None
     composed = replace(story.kind.composition, composes=never)
-    story.kind = replace(story.kind, beneath=composed, maps=never, is_withdrawn=True)
+    story.kind = replace(story.kind, base=composed, maps=never, is_withdrawn=True)
     state = NEW
     for each in story.log:
         state = evolve(state, each)

@@ -44,7 +44,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProvider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from tests.caddy import SERVERS, Hands, put, read_file, stored
 from tests.hostile_server import measured_loop
@@ -95,7 +95,9 @@ async def read_route(routes: Provider, name: str) -> ExternalObject:
 
 
 async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> ExternalObject:
-    effect = await routes.update(upon(action("Update", thing.name, declared(**fields)), thing))
+    effect = await routes.update(
+        with_version_of(action("Update", thing.name, declared(**fields)), thing)
+    )
     assert effect.object is not None
     return effect.object
 
@@ -201,7 +203,7 @@ async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_says_wh
     is_ready, reason, message = ROUTE.ready(second.fields, second)
     assert (is_ready, reason) == (False, "Shadowed")
     assert message == "route 'first' matches the same host and path, and takes precedence"
-    await routes.delete(upon(action("Delete", "first", {}), first))
+    await routes.delete(with_version_of(action("Delete", "first", {}), first))
     assert ROUTE.ready(second.fields, await read_route(routes, "second")).is_ready
     nobody = await create_route(routes, "nobody", hosts=["c.example.org"], backends=[])
     assert ROUTE.ready(nobody.fields, nobody).reason == "NoBackends"
@@ -326,7 +328,7 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
         await create_route(routes, "nested")
     routes_before = await hands.sees(f"{SERVERS}/http/routes")
     own_route = await create_route(routes, "ours")
-    await routes.delete(upon(action("Delete", "ours", {}), own_route))
+    await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))
     assert await hands.sees(f"{SERVERS}/http/routes") == routes_before
     adopted = await updated(routes, objects["theirs"])
     assert adopted.uid == objects["theirs"].uid
@@ -425,7 +427,7 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
     bad = action("Update", "ours", {**own_route.fields, "balancing": "nonesuch"})
     with pytest.raises(RefusedError, match=r"selection_policies\.nonesuch") as caught:
-        await routes.update(upon(bad, own_route))
+        await routes.update(with_version_of(bad, own_route))
     assert caught.value.status == 400, "it says nothing against Caddy's health"
     with pytest.raises(RefusedError):
         await routes.create(msgspec.structs.replace(bad, external_name="new", operation="Create"))
@@ -517,7 +519,7 @@ async def test_a_certificate_comes_and_goes_with_its_route(
     assert (await updated(routes, await read_route(routes, "ours"), **_tls(tls))).fields[
         "differences"
     ] == []
-    await routes.delete(upon(action("Delete", "ours", {}), mended))
+    await routes.delete(with_version_of(action("Delete", "ours", {}), mended))
     assert await hands.find("ours:certificate") is None
 
 
@@ -585,7 +587,7 @@ async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(
                 await hands.does("PUT", "/config/apps/tls", content)
             own_route = await create_route(routes, f"ours-{number}", **_tls(tls))
             assert own_route.fields["differences"] == []
-            await routes.delete(upon(action("Delete", own_route.name, {}), own_route))
+            await routes.delete(with_version_of(action("Delete", own_route.name, {}), own_route))
     finally:
         await hands.does("PATCH", "/config/apps/tls", config_before)
 
@@ -598,7 +600,7 @@ async def test_a_certificate_that_was_left_behind_goes_when_its_route_is_withdra
     )
     await hands.does("DELETE", "/id/ours")
     assert await routes.read("ours") is None
-    assert (await routes.delete(upon(action("Delete", "ours", {}), own_route))).absent
+    assert (await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))).absent
     assert await hands.find("ours:certificate") is None
 
 

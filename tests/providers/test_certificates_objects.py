@@ -42,7 +42,7 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.contract import action, is_cut, upon
+from reconciler.provider.contract import action, is_cut, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.acme_gate import AcmeGate, acme_gate
@@ -94,7 +94,7 @@ def create(fields: Fields = WEB, name: str = "web") -> Action:
 
 
 def update(observed_certificate: ExternalObject, fields: Fields = WEB) -> Action:
-    return upon(
+    return with_version_of(
         action("Update", observed_certificate.name, CERTIFICATE.checked_fields(fields)),
         observed_certificate,
     )
@@ -446,7 +446,7 @@ async def test_another_folder_moves_the_files_and_needs_no_order(
     assert moved.outputs["serial"] == previous_certificate.outputs["serial"]
     assert [each.name for each in (root / "web").iterdir()] == ["others"]
     assert (root / "shop/tls/tls.key").exists()
-    await provider.delete(upon(action("Delete", "web", {}), moved))
+    await provider.delete(with_version_of(action("Delete", "web", {}), moved))
     assert not (root / "shop/tls").exists()
     assert list((root / STORE / "certificates").iterdir()) == []
 
@@ -508,7 +508,7 @@ async def test_nothing_is_made_within_the_directory_of_another_certificate(
     # A certificate may move within its own directory, and beside another one.
     observed_certificate = await read_certificate(provider, "first")
     inner = CERTIFICATE.checked_fields({**WEB, "folder": "one/tls/inner"})
-    await provider.update(upon(action("Update", "first", inner), observed_certificate))
+    await provider.update(with_version_of(action("Update", "first", inner), observed_certificate))
     assert leaf(root / "one/tls/inner")
     await provider.create(create({**WEB, "folder": "one/web"}, "second"))
 
@@ -519,7 +519,7 @@ async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_a
     authority = await make_issuer(root, "own", OWN_CA)
     previous_certificate = await create_certificate(provider)
     async with issuers_in(root) as issuers:
-        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), authority)
+        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), authority)
         again = msgspec.structs.replace(again, purpose="Renew")
         renewed = (await issuers.update(again)).object
         assert renewed is not None
@@ -535,7 +535,7 @@ async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_a
         )
         assert (root / "web/ca.crt").read_text() == renewed.outputs["certificate"]
 
-        await issuers.delete(upon(action("Delete", "own", {}), renewed))
+        await issuers.delete(with_version_of(action("Delete", "own", {}), renewed))
     other_certificate = await make_issuer(root, "own", OWN_CA)
     now = await read_certificate(provider)
     assert "OtherAuthority" in now.fields["problems"]
@@ -564,7 +564,7 @@ async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
     for name, revokes in (("kept", False), ("taken-back", True)):
         effect = await provider.create(create({**WEB, "revokeOnDelete": revokes}, name))
         assert effect.object is not None
-        await provider.delete(upon(action("Delete", name, {}), effect.object))
+        await provider.delete(with_version_of(action("Delete", name, {}), effect.object))
         async with issuers_in(root) as issuers:
             own = await issuers.read("own")
         assert own is not None
@@ -587,7 +587,7 @@ async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_ane
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["KeyMissing"]
-        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
         with pytest.raises(RefusedError, match="its key is missing"):
             await issuers.update(again)
     assert authority.uid == now.uid
@@ -603,7 +603,7 @@ async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["CertificateMissing"]
-        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
         mended = (await issuers.update(again)).object
     assert mended is not None
     assert mended.fields["problems"] == []
@@ -897,7 +897,7 @@ async def test_what_is_withdrawn_is_revoked_at_the_authority_and_once_more_is_no
 ) -> None:
     await use(root, gate)
     observed_certificate = await create_certificate(provider, {**OVER_ACME, "revokeOnDelete": True})
-    delete = upon(action("Delete", "web", {}), observed_certificate)
+    delete = with_version_of(action("Delete", "web", {}), observed_certificate)
     for step in range(1, 10):
         if not await is_cut(step, provider.delete(delete)):
             break

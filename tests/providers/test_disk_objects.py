@@ -39,7 +39,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.disks import MIB, growth_problem, remaining_mounts, run
@@ -98,7 +98,7 @@ class Case:
 
     async def changes(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
         provider = self.disks if "sizeBytes" in thing.fields else self.attachments
-        update = upon(action("Update", thing.name, {**thing.fields, **spec}), thing)
+        update = with_version_of(action("Update", thing.name, {**thing.fields, **spec}), thing)
         if provider is self.disks:
             labels = {**update.labels, OWNER_LABEL: OWNER}
             update = msgspec.structs.replace(update, labels=labels)
@@ -108,7 +108,7 @@ class Case:
 
     async def deletes(self, thing: ExternalObject) -> None:
         provider = self.disks if "sizeBytes" in thing.fields else self.attachments
-        await provider.delete(upon(action("Delete", thing.name, {}), thing))
+        await provider.delete(with_version_of(action("Delete", thing.name, {}), thing))
 
     def marks(self, name: str = "data") -> None:
         """Write into the filesystem of an image what no other test writes."""
@@ -837,9 +837,11 @@ async def test_a_worker_that_was_held_up_leaves_alone_what_has_the_name_by_now(
         await case.attached()
 
     late = (
-        case.attachments.update(upon(action("Update", "data", {**old.fields, **spec}), old))
+        case.attachments.update(
+            with_version_of(action("Update", "data", {**old.fields, **spec}), old)
+        )
         if spec
-        else case.attachments.delete(upon(action("Delete", "data", {}), old))
+        else case.attachments.delete(with_version_of(action("Delete", "data", {}), old))
     )
     await held_up(step, another, late)
     existing = await case.attachment()
@@ -947,7 +949,7 @@ async def test_an_attachment_that_is_killed_between_any_two_steps_is_mounted_onc
 
     for step in range(1, 20):
         disk = await case.attachment(f"disk-{step:02}")
-        delete = upon(action("Delete", disk.name, {}), disk)
+        delete = with_version_of(action("Delete", disk.name, {}), disk)
         if call(case, "Attachment", delete, step) is not None:
             assert step > 4
             break
@@ -963,7 +965,7 @@ async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case
         disk = await case.create_disk(f"disk-{step:02}")
         case.marks(disk.name)
         fields = {**disk.fields, "sizeBytes": 16 * MIB, "label": "grown"}
-        update = upon(action("Update", disk.name, fields), disk)
+        update = with_version_of(action("Update", disk.name, fields), disk)
         if call(case, "Disk", update, step) is not None:
             assert step > 5
             break
@@ -972,7 +974,7 @@ async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case
         if again.error:  # its own beginning is another version: decided anew
             assert again.error.startswith("ConflictError")
             now = await case.disk(disk.name)
-            again = call(case, "Disk", upon(action("Update", disk.name, fields), now))
+            again = call(case, "Disk", with_version_of(action("Update", disk.name, fields), now))
             assert again is not None
         assert again.object is not None, again.error
         assert again.object.fields == fields
@@ -1047,7 +1049,7 @@ async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
 ) -> None:
     disk, resize = await case.create_disk(), slow("resize2fs")
     case.marks()
-    update = upon(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
+    update = with_version_of(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
     await killed_within(case, Call("Disk", case.root.as_uri(), update), resize)
     for change in (case.changes(disk, sizeBytes=32 * MIB), case.deletes(disk), case.attached()):
         with pytest.raises(NotDoneError, match="another call is still using disk 'data'"):
@@ -1073,7 +1075,7 @@ async def test_a_growth_that_takes_longer_than_a_call_may_goes_on(
     impatient = DisksProvider(
         ProviderConfigSpec("disks", case.root.as_uri(), limits=limits), Secrets(), CallPermit()
     )
-    update = upon(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
+    update = with_version_of(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
     with pytest.raises(UnknownResultError, match="did not respond before the timeout"):
         await impatient.update(update)
     resize.go_on()

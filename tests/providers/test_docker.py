@@ -35,7 +35,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import LoggingProvider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import ProviderContract, action, listing, upon
+from reconciler.provider.contract import ProviderContract, action, listing, with_version_of
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import SecretKey, Secrets
 from tests.engines import TestEngine
@@ -104,7 +104,7 @@ class Case:
         return effect.object
 
     async def updated(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
-        update = upon(action("Update", thing.name, self.fields(**spec)), thing)
+        update = with_version_of(action("Update", thing.name, self.fields(**spec)), thing)
         effect = await self.containers.update(update)
         assert effect.object is not None
         return effect.object
@@ -261,7 +261,7 @@ async def test_a_container_that_was_renamed_is_deleted_by_its_id(case: Case) -> 
     container = await case.create_container()
     case.hands.post(f"/containers/{case.prefix}/rename", name=f"{case.prefix}-away")
     assert await case.containers.read(case.prefix) is None
-    await case.containers.delete(upon(action("Delete", container.name, {}), container))
+    await case.containers.delete(with_version_of(action("Delete", container.name, {}), container))
     assert case.hands.containers(case.prefix) == []
 
 
@@ -366,8 +366,10 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     assert half is not None
     assert half.written_by == create.idempotency_key
     with pytest.raises(NotDoneError, match=r"already allocated|already in use"):
-        await case.containers.update(upon(action("Update", half.name, create.fields), half))
-    await case.containers.delete(upon(action("Delete", first.name, {}), first))
+        await case.containers.update(
+            with_version_of(action("Update", half.name, create.fields), half)
+        )
+    await case.containers.delete(with_version_of(action("Delete", first.name, {}), first))
     effect = await case.containers.create(create)
     assert effect.replayed
     assert as_declared(effect.object, create.fields)
@@ -406,7 +408,9 @@ async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case
     assert half is not None
     assert caught.value.obstacle == half, "what is there is said, so that it is ours"
     with pytest.raises(RefusedError, match="/nope"):
-        await case.containers.update(upon(action("Update", half.name, create.fields), half))
+        await case.containers.update(
+            with_version_of(action("Update", half.name, create.fields), half)
+        )
     small = action("Create", f"{case.prefix}-small", {**case.fields(), "memoryBytes": 1})
     with pytest.raises(RefusedError, match=r"Minimum memory|minimum"):
         await case.containers.create(small)
@@ -502,11 +506,11 @@ async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(ca
     ).object
     assert container is not None
     user = await case.create_container("-user", mounts=[{"target": "/d", "source": case.prefix}])
-    delete = upon(action("Delete", case.prefix, {}), container)
+    delete = with_version_of(action("Delete", case.prefix, {}), container)
     with pytest.raises(NotDoneError, match=f"is in use by {user.name}; ") as caught:
         await case.volumes.delete(delete)
     assert caught.value.status == 409
-    await case.containers.delete(upon(action("Delete", user.name, {}), user))
+    await case.containers.delete(with_version_of(action("Delete", user.name, {}), user))
     assert not (await case.volumes.delete(delete)).absent
 
 

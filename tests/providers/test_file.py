@@ -49,7 +49,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.contract import ProviderContract, action, listing, upon
+from reconciler.provider.contract import ProviderContract, action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences, merge_desired
 
@@ -97,7 +97,7 @@ def create(name: str = "etc/app.ini", fields: Fields = PLAIN):
 
 
 def update(file: ExternalObject, fields: Fields):
-    return upon(action("Update", file.name, FILE.checked_fields(fields)), file)
+    return with_version_of(action("Update", file.name, FILE.checked_fields(fields)), file)
 
 
 async def create_file(files: FileProvider, name: str = "etc/app.ini", fields: Fields = PLAIN):
@@ -196,7 +196,7 @@ async def test_a_file_is_as_declared_and_its_folders_are_made(
 
 async def test_a_deletion_leaves_the_folders(files: FileProvider, root: Path) -> None:
     file = await create_file(files)
-    await files.delete(upon(action("Delete", file.name, {}), file))
+    await files.delete(with_version_of(action("Delete", file.name, {}), file))
     assert (root / "etc").is_dir()
 
 
@@ -247,7 +247,7 @@ async def test_what_others_keep_of_a_file_is_not_written_over(
     changed = await read_file(files)
     desired = Wanted(FILE.checked_fields(PLAIN), {}, ignored=frozenset({"content"}))
     fields, _labels = merge_desired(desired, changed, FILE.normalize)
-    write = upon(action("Update", file.name, {**fields, "mode": "0640"}), changed)
+    write = with_version_of(action("Update", file.name, {**fields, "mode": "0640"}), changed)
     await files.update(msgspec.structs.replace(write, labels={}))
 
     now = await read_file(files)
@@ -297,7 +297,7 @@ async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Pa
         files.create(create()),
         files.create(create("etc/new")),
         files.update(update(file, PLAIN)),
-        files.delete(upon(action("Delete", file.name, {}), file)),
+        files.delete(with_version_of(action("Delete", file.name, {}), file)),
         files.read("etc/app.ini"),
     ):
         with pytest.raises(RefusedError, match="'etc' in the path is a symbolic link"):
@@ -334,7 +334,7 @@ async def test_a_folder_that_becomes_a_link_under_way_leads_nowhere(
             with suppress(ProviderError):
                 file = await create_file(files, f"etc/f{number}")
                 await files.update(update(file, {"content": "two"}))
-                await files.delete(upon(action("Delete", file.name, {}), file))
+                await files.delete(with_version_of(action("Delete", file.name, {}), file))
     finally:
         stop.set()
         swapping.join()
@@ -502,7 +502,7 @@ async def test_a_strangers_file_is_neither_replaced_nor_deleted(
     for call in (
         files.create(create()),
         files.update(update(own_file, PLAIN)),
-        files.delete(upon(action("Delete", own_file.name, {}), own_file)),
+        files.delete(with_version_of(action("Delete", own_file.name, {}), own_file)),
     ):
         with pytest.raises(ConflictError) as caught:
             await call
@@ -568,7 +568,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     to_write, _labels = merge_desired(
         Wanted(FILE.checked_fields(expected), {}), file, FILE.normalize
     )
-    write = upon(action("Update", file.name, to_write), file)
+    write = with_version_of(action("Update", file.name, to_write), file)
     renewed = (await files.update(write)).object
     assert renewed is not None
     assert path.read_text() == f"{PLANTED}-2"
@@ -645,7 +645,7 @@ async def test_a_root_that_is_missing_or_empty_proves_nothing(
         lambda: files.read("app.ini"),
         lambda: listing(files, Scope()),
         lambda: files.create(create("other")),
-        lambda: files.delete(upon(action("Delete", file.name, {}), file)),
+        lambda: files.delete(with_version_of(action("Delete", file.name, {}), file)),
     ):
         with pytest.raises(NotDoneError, match="check that its disk is mounted"):
             await call()
@@ -673,7 +673,7 @@ async def test_a_root_whose_last_file_is_deleted_stays_the_right_one(
     (root / "theirs").touch()
     file = await create_file(files, "app.ini")
     (root / "theirs").unlink()
-    await files.delete(upon(action("Delete", file.name, {}), file))
+    await files.delete(with_version_of(action("Delete", file.name, {}), file))
     assert await listing(files, Scope()) == []
 
 
@@ -806,7 +806,7 @@ async def test_without_attributes_the_name_is_the_identity(bare: Path, files: Fi
         await files.update(update(file, PLAIN))
     with pytest.raises(NotFoundError):
         await files.update(update(ExternalObject("other", {}), PLAIN))
-    assert not (await files.delete(upon(action("Delete", file.name, {}), now))).absent
+    assert not (await files.delete(with_version_of(action("Delete", file.name, {}), now))).absent
     assert await files.read(file.name) is None
 
 

@@ -65,7 +65,7 @@ class OnJetStream(ProviderContract):
         self, provider: Provider, nc: Client, name: str
     ) -> None:
         """Another client keeps the key; the next comparison detects its change as drift."""
-        update = self.upon("Update", await self.made(provider, name), self.other_fields)
+        update = self.action_on("Update", await self.create_one(provider, name), self.other_fields)
         updated = (await provider.update(update)).object
 
         assert await provider.update(update) == Effect(updated, replayed=True)
@@ -87,13 +87,13 @@ class OnJetStream(ProviderContract):
     ) -> None:
         assert isinstance(provider, WatchingProvider)
         marks = [await provider.changes(None)]
-        created_object = await self.made(provider, name)
+        created_object = await self.create_one(provider, name)
         marks.append(await self.quiet(provider, marks[-1]))
         changed = (
-            await provider.update(self.upon("Update", created_object, self.other_fields))
+            await provider.update(self.action_on("Update", created_object, self.other_fields))
         ).object
         marks.append(await self.quiet(provider, marks[-1]))
-        await provider.delete(self.upon("Delete", changed))
+        await provider.delete(self.action_on("Delete", changed))
         marks.append(await self.quiet(provider, marks[-1]))
 
         assert len(set(marks)) == 4
@@ -123,7 +123,7 @@ class OnJetStream(ProviderContract):
     ) -> None:
         assert isinstance(provider, MeasuredProvider)
         assert await provider.readings(name) is None
-        created_object = await self.made(provider, name)
+        created_object = await self.create_one(provider, name)
 
         readings = await provider.readings(name)
         assert readings is not None
@@ -131,7 +131,7 @@ class OnJetStream(ProviderContract):
         assert not readings.keys() & created_object.outputs.keys()
 
     async def test_what_is_as_it_was_declared_is_ready(self, provider: Provider, name: str) -> None:
-        created_object = await self.made(provider, name)
+        created_object = await self.create_one(provider, name)
 
         assert created_object.outputs == {"hasData": False, "hasLeader": True}
         assert self.kind.outputs is not None

@@ -36,7 +36,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.hostile_server import measured_memory
@@ -82,7 +82,9 @@ class Services:
     async def updated(
         self, thing: ExternalObject, *backends: tuple[str, int], **spec: Any
     ) -> ExternalObject:
-        update = upon(action("Update", thing.name, self.fields(*backends, **spec)), thing)
+        update = with_version_of(
+            action("Update", thing.name, self.fields(*backends, **spec)), thing
+        )
         effect = await self.provider.update(update)
         assert effect.object is not None
         return effect.object
@@ -205,7 +207,7 @@ async def test_without_backends_connections_are_refused_at_once(
 
     service = await routed.updated(service, at(net)[1])
     assert await asyncio.to_thread(callers, net, 10) == {"b1": 20}, "what is taken out is out"
-    await routed.provider.delete(upon(action("Delete", "web", {}), service))
+    await routed.provider.delete(with_version_of(action("Delete", "web", {}), service))
     assert routed.place.nft("list map ip reconciler services").count("elements") == 0
 
 
@@ -242,7 +244,7 @@ async def test_other_tables_are_the_same_byte_for_byte(services: Services) -> No
     place.nft("flush table ip reconciler")
     service = await services.updated(await services.listed_service("web"))
     assert place.ruleset("reconciler") == rules_before
-    await services.provider.delete(upon(action("Delete", "web", {}), service))
+    await services.provider.delete(with_version_of(action("Delete", "web", {}), service))
     assert place.ruleset("reconciler") == rules_before
 
 
@@ -287,7 +289,7 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
         "add element ip reconciler services { 198.18.0.10 . tcp . 1 : goto service-web }"
     )
     with pytest.raises(NotDoneError, match="another program refers to it"):
-        await services.provider.delete(upon(action("Delete", "web", {}), web))
+        await services.provider.delete(with_version_of(action("Delete", "web", {}), web))
     assert await services.provider.read("web") == web, "all or nothing"
     adopted = await services.updated(
         foreign_service, ("10.0.0.3", 80), address="198.18.0.7", port=70
@@ -321,7 +323,7 @@ async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
         assert await asyncio.to_thread(callers, net, 2) == {"b0": 4}
         assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
         assert await one.listed() == [mine]
-        await one.provider.delete(upon(action("Delete", "web", {}), mine))
+        await one.provider.delete(with_version_of(action("Delete", "web", {}), mine))
         assert await other_services.listed() == [foreign_service]
         assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
     finally:
@@ -450,7 +452,7 @@ async def test_labels_of_any_length_and_letters_are_kept_up_to_a_limit(services:
     again = await services.listed_service("web")
     assert (again.uid, again.labels) == (service.uid, service.labels), "nft reads what nft prints"
 
-    update = upon(action("Update", "web", fields), again)
+    update = with_version_of(action("Update", "web", fields), again)
     with pytest.raises(RefusedError, match=r"metadata.labels: their 7,\d+ bytes"):
         await services.provider.update(replace(update, labels={"long": "x" * 7000}))
     assert await services.listed_service("web") == again
@@ -490,7 +492,7 @@ async def test_a_write_that_is_killed_at_any_moment_is_done_or_not(services: Ser
         killer = Killer(after_seconds=number * 0.0003 if number < 38 else 3.0)
         token = CALL_GATE.set(killer)
         try:
-            await services.provider.update(upon(action("Update", "web", expected), service))
+            await services.provider.update(with_version_of(action("Update", "web", expected), service))
             ends["done"] += 1
         except UnknownResultError as error:
             ends[error.message] += 1
@@ -555,7 +557,7 @@ async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
         "table": (HARMS["delete table"], NotFoundError),
     }
     for harm, (script, expected) in harms.items():
-        update = upon(action("Update", "web", services.fields(port=81)), service)
+        update = with_version_of(action("Update", "web", services.fields(port=81)), service)
         token = CALL_GATE.set(BeforeTheWrite(lambda script=script: services.place.nft(script)))
         try:
             with pytest.raises(expected):
@@ -812,7 +814,7 @@ async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Servic
     children_before = children()
     token = CALL_GATE.set(SlowWrite())
     with pytest.raises(UnknownResultError, match="did not exit within"):
-        await slow.update(upon(action("Update", "web", services.fields()), service))
+        await slow.update(with_version_of(action("Update", "web", services.fields()), service))
     CALL_GATE.reset(token)
     assert children() == children_before
     await slow.close()

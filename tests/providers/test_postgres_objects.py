@@ -45,7 +45,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Provider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import LABELS, action, listing, upon
+from reconciler.provider.contract import LABELS, action, listing, with_version_of
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences
@@ -115,7 +115,7 @@ async def create_object(
 
 async def updated(provider: Provider, kind: Kind, thing: ExternalObject, fields: Fields):
     update = action("Update", thing.name, kind.checked_fields(fields))
-    changed = (await provider.update(upon(update, thing))).object
+    changed = (await provider.update(with_version_of(update, thing))).object
     assert changed is not None
     return changed
 
@@ -177,7 +177,7 @@ async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
 
     role = await updated(roles, DATABASE_ROLE, role, {**fields, "connectionLimit": 3})
     kept_action = action("Update", unique, {**role.fields, "connectionLimit": 4})
-    role = (await roles.update(upon(kept_action, role))).object
+    role = (await roles.update(with_version_of(kept_action, role))).object
     assert role is not None
     assert await hands.value(query) == verifier_before
     role = await updated(roles, DATABASE_ROLE, role, {"login": True})
@@ -204,7 +204,7 @@ async def test_a_generated_password_is_the_roles_own(
     assert first != second
     assert await hands.logs_in(unique, second, "postgres")
 
-    await roles.delete(upon(action("Delete", unique, {}), role))
+    await roles.delete(with_version_of(action("Delete", unique, {}), role))
     assert await secrets.find(SecretRef("made"), "default") is None
 
 
@@ -448,7 +448,7 @@ async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
     existing = await create_object(databases, DATABASE, unique.lower(), {})
     await run(hands, "CREATE ROLE {} LOGIN PASSWORD 'x'", unique)
     session = await hands.connect(unique, "x", existing.name)
-    delete = upon(action("Delete", existing.name, {}), existing)
+    delete = with_version_of(action("Delete", existing.name, {}), existing)
     with pytest.raises(NotDoneError, match=f"in use by {unique} "):
         await databases.delete(delete)
     await session.execute("SELECT 1")
@@ -461,10 +461,10 @@ async def test_a_role_with_dependants_is_kept_and_they_are_named(
 ) -> None:
     role = await create_object(roles, DATABASE_ROLE, unique, {})
     database = await create_object(databases, DATABASE, unique.lower(), {"owner": unique})
-    delete = upon(action("Delete", unique, {}), role)
+    delete = with_version_of(action("Delete", unique, {}), role)
     with pytest.raises(NotDoneError, match=f"owner of database {database.name}"):
         await roles.delete(delete)
-    await databases.delete(upon(action("Delete", database.name, {}), database))
+    await databases.delete(with_version_of(action("Delete", database.name, {}), database))
     await roles.delete(delete)
 
 
@@ -802,7 +802,7 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
         assert drift(GRANT, grant, expected) == []
         assert grant.uid == changed.uid
         assert place in [each.name for each in await listing(grants, Scope(prefix=f"{unique}@"))]
-    await grants.delete(upon(action("Delete", place, {}), grant))
+    await grants.delete(with_version_of(action("Delete", place, {}), grant))
     assert await grants.read(place) is None
 
 
@@ -815,7 +815,7 @@ async def test_what_everybody_may_do_by_default_can_be_taken_away(
     assert public.fields["privileges"] == ["CONNECT", "TEMPORARY"]
     only = await updated(grants, GRANT, public, {"privileges": ["TEMPORARY"]})
     assert only.fields["privileges"] == ["TEMPORARY"]
-    await grants.delete(upon(action("Delete", public.name, {}), only))
+    await grants.delete(with_version_of(action("Delete", public.name, {}), only))
     assert await grants.read(public.name) is None
 
 
@@ -837,9 +837,9 @@ async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
     await run(hands, "RESET ROLE")
     second = await read_object(grants, f"{end}@{name}")
     with pytest.raises(NotDoneError, match="a role other than the owner"):
-        await grants.delete(upon(action("Delete", second.name, {}), second))
+        await grants.delete(with_version_of(action("Delete", second.name, {}), second))
     with pytest.raises(NotDoneError, match="dependent privileges exist"):
-        await grants.delete(upon(action("Delete", first.name, {}), first))
+        await grants.delete(with_version_of(action("Delete", first.name, {}), first))
     assert await grants.read(first.name) == first
     assert await grants.read(second.name) == second
 
@@ -963,7 +963,7 @@ async def test_who_may_not_see_verifiers_believes_what_was_written_last(
     role = await updated(provider, DATABASE_ROLE, await read_object(provider, unique), fields)
     assert await hands.logs_in(unique, OTHER, "postgres")
     assert role.fields["password"] != {"secret": first.digest}
-    await provider.delete(upon(action("Delete", unique, {}), role))
+    await provider.delete(with_version_of(action("Delete", unique, {}), role))
     await provider.close()
 
 

@@ -22,7 +22,7 @@ from events.log import (
 )
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.definition import kind_of
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
@@ -300,7 +300,7 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
 )
 def test_a_definition_that_cannot_work_says_why(changes: dict[str, Any], message: str):
     with pytest.raises(InvalidManifestError) as caught:
-        defined(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
+        build_defined_kind(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
     assert str(caught.value) == message
 
 
@@ -308,7 +308,9 @@ def test_a_definition_that_cannot_work_says_why(changes: dict[str, Any], message
 @pytest.mark.parametrize("default", [{}, {"default": "Red"}])
 def test_a_field_may_have_any_name_that_its_pattern_allows(name: str, default: dict[str, str]):
     fields = {"type": {"default": "Circle"}, name: {"to": "color", **default}}
-    kind = defined(KindRegistry([BLOCK]), "Toy", {**SPEC, "fields": fields, "constants": {}}, 1)
+    kind = build_defined_kind(
+        KindRegistry([BLOCK]), "Toy", {**SPEC, "fields": fields, "constants": {}}, 1
+    )
     checked = kind.check_declared({} if default else {name: "Red"})
     assert kind.object_fields(checked) == {"type": "Circle", "color": "Red"}
 
@@ -317,7 +319,7 @@ def test_a_list_has_allowed_values_and_a_default():
     values = {"type": "Strings", "normalize": ["Lower"], "values": ["a", "b"], "default": ["A"]}
     fields = {"type": {}, "values": values}
     spec = {**SPEC, "over": "Record", "fields": fields, "constants": {}}
-    kind = defined(KindRegistry([RECORD]), "Toy", spec, 1)
+    kind = build_defined_kind(KindRegistry([RECORD]), "Toy", spec, 1)
     for declared, resolved in (({}, ["a"]), ({"values": ["B", "A"]}, ["a", "b"])):
         checked = kind.check_declared({"type": "A", **declared})
         assert kind.object_fields(checked)["values"] == resolved
@@ -329,7 +331,7 @@ def test_a_list_has_allowed_values_and_a_default():
 
 def test_an_installed_kind_is_not_defined_anew():
     with pytest.raises(InvalidManifestError, match="'Block' is an installed kind"):
-        defined(KindRegistry([BLOCK]), "Block", SPEC, 1)
+        build_defined_kind(KindRegistry([BLOCK]), "Block", SPEC, 1)
 
 
 @pytest.mark.parametrize("field", ["over", "provider", "namePrefix"])

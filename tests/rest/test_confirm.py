@@ -16,7 +16,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import WatchingProvider
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.contract import action, upon
+from reconciler.provider.contract import action, with_version_of
 from reconciler.provider.http_faults import Proxy, answer
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -130,8 +130,8 @@ async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwr
             provider = connected(ROUTE, between.url)
             created_object = (await provider.create(action("Create", "web", fields))).object
             assert created_object is not None
-            update = upon(
-                action("Update", "web", {**fields, "match": [{"path": ["/c"]}]}), created_object
+            update = with_version_of(
+                action("Update", "web", {**fields, "match": [{"path": ["/c"]}]}), made
             )
             with pytest.raises(ConflictError) as caught:
                 await provider.update(update)
@@ -157,6 +157,6 @@ async def test_the_change_mark_moves_with_the_zone_and_with_nothing_else(zone_ur
     after = await provider.changes(before)
     assert after != before
     assert created_object is not None
-    await provider.delete(upon(action("Delete", "marked", {}), created_object))
+    await provider.delete(with_version_of(action("Delete", "marked", {}), created_object))
     assert await provider.changes(after) != after
     await provider.close()

@@ -19,7 +19,7 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.rest.protocol import Protocol
 from reconciler.cli.explain import explanation_of
 from reconciler.errors import UnknownKindError
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.difference import Wanted, differences
 from reconciler.roles.runtime.configurations import Configurations
@@ -38,7 +38,7 @@ def address(generation: int = 1, **rest: Any) -> Kind:
     spec["rest"] |= rest
     if "size" in rest.get("document", {}):
         spec["fields"]["size"] = {"type": "Integer", "default": 7}
-    kind = defined(KindRegistry([]), "Address", spec, generation)
+    kind = build_defined_kind(KindRegistry([]), "Address", spec, generation)
     return replace(kind, provider=BLOCK.provider)  # which the tests' configuration is of
 
 

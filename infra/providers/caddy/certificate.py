@@ -64,8 +64,8 @@ def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateSt
 def read_checked_pair(tls: Fields, *, known_files: Files | None = None) -> Files:
     """Read a certificate and its key, which must match. Errors contain nothing of them.
 
-    ``unless``: a pair that is known to match. Raises ``NotDoneError``, because files get corrected
-    without a new declaration.
+    ``known_files``: a pair that is known to match. Raises ``NotDoneError``, because files get
+    corrected without a new declaration.
     """
     certificate, key = tls["certificateFile"], tls["keyFile"]
     files = Files(_read(certificate), _read(key))

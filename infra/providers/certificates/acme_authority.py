@@ -85,10 +85,11 @@ class Ordering:
         register: Callable[[], None],
         record_limit: Callable[[LimitedError], None],
     ) -> bytes:
-        """Return the chain of an order: the one at ``url``, or a new one that ``ordered`` records.
+        """Return the chain of the order at ``url``, or of a new one that ``record_order`` records.
 
-        ``register`` recreates an account that the authority has lost. ``limited`` records that the
-        authority accepts no order before an instant. Both are called within the step that found it.
+        ``register`` recreates an account that the authority has lost. ``record_limit`` records that
+        the authority accepts no order before an instant. Both are called within the step that found
+        it.
         """
         self._record_limit = record_limit
         names = identifiers_of(fields)

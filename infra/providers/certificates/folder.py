@@ -57,7 +57,7 @@ class CertificateFolder:
     async def step(self, function: Callable[[], _T], /) -> _T:
         """Execute one blocking step of an action, which has its own timeouts.
 
-        An authority may hang. Reads must not wait for it: they use ``look``.
+        An authority may hang. Reads must not wait for it: they use ``read_step``.
         """
         return await self._run(self._actions, function, writes=True)
 

@@ -135,7 +135,7 @@ class Heads:
         """Read a repository if its interval is over, or on request. Return the shown part.
 
         A read that takes long continues alone, so that it delays no other source. Its result is
-        shown by the listing that follows ``have_moved``.
+        shown by the listing that follows ``has_new_commits``.
         """
         head = self._known.get(spec.parent)
         if not fresh and head is not None and head.stored is None and not _is_due(head, spec):
@@ -354,7 +354,7 @@ class Heads:
             credential = await self._secrets.value(secret_ref, namespace)
         except (ConfigurationError, ProviderError) as error:
             raise GitError("Unreachable", f"spec.credentials: {error}") from None
-        return credential.strip(), self._secrets.former(secret_ref, namespace)
+        return credential.strip(), self._secrets.known_values(secret_ref, namespace)
 
 
 def _is_due(head: Head, spec: ComposedSetSpec) -> bool:

@@ -243,7 +243,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         if output is None:
             await self._check_table_name()
         listing = None if output is None else await asyncio.to_thread(parse_listing, output)
-        commands = base.all_of_it(self._place, listing)
+        commands = base.build_repairs(self._place, listing)
         if not commands:
             return False
         try:
