@@ -62,7 +62,7 @@ def test_the_step_between_two_requests_knows_its_operation() -> None:
         reach(Failpoint.WORKER_BETWEEN_CALLS, "Update")
 
 
-def test_it_says_so_before_it_acts(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failpoint_is_reported_before_it_acts(capfd: pytest.CaptureFixture[str]) -> None:
     arm("decider.took=error")
     with pytest.raises(OSError, match=r"decider\.took"):
         reach(Failpoint.DECIDER_TOOK)

@@ -22,7 +22,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return msgspec.json.decode(report_path.read_bytes(), type=Report)
 
 
-def test_every_resource_is_made_once_and_taken_away_once(report: Report) -> None:
+def test_every_resource_is_created_once_and_deleted_once(report: Report) -> None:
     (case,) = report.cases
     assert case.shapes == QUICK_RESOURCES
     assert case.converge.requests == {"POST": {"201": QUICK_RESOURCES}}

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 COUNT, KILLS, FLEET = 40, 4, 200
 
 
-def test_nothing_is_leaked_or_doubled_and_a_restart_reads_no_single_resource(
+def test_nothing_is_leaked_or_duplicated_and_a_restart_reads_no_single_resource(
     tmp_path: Path,
 ) -> None:
     report_path = tmp_path / "report.json"

@@ -43,7 +43,7 @@ def test_a_machine_of_half_the_speed_costs_the_same() -> None:
     assert fast[0].figures["converge, CPU"] == slow[0].figures["converge, CPU"]
 
 
-def test_a_regression_of_a_tenth_is_seen_and_noise_is_not(tmp_path: Path) -> None:
+def test_a_regression_of_a_tenth_is_detected_and_noise_is_not(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
     record(costs_of([case(cpu=3.0)], "x"), file)
     record(costs_of([case()], "x"), file)

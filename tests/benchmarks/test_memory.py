@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
-def test_a_short_log_is_asked_everything() -> None:
+def test_every_question_is_measured_on_a_short_log() -> None:
     command = [sys.executable, "-m", "benchmarks.memory", "--events", "600"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stdout + process.stderr
@@ -25,7 +25,7 @@ def test_a_short_log_is_asked_everything() -> None:
     assert "the slowest that needs no half of the log" in process.stdout
 
 
-async def test_the_long_log_is_one_that_the_product_takes_for_its_own(tmp_path: Path) -> None:
+async def test_the_product_accepts_the_long_log_as_its_own(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path)
     nc = await connect(server.url, name="test")

@@ -58,7 +58,7 @@ async def test_a_decider_whose_clock_is_behind_has_lost_no_action(
 
 
 @pytest.mark.parametrize("ahead", [HOUR, timedelta(0), -HOUR])
-async def test_an_action_that_is_overdue_is_found_whatever_the_clock_of_its_decider(
+async def test_an_overdue_action_is_detected_with_any_clock_of_its_decider(
     bus: Client, log: JetStreamLog, ahead: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.actions.OVERDUE", timedelta(0))
@@ -93,7 +93,7 @@ async def publish_as(
         (timedelta(0), ""),
     ],
 )
-async def test_a_clock_that_is_wrong_is_told_with_its_role(
+async def test_a_clock_that_is_wrong_is_reported_with_its_role(
     bus: Client, log: JetStreamLog, ahead: timedelta, told: str
 ) -> None:
     observation = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))

@@ -111,7 +111,7 @@ async def test_a_full_stream_gives_back_what_it_has_no_room_for_and_keeps_the_re
     assert await counts(small) == {}
 
 
-async def test_what_is_told_once_is_told_again_when_its_newest_letter_says_something_else(
+async def test_a_dead_letter_is_stored_again_when_its_newest_copy_differs(
     small: Client,
 ) -> None:
     async def sizes() -> list[int]:
@@ -126,7 +126,7 @@ async def test_what_is_told_once_is_told_again_when_its_newest_letter_says_somet
     assert await sizes() == [10, 20_000, 10]
 
 
-async def test_letters_under_the_subjects_of_before_are_read(small: Client) -> None:
+async def test_dead_letters_under_the_former_subjects_are_read(small: Client) -> None:
     await publish(small, "deadletter.intake", b"{}")
     await publish(small, "deadletter.intake.0123456789abcdef", b"{}")
     await store_letters(small, [letter()])
@@ -142,7 +142,7 @@ async def test_those_that_count_at_once_lose_no_count(small: Client, module_bus_
         await each.close()
 
 
-async def test_a_count_that_somebody_else_wrote_over_begins_anew(small: Client) -> None:
+async def test_a_count_that_another_client_overwrote_starts_at_zero(small: Client) -> None:
     await publish(small, DISCARDED, b"not ours")
     await discard(small, [letter()])
     assert await counts(small) == {"acme": 1}
@@ -177,5 +177,5 @@ def test_namespaces_of_an_attackers_choice_take_a_bounded_row() -> None:
         ("listing.default.Shape.x", NO_NAMESPACE),
     ],
 )
-def test_whose_a_subject_is(subject: str, namespace: str) -> None:
+def test_the_namespace_is_read_from_the_subject(subject: str, namespace: str) -> None:
     assert namespace_of(subject) == namespace

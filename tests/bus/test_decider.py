@@ -155,7 +155,7 @@ async def test_a_new_resource_is_declared_without_a_read(log: JetStreamLog) -> N
     assert bus.acknowledged == 1
 
 
-async def test_a_resource_that_is_there_already_gets_its_next_generation(
+async def test_an_existing_resource_gets_its_next_generation(
     log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
@@ -175,7 +175,7 @@ def republish(first: IntakeDelivery, position: int) -> IntakeDelivery:
     return replace(first, position=position, message_id=f"fresh-{position}")
 
 
-async def test_what_changed_nothing_reverts_nothing_when_it_is_sent_again(
+async def test_a_declaration_without_a_change_reverts_nothing_when_it_is_published_again(
     log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
@@ -410,7 +410,7 @@ async def everything(log: JetStreamLog) -> tuple[Configurations, list[IntakeDeli
     ]
 
 
-async def test_all_is_told_before_anything_is_acknowledged(log: JetStreamLog) -> None:
+async def test_all_is_published_before_anything_is_acknowledged(log: JetStreamLog) -> None:
     configurations, messages = await everything(log)
     bus = Order()
     await decider(log, bus, configurations).handle(messages)
@@ -418,7 +418,7 @@ async def test_all_is_told_before_anything_is_acknowledged(log: JetStreamLog) ->
     assert (bus.told[-1], bus.acknowledged) == ("ack", len(messages))
 
 
-async def test_a_message_that_nobody_can_read_is_a_letter_before_it_is_acknowledged(
+async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
     log: JetStreamLog,
 ) -> None:
     bus = Order()
@@ -428,7 +428,9 @@ async def test_a_message_that_nobody_can_read_is_a_letter_before_it_is_acknowled
 
 
 @pytest.mark.parametrize("fails_at", ["timers", "answers"])
-async def test_what_could_not_be_told_comes_again(log: JetStreamLog, fails_at: str) -> None:
+async def test_a_message_whose_reply_could_not_be_sent_is_redelivered(
+    log: JetStreamLog, fails_at: str
+) -> None:
     configurations, messages = await everything(log)
     bus = Order(fails_at)
     with pytest.raises(OSError, match="no answer"):
@@ -482,7 +484,7 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
     assert [each["event"] for each in logs] == ["storing rejections failed; retrying later"]
 
 
-async def test_the_log_tells_once_that_rejections_are_not_stored(log: JetStreamLog) -> None:
+async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStreamLog) -> None:
     class Failing(FullBus):
         fails = True
 
@@ -505,7 +507,7 @@ async def test_the_log_tells_once_that_rejections_are_not_stored(log: JetStreamL
     ]
 
 
-async def test_a_message_whose_letter_could_not_be_stored_comes_again(
+async def test_a_message_whose_dead_letter_could_not_be_stored_is_redelivered(
     log: JetStreamLog,
 ) -> None:
     configurations, messages = await everything(log)
@@ -576,7 +578,7 @@ async def test_what_a_former_decider_postponed_takes_its_share_again_as_it_comes
     assert bus.acked == [1, 2]
 
 
-async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamLog) -> None:
+async def test_a_slot_that_is_not_returned_becomes_free_again(log: JetStreamLog) -> None:
     bus, wall, steady = FullBus(), [datetime.now(UTC)], [0.0]
     own_decider = decider(log, bus, now=lambda: wall[0], clock=lambda: steady[0])
     await own_decider.handle([rubbish(1), rubbish(2), rubbish(3)])
@@ -586,7 +588,7 @@ async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamLog)
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 4], [3])
 
 
-async def test_nothing_is_given_up_that_is_not_counted(log: JetStreamLog) -> None:
+async def test_every_discarded_message_is_counted(log: JetStreamLog) -> None:
     class Uncounted(FullBus):
         async def discard(self, letters: Sequence[DeadLetter]) -> None:
             raise TimeoutError("perhaps")

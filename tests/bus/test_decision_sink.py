@@ -89,7 +89,7 @@ async def test_what_the_bus_cannot_take_as_it_is_holds_up_nothing(bus: Client) -
     await asyncio.wait_for(event_reported, PATIENCE_SECONDS)
 
 
-async def test_what_may_hold_a_secret_is_erased_when_its_letter_is_stored_and_not_before(
+async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_is_stored(
     bus: Client,
 ) -> None:
     sink, key = JetStreamDecisionSink(bus), ResourceKey("system", "ProviderConfig", new_key().name)

@@ -45,7 +45,7 @@ async def reader(bus: Client) -> AsyncIterator[JetStreamIntakeReader]:
     await reader.close()
 
 
-async def test_one_resource_stays_in_one_partition_whatever_it_is_told(bus: Client) -> None:
+async def test_all_messages_of_a_resource_go_to_one_partition(bus: Client) -> None:
     writer, key = JetStreamIntakeWriter(bus, "test"), new_key()
     await writer.publish(
         [

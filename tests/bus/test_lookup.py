@@ -84,7 +84,7 @@ async def test_several_of_a_name_with_our_label_are_all_named(listing: bool) -> 
     assert result == LookupResult(note("n2", labels=OURS), labeled_uids=("n2", "n3"))
 
 
-async def test_the_key_tells_which_of_several_with_our_label_is_meant() -> None:
+async def test_the_key_selects_one_of_several_objects_with_our_label() -> None:
     own_object = note("n3", labels=OURS, written_by="key")
     result = await look_up(Notes(note("n2", labels=OURS), own_object), ACTION, CONFIG, can())
     assert result == LookupResult(own_object)

@@ -40,7 +40,7 @@ from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 
 
-async def test_twice_is_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> None:
+async def test_init_twice_equals_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         with pytest.raises(NotFoundOnBusError):
@@ -67,7 +67,7 @@ async def test_replicas_that_a_single_server_cannot_have_change_nothing(bus: Cli
     assert await stream_state(bus, LOG) == previous_state
 
 
-async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
+async def test_messages_are_redelivered_until_they_are_acknowledged(
     fresh_bus_url: str,
 ) -> None:
     """The server stops after ``max_deliver`` without a word: what waits there is lost."""
@@ -118,7 +118,7 @@ _CHANGED_CONSUMER = {
 
 
 @pytest.mark.parametrize("field", [*_CHANGED_STREAM, "subject_transform"])
-async def test_what_an_operator_or_a_library_changes_on_the_intake_is_told_and_restored(
+async def test_what_an_operator_or_a_library_changes_on_the_intake_is_reported_and_restored(
     fresh_bus_url: str, field: str
 ) -> None:
     """A library that declares its streams again drops the fields that it does not know."""
@@ -136,7 +136,7 @@ async def test_what_an_operator_or_a_library_changes_on_the_intake_is_told_and_r
 
 
 @pytest.mark.parametrize("field", [*_CHANGED_CONSUMER, "pause_until"])
-async def test_a_consumer_that_lets_less_through_is_told_and_restored(
+async def test_a_consumer_that_delivers_less_is_reported_and_restored(
     fresh_bus_url: str, field: str
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -162,7 +162,7 @@ async def test_a_consumer_that_lets_less_through_is_told_and_restored(
 
 
 @pytest.mark.parametrize("is_follower", [False, True])
-async def test_a_changed_consumer_of_a_service_is_told_and_restored(
+async def test_a_changed_consumer_of_a_service_is_reported_and_restored(
     fresh_bus_url: str, is_follower: bool
 ) -> None:
     """A paused one delivers nothing, and one with headers only delivers no outcome."""
@@ -194,7 +194,7 @@ async def test_a_changed_consumer_of_a_service_is_told_and_restored(
         (TIMERS, {"subject_delete_marker_ttl": 60_000_000_000}),
     ],
 )
-async def test_what_removes_or_adds_messages_of_other_streams_is_told_and_restored(
+async def test_what_removes_or_adds_messages_of_other_streams_is_reported_and_restored(
     fresh_bus_url: str, stream: str, changed: dict[str, int]
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -231,7 +231,7 @@ async def test_a_change_that_the_server_cannot_undo_stops_no_other_repair(
         await nc.close()
 
 
-async def test_a_consumer_with_few_pull_requests_is_told(fresh_bus_url: str) -> None:
+async def test_a_consumer_with_few_pull_requests_is_reported(fresh_bus_url: str) -> None:
     """The server cannot change the number: a client deleted the consumer and created another."""
     nc = await connect(fresh_bus_url, name="test")
     try:
@@ -333,7 +333,7 @@ def without_metadata(config: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key != "metadata"}
 
 
-async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_told_by_doctor(
+async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_reported_by_doctor(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -354,7 +354,7 @@ async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_told_by_doc
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-async def test_messages_that_left_the_intake_undecided_are_told_by_doctor(
+async def test_messages_that_left_the_intake_undecided_are_reported_by_doctor(
     fresh_bus_url: str, is_made_anew: bool
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -376,7 +376,7 @@ async def test_messages_that_left_the_intake_undecided_are_told_by_doctor(
         await nc.close()
 
 
-async def test_a_difference_that_cannot_be_changed_is_told(fresh_bus_url: str) -> None:
+async def test_a_difference_that_cannot_be_changed_is_reported(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         wrong = {"name": LOG, "subjects": ["log.>"], "storage": "memory", "num_replicas": 1}
@@ -489,7 +489,7 @@ async def written_by(nc: Client, metadata: dict[str, str]) -> None:
     await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata_found})
 
 
-async def test_a_new_intake_beside_an_old_log_goes_on_counting(fresh_bus_url: str) -> None:
+async def test_a_new_intake_beside_an_old_log_continues_counting(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)

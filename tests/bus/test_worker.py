@@ -293,7 +293,7 @@ async def test_an_action_that_has_ended_is_not_called_again(
         (3, False, True, False),
     ],
 )
-async def test_a_delivery_of_which_nothing_was_heard_may_have_created_a_second_object(
+async def test_a_delivery_without_a_report_may_have_created_a_second_object(
     log: JetStreamLog, delivered: int, keys: bool, redelivered: bool, is_in_doubt: bool
 ) -> None:
     """The first worker reported its success, and the second died after its call."""
@@ -338,7 +338,7 @@ async def test_an_action_without_an_end_is_called_again(log: JetStreamLog) -> No
 
 
 @pytest.mark.parametrize("delivered", [1, 2])
-async def test_a_report_tells_whether_another_worker_had_the_action_before(
+async def test_a_report_states_whether_another_worker_had_the_action_before(
     log: JetStreamLog, delivered: int
 ) -> None:
     bus = await work(log, Api(), [decided(new_key(), "Create")], delivered=delivered)
@@ -346,7 +346,7 @@ async def test_a_report_tells_whether_another_worker_had_the_action_before(
 
 
 @pytest.mark.parametrize("absent", [False, True])
-async def test_a_report_tells_whether_a_deletion_met_nothing(
+async def test_a_report_states_whether_a_deletion_found_nothing(
     log: JetStreamLog, absent: bool
 ) -> None:
     api = Api()
@@ -575,7 +575,7 @@ async def test_a_stop_waits_for_the_search_for_secrets_in_a_response(
     assert bus.stored == [(1, 1)]
 
 
-async def test_results_that_cannot_be_stored_stop_the_taking(
+async def test_results_that_cannot_be_stored_stop_the_pulling_of_actions(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._MAX_RESULTS_WAITING", 2)
@@ -604,7 +604,7 @@ class Paused(Bus):
         return await super().next_batch()
 
 
-async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
+async def test_a_worker_paused_beyond_its_lease_does_a_lookup_before_it_calls(
     log: JetStreamLog,
 ) -> None:
     key, api = new_key(), Api()
@@ -659,7 +659,7 @@ async def test_a_delivery_that_lay_unread_while_the_process_stood_still_may_be_a
     assert [report.redelivered for report in bus.reports] == [True]
 
 
-async def test_who_stood_still_before_its_report_says_that_another_may_have_the_action_by_now(
+async def test_a_worker_paused_before_its_report_states_that_another_may_have_the_action(
     log: JetStreamLog,
 ) -> None:
     """Its own call was refused; that of the other worker may have been done."""
@@ -770,7 +770,7 @@ async def test_a_write_that_meets_a_newer_object_is_not_based_on_it(log: JetStre
     assert (report.error.error_class, report.object) == ("Conflict", None)
 
 
-async def test_a_lookup_that_meets_a_newer_object_says_nothing(log: JetStreamLog) -> None:
+async def test_a_lookup_that_finds_a_newer_object_proves_nothing(log: JetStreamLog) -> None:
     """Found by its label, it would be taken for what the action has created."""
     key = new_key()
     first = decided(key, "Create")
@@ -847,7 +847,7 @@ async def test_a_failure_after_a_write_of_the_same_action_does_not_mean_that_not
     assert report.error.retry_after_seconds == getattr(error, "retry_after_seconds", None)
 
 
-async def test_a_write_of_an_action_says_nothing_of_the_next_one(log: JetStreamLog) -> None:
+async def test_a_write_of_one_action_proves_nothing_about_the_next_one(log: JetStreamLog) -> None:
     await work(log, BegunApi(), [decided(new_key())])
     bus = await work(log, Api(fails=NotDoneError("no", status=409)), [decided(new_key())])
     assert [each.error and each.error.error_class for each in bus.reports] == ["NotDone"]

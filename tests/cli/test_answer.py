@@ -188,7 +188,7 @@ def test_the_first_sentence_answers_why_a_field_has_its_value(
     assert answer_for(build(), "color") == sentence
 
 
-def test_what_a_parent_declared_is_said_of_the_parent() -> None:
+def test_a_declaration_by_a_parent_is_attributed_to_the_parent() -> None:
     story = Story()
     story.give([story.command(Declared(manifest()), actor="reconciler@host:1")])
     story.succeed()

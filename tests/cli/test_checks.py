@@ -196,7 +196,7 @@ async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
             pass
 
 
-async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_wrong_for_a_moment_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two requests of a decider no request waits, for longer on a busy machine."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
@@ -325,7 +325,7 @@ def test_one_replica_of_each_stream_is_as_many_as_a_single_server_has() -> None:
     assert finding.verdict == "ok"
 
 
-def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
+def test_an_api_that_is_left_alone_is_reported_and_not_asked() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     later, over = noon + timedelta(seconds=9), noon - timedelta(seconds=9)
     billing = partial(StatusRow, "system", "ProviderConfig", "billing")
@@ -343,7 +343,7 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
 
 
-def test_a_kind_that_is_not_listed_is_told_with_the_intervals_that_passed() -> None:
+def test_a_kind_that_is_not_listed_is_reported_with_the_intervals_that_passed() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     since = noon - timedelta(minutes=6)
     assert unlisted(None, 30.0, noon) is None
@@ -376,7 +376,7 @@ def test_a_kind_that_is_not_listed_is_told_with_the_intervals_that_passed() -> N
         ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "Install the package"),
     ],
 )
-async def test_a_configuration_that_no_kind_is_watched_by_is_told_with_the_reason(
+async def test_a_configuration_without_a_watched_kind_is_reported_with_the_reason(
     provider: str, kinds: tuple[str, ...], expected: str, remedy: str
 ) -> None:
     config = ProviderConfigSpec(provider=provider, endpoint="http://127.0.0.1:1", kinds=kinds)
@@ -420,7 +420,7 @@ def plain_row(**values: object) -> StatusRow:
     return msgspec.convert(plain, StatusRow)
 
 
-def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
+def test_undeclared_owned_objects_and_unserved_declarations_are_reported() -> None:
     row = partial(plain_row, providerConfig="default")
     well = row(declared=True, owned=True, outcome="Converged")
     config = plain_row(kind="ProviderConfig", declared=True, outcome="Held")
@@ -439,7 +439,7 @@ def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
     )
 
 
-def test_resources_whose_provider_config_was_withdrawn_are_told() -> None:
+def test_resources_whose_provider_config_was_withdrawn_are_reported() -> None:
     config = plain_row(kind="ProviderConfig", name="second", declared=True)
     own_row = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
     stranger = plain_row(name="bar", outcome="Unowned", providerConfig="third")
@@ -451,7 +451,7 @@ def test_resources_whose_provider_config_was_withdrawn_are_told() -> None:
     assert (finding.verdict, finding.found) == ("warn", "1: default/Shape/foo (second)")
 
 
-def test_what_is_held_is_told_by_what_it_waits_for() -> None:
+def test_what_is_held_is_reported_by_what_it_waits_for() -> None:
     well = plain_row(declared=True, owned=True, outcome="Converged")
     assert check_held([well]).verdict == "ok"
     doubted = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
@@ -463,7 +463,7 @@ def test_what_is_held_is_told_by_what_it_waits_for() -> None:
     )
 
 
-def test_rows_that_differ_are_told() -> None:
+def test_rows_that_differ_are_reported() -> None:
     old = _status(5)
     assert differences({"status.a.b.c": old}, {"status.a.b.c": old}) == []
     existing_differences = differences(
@@ -504,7 +504,7 @@ def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert BusOptions(nats_url="nats://given:4").url == "nats://given:4"
 
 
-def test_what_a_dead_up_left_is_not_believed(
+def test_leftovers_of_a_killed_up_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may have its pid by now."""

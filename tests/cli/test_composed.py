@@ -35,7 +35,7 @@ def parts(cli: Cli, name: str) -> list[str]:
     return sorted(each for each in names if each.startswith(f"{name}-"))
 
 
-def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(live: Cli) -> None:
+def test_33_why_of_a_container_leads_up_to_the_first_declaration(live: Cli) -> None:
     apply(live, "why", reason="release 7 of the shop")
     name, *_ = parts(live, "why")
     ran = live.ok("why", f"Container/{name}")
@@ -53,7 +53,7 @@ def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(live: Cli) -> 
     assert live.ok("why", "Deployment/why", "-o", "json").json["parents"] == []
 
 
-def test_33_describe_shows_the_parts_each_with_what_it_waits_for_and_since_when(
+def test_33_describe_shows_for_each_part_what_it_waits_for_and_since_when(
     live: Cli,
 ) -> None:
     apply(live, "told")

@@ -41,7 +41,7 @@ def letter_about(live: Cli, name: str) -> int:
     raise AssertionError(f"no letter about {name}")
 
 
-def test_a_letter_is_listed_shown_corrected_and_retried(
+def test_a_dead_letter_is_listed_shown_corrected_and_retried(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     send_message(running_up[1], "mauve", manifest("mauve", "Mauve"))
@@ -91,7 +91,9 @@ async def discard_as(url: str, *namespaces: str) -> None:
     await nc.close()
 
 
-def test_what_got_no_letter_is_told_under_the_list(idle: Inside, idle_url: str) -> None:
+def test_messages_without_a_dead_letter_are_counted_below_the_list(
+    idle: Inside, idle_url: str
+) -> None:
     assert idle.ok("deadletters", "list").out == "no dead letters\n"
 
     asyncio.run(discard_as(idle_url, "acme", "acme", "other"))
@@ -148,7 +150,7 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
         (["retry", "--all", "--count", "99999"], 1, "--count is 99999; use --count"),
     ],
 )
-def test_wrong_use_is_told_in_one_line(
+def test_wrong_use_is_reported_in_one_line(
     live: Cli, arguments: list[str], status: int, message: str
 ) -> None:
     ran = live.run("deadletters", *arguments)

@@ -93,7 +93,7 @@ DELETED = ActionSucceeded("a", "Delete", 1)
         ),
     ],
 )
-def test_what_is_known_of_the_object_names_who_knows_it(
+def test_the_known_object_names_its_source(
     history: list[ResourceEvent], existing: ExternalObject | None, source: str
 ) -> None:
     known_known_object = known_object_after(*history)
@@ -109,12 +109,12 @@ def test_a_raised_grace_is_shown_with_its_reason() -> None:
     assert ("grace", late) in pairs
 
 
-def test_of_another_place_nothing_is_known() -> None:
+def test_nothing_is_known_about_another_configuration() -> None:
     assert known_object_after(DECLARED) is None
     assert known_object_after(DECLARED, THERE, ELSEWHERE) is None
 
 
-def test_an_object_that_was_made_after_a_listing_is_not_called_missing(
+def test_an_object_created_after_a_listing_is_not_reported_missing(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("known"))

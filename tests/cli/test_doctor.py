@@ -72,7 +72,7 @@ async def test_all_is_well_with_a_fleet_at_rest(world: World) -> None:
     assert reported_findings["timers"].verdict == reported_findings["streams"].verdict == "ok"
 
 
-async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_is_lost(
+async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowledged_is_lost(
     bare_world: World,
 ) -> None:
     world = bare_world
@@ -166,7 +166,7 @@ async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: W
     assert "1 WrongProvider" in (await findings(world))["held"].found
 
 
-async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) -> None:
+async def test_a_log_with_an_unreadable_event_and_a_gap_is_reported(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
@@ -181,7 +181,7 @@ async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) ->
     assert reported_findings["stored rows"].verdict == "warn"
 
 
-async def test_rows_that_somebody_changed_are_told(world: World) -> None:
+async def test_rows_that_another_client_changed_are_reported(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
@@ -224,7 +224,7 @@ async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
     assert (await findings(world))["dead letters"].verdict == "ok"
 
 
-async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_told(
+async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_reported(
     world: World,
 ) -> None:
     await world.configure(api_config("http://127.0.0.1:1", resync=3600), "away")
@@ -257,7 +257,7 @@ async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> No
         assert "does not respond" in away.found
 
 
-def test_sources_that_lag_or_are_silent_are_told() -> None:
+def test_sources_that_lag_or_are_silent_are_reported() -> None:
     def intake(lag: int, active: int) -> dict[str, object]:
         return {"sources": [{"name": TIMERS, "lag": lag, "active": active}]}
 

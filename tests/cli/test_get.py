@@ -110,7 +110,7 @@ def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> No
         ("pause Shape", 2, "pause: no Shape named; give at least one name, or -l LABELS"),
     ],
 )
-def test_what_is_not_there_or_cannot_be_meant_is_told(
+def test_missing_and_ambiguous_names_are_reported(
     live: Cli, command: str, status: int, message: str
 ) -> None:
     ran = live.run(*command.split())
@@ -171,7 +171,7 @@ def _next(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
     return json.loads(process.stdout.readline())
 
 
-def test_a_table_that_goes_on_has_its_headings_once(live: Cli, teams: str) -> None:
+def test_a_followed_table_has_its_headings_once(live: Cli, teams: str) -> None:
     process = live.start("get", "-n", teams, "-w")
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]

@@ -66,7 +66,7 @@ def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
     return name
 
 
-def test_held_deletions_are_told_and_approved_by_name_and_all_together(
+def test_held_deletions_are_reported_and_approved_by_name_and_all_together(
     live: Cli, unmanaged: str
 ) -> None:
     doctor = {one["check"]: one for one in live.run("doctor", "-o", "json").json}
@@ -101,7 +101,7 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
     assert f"no resource of ProviderConfig {unmanaged} is held by DeletionGuard" in ran.err
 
 
-def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:
+def test_an_unknown_name_cannot_be_approved(live: Cli) -> None:
     ran = live.run("approve", "Shape", "unheard-of", "--hold", "UnknownResult", "--abandon")
     assert ran.status == 1
     assert "the resource is not held by 'UnknownResult'; the log has no events for it" in ran.out
@@ -213,7 +213,7 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
         ("restore x --replicas 0", 2, "--replicas 0: must be 1 to 5"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
+def test_ambiguous_arguments_are_refused_before_anything_is_sent(
     inside: Cli, command: str, status: int, message: str
 ) -> None:
     ran = inside.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
@@ -223,7 +223,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
     assert "cannot reach" not in ran.err
 
 
-def test_an_interrupted_question_is_told_as_one(idle: Inside, idle_url: str) -> None:
+def test_an_interrupted_question_is_reported_as_interrupted(idle: Inside, idle_url: str) -> None:
     count_before = asyncio.run(_count_messages(idle_url, 0))
     asking = idle.start("approve", "Shape", "foo", "--hold", "LossGuard", "--timeout", "5m")
     asyncio.run(_count_messages(idle_url, count_before + 1))

@@ -48,7 +48,7 @@ def test_a_command_that_is_interrupted_while_it_starts_ends_in_one_line(
 def test_a_command_that_sends_nothing_leaves_nothing_to_be_done(
     inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`test_an_interrupted_question_is_told_as_one` has one that sends."""
+    """`test_an_interrupted_question_is_reported_as_interrupted` has one that sends."""
 
     def interrupted(work: Coroutine[Any, Any, Any]) -> None:
         work.close()

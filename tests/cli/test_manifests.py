@@ -78,7 +78,7 @@ def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> Non
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_file_and_number(
+def test_what_is_wrong_is_reported_with_file_and_number(
     tmp_path: Path, text: str, message: str
 ) -> None:
     documents = read(
@@ -134,7 +134,7 @@ def test_dates_are_text(tmp_path: Path) -> None:
     assert read(tmp_path, a__yaml=text).good[0].manifest.spec["since"] == "2026-01-02"
 
 
-def test_a_folder_without_manifests_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_manifests_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"contains no files that end with \.yaml"):
         read(tmp_path)
 

@@ -250,7 +250,7 @@ def test_spans_are_added_up_and_lead_back_from_now(past: Past) -> None:
     )
 
 
-def test_one_that_was_not_there_is_an_error_that_says_when(past: Past) -> None:
+def test_a_resource_that_did_not_exist_is_an_error_that_names_the_time(past: Past) -> None:
     ran = past.run("get", "Shape", "bar", "-n", "team", "--at", "4")
     assert ran.status == 1
     assert "Shape 'bar' did not exist in namespace team at position 4, 2026-01-02T12:04" in ran.err
@@ -291,7 +291,7 @@ def positions(past: Past, command: str) -> list[int]:
     return [line["position"] for line in past.json(command)]
 
 
-def test_a_history_is_cut_at_both_ends_and_told_as_in_the_whole(past: Past) -> None:
+def test_a_history_cut_at_both_ends_reads_as_in_the_whole(past: Past) -> None:
     assert positions(past, "history foo --since 4 --until 10") == [4, 9, 10]
     assert positions(past, "history foo --since 2026-01-02T12:04:00.123Z --until 9") == [4, 9]
     assert positions(past, "history foo --until 2026-01-02T12:04:00.124Z") == [1, 2, 3, 4]
@@ -327,7 +327,7 @@ def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -
         ("--since soon", 2, "'soon' is not a point in time"),
     ],
 )
-def test_a_span_that_cannot_be_meant_is_an_error(
+def test_an_impossible_span_is_an_error(
     past: Past, command: str, span: str, status: int, message: str
 ) -> None:
     ran = past.run(*command.split(), *span.split())
@@ -373,7 +373,7 @@ def test_the_fleets_timeline_has_what_is_asked_for_newest_last(
         assert positions(past, f"events {options}") == found
 
 
-def test_an_event_is_told_beside_what_was_declared_before_it(past: Past) -> None:
+def test_an_event_is_described_with_the_declaration_before_it(past: Past) -> None:
     [line] = past.json("events --since 9 --until 9")
     assert line["resource"] == "default/Shape/foo"
     assert line["what"] == (
@@ -429,7 +429,7 @@ def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, hea
         ("-f --until 4", 2, "--follow: not allowed with --until"),
     ],
 )
-def test_a_slip_of_the_pen_is_no_empty_timeline(
+def test_a_mistyped_name_is_an_error_and_no_empty_timeline(
     past: Past, options: str, status: int, message: str
 ) -> None:
     ran = past.run("events", *options.split())
@@ -438,13 +438,13 @@ def test_a_slip_of_the_pen_is_no_empty_timeline(
     assert ran.err.count("\n") == 1
 
 
-def test_a_history_of_no_events_cannot_be_meant(past: Past) -> None:
+def test_a_limit_of_zero_events_is_refused(past: Past) -> None:
     ran = past.run("history", "one", "--limit", "0")
     assert (ran.status, ran.out) == (2, "")
     assert "--limit 0: must be at least 1" in ran.err
 
 
-def test_the_timeline_is_followed_until_it_is_told_to_stop(cli: Cli) -> None:
+def test_the_timeline_is_followed_until_it_is_interrupted(cli: Cli) -> None:
     with recorded_log(cli.folder / "bus") as url:
         process = cli.start(
             *["events", "-f", "-n", "default", "--limit", "2", "-o", "json", "--nats-url"], url
@@ -478,7 +478,7 @@ def differences(past: Past, command: str) -> dict[tuple[str, str], tuple[Any, An
     }
 
 
-def test_what_changed_between_two_moments_is_told_field_by_field(past: Past) -> None:
+def test_changes_between_two_moments_are_listed_field_by_field(past: Past) -> None:
     assert differences(past, "diff foo --from 4 --to 12") == {
         ("declared", "metadata.labels.team"): ("a", None),
         ("declared", "spec.color"): ("Red", "Purple"),

@@ -207,7 +207,7 @@ def test_an_exclusive_scope_is_foreseen_and_then_done(
     assert httpx.get(url).status_code == httpx.codes.NOT_FOUND
 
 
-def test_a_listing_from_here_finds_what_nobody_has_told(
+def test_a_refreshed_plan_lists_objects_that_no_observer_reported(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     running = running_up[1]

@@ -76,7 +76,9 @@ def test_a_secret_is_set_listed_granted_revoked_and_removed(own_cli: Cli) -> Non
         ("remove db", "secret default/db does not exist"),
     ],
 )
-def test_a_command_that_cannot_work_says_why(own_cli: Cli, command: str, message: str) -> None:
+def test_a_command_that_cannot_work_gives_the_reason(
+    own_cli: Cli, command: str, message: str
+) -> None:
     ran = check_hidden(own_cli.run("secrets", *command.split(), text=VALUE))
     assert ran.status != 0
     assert message in ran.err

@@ -89,7 +89,7 @@ def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
         ("nats-url", "reconciler.toml: invalid: not TOML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told(inside: Cli, content: str, message: str) -> None:
+def test_a_file_that_cannot_be_used_is_reported(inside: Cli, content: str, message: str) -> None:
     inside.write("reconciler.toml", content)
     ran = inside.run("get")
     assert (ran.status, ran.err.count("\n")) == (1, 1)
@@ -115,7 +115,7 @@ def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "https://user:pw@h", "nats://a,ftp://b"])
-def test_what_is_no_address_of_a_bus_is_told_at_once(inside: Cli, url: str) -> None:
+def test_what_is_no_address_of_a_bus_is_reported_at_once(inside: Cli, url: str) -> None:
     ran = inside.run("get", "--nats-url", url)
     assert ran.status == 1
     assert "is not the URL of a NATS server; use nats://host:4222 or tls://host:4222" in ran.err

@@ -40,7 +40,7 @@ def test_closed_streams_are_no_error(live: Cli, command: str, closed: str) -> No
 
 
 @pytest.mark.parametrize("command", ["get -A", "--help"])
-def test_a_full_disk_under_the_output_is_told_in_one_line(live: Cli, command: str) -> None:
+def test_a_full_disk_under_the_output_is_reported_in_one_line(live: Cli, command: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has /dev/full")
     ran = in_shell(live, f"reconciler {command} > /dev/full")
@@ -50,7 +50,7 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(live: Cli, command: st
     assert ran.err.count("\n") == 1
 
 
-def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
+def test_a_refusal_counts_though_its_output_is_not_read(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("unread"))
     live.ok("apply", "-f", "-", "--wait", text=shape("unread", color="Blue"))
     live.write("unread.yaml", shape("unread", color="Green"))
@@ -71,7 +71,9 @@ def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
 
 @pytest.mark.parametrize("output", ["2>&1 | exec true", "> /dev/null 2> /dev/full"])
 @pytest.mark.parametrize("command", ["apply -f unread.yaml", "apply -f unread.yaml --set unread"])
-def test_what_nobody_reads_is_declared(live: Cli, command: str, output: str, unique: str) -> None:
+def test_a_declaration_counts_though_its_output_is_not_read(
+    live: Cli, command: str, output: str, unique: str
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has /dev/full")
     first, second = unique.lower(), f"{unique.lower()}-too"

@@ -60,7 +60,7 @@ def test_a_table_in_a_pipe_is_fit_for_awk(capsys: pytest.CaptureFixture[str]) ->
     assert lines == ["NAME    MESSAGE", "a       Failed", f"longer  {'x' * 300}"]
 
 
-def test_no_colour_where_nobody_sees_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_color_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console().print("ready", style="bold green")
     assert capsys.readouterr().out == "ready\n"
 
@@ -150,7 +150,7 @@ def test_every_command_has_help_with_examples_that_fits_a_terminal(
         (["init", "--replicas", "9" * 20], "must be an integer with at most 18 digits"),
     ],
 )
-def test_wrong_usage_is_told_in_one_line(
+def test_wrong_usage_is_reported_in_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == Exit.USAGE
@@ -181,7 +181,7 @@ def test_no_fraction_is_rounded_to_an_integer() -> None:
             read(each.hint, [Token(keyword=each.name, value="1.5")])
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip()[0].isdigit()
 

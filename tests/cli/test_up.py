@@ -22,7 +22,7 @@ from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, idle_bus, shape, up
 BLOB = "apiVersion: blobs/v1\nkind: Blob\nmetadata: {name: a}\nspec: {}\n"
 
 
-def test_a_folder_in_use_is_told_in_one_line(running_up: tuple[Cli, Up]) -> None:
+def test_a_folder_in_use_is_reported_in_one_line(running_up: tuple[Cli, Up]) -> None:
     cli, running = running_up
     refused = Inside(cli.folder).run("up", "--port", "0", "--api-port", "0")
     assert refused.status == 1
@@ -41,7 +41,7 @@ def test_a_killed_up_leaves_a_folder_that_works(cli: Cli) -> None:
             assert again.stop(signal.SIGINT) == (0, "")
 
 
-def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
+def test_the_death_of_the_server_ends_it_and_is_reported(cli: Cli) -> None:
     with up(cli, "--log-level", "error") as running:
         os.kill(_child_named(running.process.pid, "nats-server"), signal.SIGKILL)
         _out, err = running.process.communicate(timeout=STOP_SECONDS)
@@ -49,7 +49,7 @@ def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
         assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
-def test_the_doctor_tells_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -> None:
+def test_the_doctor_reports_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -> None:
     with up(cli, "--no-api") as running:
         server = _child_named(running.process.pid, "nats-server")
         os.kill(server, signal.SIGSTOP)
@@ -63,7 +63,7 @@ def test_the_doctor_tells_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -
     assert result.status == 1
 
 
-def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -> None:
+def test_the_death_of_the_server_is_reported_while_the_roles_still_start(cli: Cli) -> None:
     process = cli.start("up", "--port", "0", "--no-api", "--log-level", "error")
     log = cli.folder / "reconciler-data" / "nats" / "nats.log"
     deadline = time.monotonic() + STOP_SECONDS
@@ -76,7 +76,7 @@ def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -
     assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
-def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
+def test_taken_default_ports_are_replaced_and_reported(cli: Cli) -> None:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):  # another process has it, which is as good
@@ -207,7 +207,9 @@ def test_a_start_imports_what_it_starts_and_no_more(tmp_path: Path) -> None:
     assert imported(err) & {*OTHERS, *PROVIDERS, *servers, "rich.console"} == set()
 
 
-def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said(cli: Cli) -> None:
+def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_reported(
+    cli: Cli,
+) -> None:
     inside = Inside(cli.folder)
     with up(cli, "--no-api"):
         (before,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
@@ -243,7 +245,7 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said
         (("--data", ""), 2, "--data '': name a file or a directory"),
     ],
 )
-def test_what_cannot_work_is_told(
+def test_what_cannot_work_is_reported(
     inside: Cli, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     inside.write("a-file", "")
@@ -253,7 +255,7 @@ def test_what_cannot_work_is_told(
     assert refused.err.count("\n") == 1
 
 
-def test_a_full_disk_of_the_data_directory_is_told(
+def test_a_full_disk_of_the_data_directory_is_reported(
     inside: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_arguments: object) -> None:

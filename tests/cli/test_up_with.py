@@ -202,7 +202,7 @@ def test_an_acme_authority_is_there_and_another_start_renews_what_it_has_signed(
 
 
 @pytest.mark.own_dockerd
-def test_a_configuration_of_somebodys_own_stays(short_cli: Cli) -> None:
+def test_a_configuration_of_a_user_stays(short_cli: Cli) -> None:
     cli = short_cli
     config = """
 apiVersion: reconciler/v1
@@ -220,7 +220,7 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
         ]
 
 
-def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
+def test_what_cannot_be_started_is_reported(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
     component_names = ", ".join((*OFFERS, *BUS_APIS))

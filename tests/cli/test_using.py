@@ -95,7 +95,7 @@ def test_standard_input_and_namespaces(live: Cli) -> None:
     assert live.ok("describe", "Shape", "input", "-o", "json").json["ownership"]["owned"] is True
 
 
-def test_history_tells_of_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
+def test_history_reports_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("drifting", "Purple"))
     url = f"{running_up[1].ready['apiUrl']}/shapes/drifting"
     existing_shape = httpx.get(url).json()
@@ -111,7 +111,7 @@ def test_history_tells_of_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
     ]
 
 
-def test_delete_says_what_it_does_not_know(live: Cli) -> None:
+def test_delete_names_the_resources_that_it_does_not_know(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("leaving"))
     ran = live.run("delete", "Shape", "leaving", "never", "--wait", "-o", "json")
     assert ran.status == 1
@@ -140,7 +140,7 @@ def test_what_does_not_settle_in_time_ends_with_3(live: Cli) -> None:
     live.ok("delete", "ProviderConfig", "away", "--wait", "--timeout", "10s")
 
 
-def test_watch_shows_outcomes_until_it_is_told_to_stop(live: Cli) -> None:
+def test_watch_shows_outcomes_until_it_is_interrupted(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("watched"))
     process = live.start("watch", "shape", "--since-start", "--output", "json")
     assert process.stdout is not None
@@ -174,7 +174,7 @@ def test_replay_gives_every_row_and_the_fleet(live: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", ["get", "doctor", "init", "replay", "history foo"])
-def test_an_unreachable_bus_is_told_in_one_line(
+def test_an_unreachable_bus_is_reported_in_one_line(
     inside: Cli, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.2)
@@ -233,7 +233,7 @@ def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
     assert "hunter2" not in ran.err
 
 
-def test_no_decider_is_told(idle: Inside) -> None:
+def test_no_decider_is_reported(idle: Inside) -> None:
     ran = idle.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
     assert ran.status == 3
     assert "shows whether a decider is running" in ran.err
@@ -254,7 +254,7 @@ def test_schemas_are_printed_without_a_server(
     assert has in result.json
 
 
-def test_a_kind_that_is_defined_at_run_time_is_no_slip_of_the_pen(live: Cli) -> None:
+def test_a_kind_that_is_defined_at_run_time_is_no_typing_error(live: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
     definition = page.split(BADGE)[1].split("---")[0].replace("name: Badge", "name: Shapely")
     definition = definition.replace("badge", "shapely")
@@ -344,7 +344,7 @@ def test_each_command_on_an_empty_server_says_what_to_do(inside: Inside, tmp_pat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("command", ["kinds", "doctor", "schema", "get --help"])
-def test_an_output_on_a_full_disk_is_told_in_plain_words(idle: Inside, command: str) -> None:
+def test_an_output_on_a_full_disk_is_reported_in_plain_words(idle: Inside, command: str) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [*COMMAND, *command.split()],

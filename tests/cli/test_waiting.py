@@ -68,14 +68,14 @@ def test_what_is_paused_is_left_alone_until_it_is_resumed(
     assert policy == {}
 
 
-def test_what_was_never_declared_is_neither_paused_nor_looked_at(live: Cli) -> None:
+def test_an_undeclared_resource_is_neither_paused_nor_refreshed(live: Cli) -> None:
     ran = live.run("pause", "Shape", "never-there")
     assert (ran.status, ran.rows[0][1:3]) == (1, ["Rejected", "NotFound"])
     ran = live.run("reconcile", "Shape", "never-there")
     assert (ran.status, ran.rows[0][1:3]) == (1, ["Rejected", "NotDeclared"])
 
 
-def test_a_resource_is_looked_at_now_whatever_the_interval_of_listings(
+def test_a_resource_is_refreshed_immediately_at_any_listing_interval(
     live: Cli, running_up: tuple[Cli, Up], seldom: str
 ) -> None:
     url = f"{running_up[1].ready['apiUrl']}/shapes/{seldom}-a"
@@ -89,7 +89,7 @@ def test_a_resource_is_looked_at_now_whatever_the_interval_of_listings(
     assert kinds_of_request.endswith(" requested a reconciliation (reason: somebody called)")
 
 
-def test_a_look_that_finds_nothing_new_is_recorded_too(live: Cli, seldom: str) -> None:
+def test_a_refresh_that_finds_nothing_new_is_recorded_too(live: Cli, seldom: str) -> None:
     live.ok("reconcile", "-n", seldom, "Shape", "--wait")
     history = live.ok("history", f"{seldom}/Shape/{seldom}-a", "-o", "json").json
     assert [each["event"] for each in history][-2:] == ["ReconcileAccepted", "ExternalObserved"]

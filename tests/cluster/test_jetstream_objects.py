@@ -89,7 +89,7 @@ async def test_the_number_of_copies_changes_in_place(
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_what_lives_on_a_node_that_is_away_is_not_seen_as_gone(
+async def test_an_object_on_an_unreachable_node_is_not_absent(
     cluster: EmbeddedCluster, providers: dict[str, Provider], nc: Client
 ) -> None:
     created_object = await create(providers["Stream"], "Stream", 1)

@@ -25,7 +25,7 @@ ROLES: Sequence[Role] = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_doubled(
+async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_duplicated(
     cluster: EmbeddedCluster, api_url: str, logs: Path
 ) -> None:
     async with running_story(cluster, ROLES, api_url, logs) as story:

@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 0.25
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("which", ["follower", "leader"])
-async def test_a_server_that_falls_silent_stops_progress_for_seconds(
+async def test_a_server_that_stops_responding_stops_progress_for_seconds(
     cluster: EmbeddedCluster, api_url: str, logs: Path, which: str
 ) -> None:
     async with running_story(cluster, ROLES, api_url, logs) as story:

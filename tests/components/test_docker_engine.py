@@ -229,7 +229,9 @@ async def test_without_dockerd_it_says_what_to_install(
     await engine.stop()
 
 
-async def test_who_is_not_root_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_user_other_than_root_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dockerd = tmp_path / "dockerd"
     dockerd.write_text("#!/bin/sh\n")
     dockerd.chmod(0o755)

@@ -147,7 +147,7 @@ async def test_a_pid_file_that_names_another_process_is_no_obstacle(
     assert await answers(server)
 
 
-async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
+async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
     cluster: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.start(cluster)
@@ -165,7 +165,7 @@ async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
     assert await answers(server)
 
 
-async def test_nobody_gets_in_without_a_password_but_by_its_own_folder(
+async def test_no_client_connects_without_a_password_except_through_its_own_folder(
     cluster: Path, server: Postgres
 ) -> None:
     await server.start(cluster)
@@ -188,7 +188,7 @@ def log_in(host: str, server: Postgres, user: str, password: str) -> None:
     ).close()
 
 
-async def test_what_is_wrong_with_it_is_said(cluster: Path, server: Postgres) -> None:
+async def test_its_defects_are_reported(cluster: Path, server: Postgres) -> None:
     await server.start(cluster)
     await server.stop()
     wrong = Postgres("shared_buffers=none")
@@ -207,7 +207,9 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, cluster: Pa
             await Postgres().start(closed / "postgres")
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_installation_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(postgres, "_DEBIAN", tmp_path)
     assert postgres.problem() == (
@@ -221,7 +223,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert postgres.problem() is None
 
 
-async def test_an_initdb_that_was_killed_is_begun_anew(server: Postgres) -> None:
+async def test_a_killed_initdb_is_repeated(server: Postgres) -> None:
     with short_folder() as folder:
         folder.chmod(0o755)
         start = asyncio.create_task(server.start(folder / "postgres"))

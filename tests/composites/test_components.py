@@ -80,7 +80,7 @@ def test_what_is_present_follows_its_manifest_and_what_is_absent_goes():
     )
 
 
-def test_what_was_created_is_never_updated_or_put_back():
+def test_what_was_created_is_never_updated_or_restored():
     its = Object()
     first = its.compose_from(component("one", Part(block("a"), "Created")))
     assert specs(first) == {"a": {"color": "Red", "policy": {"mode": "CreateOnly"}}}
@@ -155,7 +155,7 @@ def hooked(color: str, size: int) -> Component:
     )
 
 
-def test_a_hook_is_asked_once_for_each_change():
+def test_a_hook_is_evaluated_once_for_each_change():
     its = Object()
     first = its.compose_from(hooked("Red", 1))
     assert specs(first)["a"] == {"color": "Red", "size": 1, "made": "here"}
@@ -187,7 +187,7 @@ def test_a_hook_before_what_is_created_is_asked_when_it_is_made():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["Red", "Blue"]), st.integers(1, 3)), max_size=6))
-def test_asked_twice_nothing_changes(changes: list[tuple[str, int]]):
+def test_composing_twice_changes_nothing(changes: list[tuple[str, int]]):
     its = Object()
     for color, size in changes:
         kept_component = component("two", Part(block("b", color), "Created"))
@@ -294,7 +294,7 @@ def test_what_blocks_a_component_is_named_and_what_is_stuck_first():
     assert readiness.message == "2 of 3 parts are ready; two: default/Block/c is Converged: 2 s"
 
 
-def test_what_people_made_of_one_that_is_created_once_is_no_obstacle():
+def test_a_users_change_of_a_part_that_is_created_once_is_no_obstacle():
     readiness, components = standing(
         a=Child("Drifted", reason="CreateOnly", message="would change")
     )
@@ -319,7 +319,7 @@ def test_it_is_not_ready_while_a_part_is_missing_or_still_goes():
     )
 
 
-def test_one_that_waits_keeps_what_it_has_and_says_for_what():
+def test_a_waiting_component_keeps_its_parts_and_names_what_it_waits_for():
     its = Object()
     content_before = its.compose_from(ONE, TWO)
     waits = Component("one", lambda _values: [], waiting="waits for two")

@@ -232,7 +232,7 @@ def test_only_what_the_user_wrote_is_in_a_templates_hash():
     assert template_hash(spec(GOOD)["template"]) != template_hash(spec(BETTER)["template"])
 
 
-def test_a_container_that_somebody_declared_otherwise_is_wanted_as_it_was():
+def test_a_container_declared_differently_is_restored_to_its_manifest():
     fleet = Fleet(spec(GOOD, 2))
     fleet.settle()
     assert fleet.object is not None
@@ -246,7 +246,7 @@ def test_a_container_that_somebody_declared_otherwise_is_wanted_as_it_was():
     assert compose(WEB, fleet.spec, deployment) == expected
 
 
-def test_neither_none_missing_nor_one_more_would_never_end():
+def test_zero_surge_and_zero_unavailable_are_refused():
     with pytest.raises(msgspec.ValidationError, match="must not both be 0"):
         spec(GOOD, strategy={"maxUnavailable": 0, "maxSurge": 0})
 
@@ -257,7 +257,7 @@ def test_neither_none_missing_nor_one_more_would_never_end():
     st.integers(0, 6),
     st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any),
 )
-def test_no_step_takes_away_what_has_to_serve(
+def test_no_step_removes_a_replica_that_must_serve(
     there: list[tuple[str, bool]], replicas: int, limits: tuple[int, int]
 ):
     strategy = Strategy(*limits)

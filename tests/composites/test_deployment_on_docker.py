@@ -248,7 +248,7 @@ async def has_answers(visitors: Visitors, text: str, times: int) -> bool:
     return visitors.answers[f"{text}\n"] >= times
 
 
-async def test_37_a_container_that_is_removed_by_hand_is_made_again_by_its_own_kind(
+async def test_37_a_container_that_is_removed_out_of_band_is_recreated_by_its_own_kind(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     key = ResourceKey("default", "Deployment", f"{prefix}-web")

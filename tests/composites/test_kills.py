@@ -105,7 +105,7 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.mark.timeout(300)
-def test_37_a_roll_goes_on_where_it_stood_whoever_is_killed_when(machine: Machine) -> None:
+def test_37_a_roll_continues_after_any_process_is_killed(machine: Machine) -> None:
     chance = random.Random(37)
     image = machine.hands.import_image("web:1", "ENV PATH=/bin")
 

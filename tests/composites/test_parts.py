@@ -52,7 +52,7 @@ def provider_object(fields: Fields, kind: Kind | None = None, **standing: Child)
 # --- what is made
 
 
-def test_parts_are_made_of_what_is_declared():
+def test_parts_are_composed_from_the_declaration():
     fields = content(dots=["a", "b"])
     assert colors(fields) == {
         "t-middle": "Red",
@@ -66,7 +66,7 @@ def test_parts_are_made_of_what_is_declared():
     assert {each.metadata.namespace for each in manifests_of(fields)} == {"default"}
 
 
-def test_another_order_of_what_is_declared_is_no_change():
+def test_another_order_in_the_declaration_is_no_change():
     assert content(dots=["a", "b"]) == content(dots=["b", "a"])
 
 
@@ -77,7 +77,7 @@ def test_a_part_that_is_switched_off_is_absent_and_the_others_stay_the_same():
     assert {name: on[CHILDREN][name] for name in off[CHILDREN]} == off[CHILDREN]
 
 
-def test_what_is_created_keeps_what_it_was_made_of():
+def test_a_created_part_keeps_its_first_manifest():
     there = provider_object(content(color="Red"))
     assert colors(content(seen=there, color="Blue")) == {
         "t-middle": "Blue",
@@ -139,7 +139,7 @@ def test_a_part_can_follow_when_another_is_ready():
     assert "t-after" in colors(content(STAGED, provider_object(first), dots=["a"]))
 
 
-def test_a_value_that_is_not_there_yet_is_waited_for_and_keeps_what_there_is():
+def test_a_missing_value_is_waited_for_and_existing_parts_stay():
     first = content(FOLLOWS)
     assert "t-after" not in colors(first)
     assert first["waiting"]["after"].startswith("waits for middle: 'children.middle.outputs.color'")
@@ -164,7 +164,7 @@ def test_a_value_that_is_not_there_yet_is_waited_for_and_keeps_what_there_is():
     assert third["waiting"].keys() == {"after"}
 
 
-def test_a_value_that_a_ready_part_does_not_give_is_an_error():
+def test_a_value_missing_in_a_ready_part_is_an_error():
     with pytest.raises(InvalidManifestError) as caught:
         content(FOLLOWS, provider_object(content()))
     assert str(caught.value) == (
@@ -172,7 +172,7 @@ def test_a_value_that_a_ready_part_does_not_give_is_an_error():
     )
 
 
-def test_what_is_wrong_with_a_declaration_is_said_though_another_part_is_not_ready():
+def test_an_invalid_declaration_is_reported_though_another_part_is_not_ready():
     both = shape("= children.middle.outputs.color", metadata={"name": "= string(1 / spec.divisor)"})
     with pytest.raises(InvalidManifestError, match="failed: division by zero"):
         content(with_part(name="after", manifest=both), divisor=0)
@@ -203,7 +203,7 @@ TOLD = spec(
 )
 
 
-def test_what_it_gives_is_found_where_it_is_read_and_kept_in_the_log():
+def test_outputs_are_evaluated_at_the_read_and_stored_in_the_log():
     kind = kind_from(TOLD)
     resolved_fields = content(TOLD, dots=["a"], divisor=2)
     observed_object = provider_object(resolved_fields, kind, t_side=Child("Pending"))
@@ -223,7 +223,7 @@ def test_what_it_gives_is_found_where_it_is_read_and_kept_in_the_log():
     assert {"ready", "problem", "components", "children", "leaving"} < fields.keys()
 
 
-def test_what_it_gives_and_cannot_be_found_is_said_where_people_look():
+def test_an_output_that_cannot_be_evaluated_is_reported_in_the_status():
     kind = kind_from(TOLD)
     fields = content(TOLD, divisor=1)
     observed_object = provider_object(fields, kind)
@@ -344,7 +344,7 @@ def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
     assert str(caught.value).startswith(message), caught.value
 
 
-def test_a_text_that_speaks_of_children_is_no_mention():
+def test_a_text_with_the_word_children_is_no_reference():
     definition = with_part(
         name="x", manifest=shape("= 'children ' + children.middle.outcome + \" of children.x\"")
     )
@@ -353,7 +353,7 @@ def test_a_text_that_speaks_of_children_is_no_mention():
     assert kind_from(plain).composition is not None
 
 
-def test_no_kind_is_defined_over_one_that_is_made_of_others():
+def test_no_kind_is_defined_over_a_composed_kind():
     over = {**SPEC, "over": "Palette", "composition": None}
     with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is a composed kind"):
         build_defined_kind(KindRegistry([PALETTE]), "Trio", over, 1)
@@ -505,7 +505,7 @@ def test_a_value_that_is_not_allowed_is_refused_when_it_is_declared():
     assert answer.message == "spec.color: 'Pink' is not allowed; use one of Red, Blue, Green"
 
 
-def test_a_changed_definition_changes_what_is_there():
+def test_a_changed_definition_changes_existing_objects():
     story = declared_story()
     story.succeed()
     events = redefined(story, with_part(name="fourth", manifest=shape("Green")))
@@ -521,7 +521,7 @@ def test_a_definition_that_says_the_same_is_known_and_changes_nothing():
     assert names(redefined(story, about)) == ["DefinitionObserved", "SpecResolved"]
 
 
-def test_what_was_declared_before_has_the_defaults_of_what_was_defined_since():
+def test_earlier_declarations_get_the_defaults_of_a_later_definition():
     story = declared_story(color="blue")
     story.succeed()
     newer = with_part(name="fourth", manifest=shape("= spec.edge"))

@@ -141,7 +141,7 @@ async def test_a_part_is_switched_off_and_on_and_all_others_are_left_alone(world
     await world.until_outcome(ResourceKey("default", COMPOSED_SET_KIND, "Trio-t"), "Deleted")
 
 
-async def test_an_idle_one_writes_no_event(world: World):
+async def test_an_idle_composite_writes_no_event(world: World):
     await declare_and_wait(world)
     await world.observed_again(3)
     position_before = await world.log.last_position()
@@ -149,7 +149,7 @@ async def test_an_idle_one_writes_no_event(world: World):
     assert await world.log.last_position() == position_before
 
 
-async def test_what_is_created_is_left_to_people_and_what_is_present_is_put_back(world: World):
+async def test_created_parts_are_left_alone_and_present_parts_are_restored(world: World):
     await declare_and_wait(world)
     await world.human.changes("t-base", color="Green")
     await world.human.changes("t-middle", color="Green")
@@ -217,7 +217,7 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
     assert {each for each in await colors(world) if each.startswith("t-")} == set()
 
 
-async def test_whatever_is_declared_in_haste_the_last_is_what_is_there(world: World):
+async def test_after_many_quick_declarations_the_last_one_exists(world: World):
     chance = random.Random(52)
     await declare_and_wait(world)
     for _ in range(12):
@@ -262,7 +262,7 @@ async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withd
         {"components": 7, "hooked": {"x": {"from": 1}}},
     ],
 )
-async def test_a_set_that_people_write_blinds_nobody(world: World, written: Fields):
+async def test_a_set_written_by_another_client_hides_no_other_object(world: World, written: Fields):
     outcomes = spec(outputs={"title": {"value": "spec.color + children.side.outcome"}})
     assert (await world.ask(DEFINITION, definition(outcomes))).accepted
     await declare_and_wait(world)

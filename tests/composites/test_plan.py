@@ -106,7 +106,7 @@ async def test_27_a_withdrawal_names_the_parts_that_go_and_who_holds_one(world: 
     assert "billing" in held.message
 
 
-async def test_27_a_part_of_somebody_else_is_named_and_none_of_it_is_planned(world: World):
+async def test_27_a_part_of_another_client_is_named_and_none_of_it_is_planned(world: World):
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged")
     created_plan = await plan(world, palette("warm", "Red", "Blue"))

@@ -100,7 +100,7 @@ def problem(
     return None
 
 
-async def test_every_case_is_told_and_nobody_is_held_up(world: World) -> None:
+async def test_every_case_is_reported_and_delays_no_other_message(world: World) -> None:
     answers = await publish_all(world)
     await world.declare("neighbour")
 

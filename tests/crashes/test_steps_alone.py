@@ -87,7 +87,7 @@ async def test_an_error_at_a_step_is_tried_again_by_the_same_process(
 
 
 @pytest.mark.tier("ci")
-async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_goes_on(
+async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_continues(
     lane: Lane, name: str
 ) -> None:
     await lane.declare(name)

@@ -116,7 +116,7 @@ async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> 
     assert [each.name for each in path.parent.iterdir()] == [], "the folder stays"
 
 
-async def test_a_file_that_was_replaced_is_a_strangers_unless_it_is_to_be_adopted(
+async def test_a_file_that_was_replaced_is_foreign_unless_it_is_to_be_adopted(
     client: Client, root: Path
 ) -> None:
     manifest, path = manifests(root)["app-config"], root / "app/config.ini"

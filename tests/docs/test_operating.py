@@ -168,7 +168,7 @@ def commands_on_the_bus() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands_on_the_bus())
-def test_what_one_types_in_trouble_is_no_wrong_usage(
+def test_commands_of_the_troubleshooting_page_are_no_wrong_usage(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)
@@ -210,7 +210,7 @@ def typed_on_the_bus(line: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_what_a_guide_says_to_type_is_no_wrong_usage(
+def test_commands_of_a_guide_are_no_wrong_usage(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)

@@ -51,7 +51,9 @@ def test_no_server_is_an_operational_error() -> None:
         JetStreamFactory(new_environment("nats://127.0.0.1:1", NATS_TIMEOUT_SECONDS="0.3"))
 
 
-def test_a_missing_stream_is_not_created_when_told_so(nats_server: EmbeddedServer) -> None:
+def test_a_missing_stream_is_not_created_when_creation_is_disabled(
+    nats_server: EmbeddedServer,
+) -> None:
     environment = new_environment(nats_server.url, CREATE_TABLE="no", NATS_TIMEOUT_SECONDS="1")
     with JetStreamFactory(environment) as factory:
         recorder = application_recorder(factory)
@@ -86,7 +88,7 @@ def test_the_stream_never_drops_history(factory: JetStreamFactory) -> None:
     assert expected.items() <= config.items()
 
 
-def test_a_closed_store_says_so(factory: JetStreamFactory) -> None:
+def test_a_closed_store_raises_a_clear_error(factory: JetStreamFactory) -> None:
     recorder = application_recorder(factory)
     factory.close()
     factory.close()

@@ -94,7 +94,7 @@ def test_closing_the_factory_ends_a_subscription(factory: JetStreamFactory) -> N
             next(subscription)
 
 
-def test_a_subscription_to_a_stream_that_is_gone_says_so(factory: JetStreamFactory) -> None:
+def test_a_subscription_to_a_deleted_stream_raises_an_error(factory: JetStreamFactory) -> None:
     recorder = application_recorder(factory)
     factory.bus.call(delete_stream(factory.bus.nc, recorder.layout.stream))
     with (

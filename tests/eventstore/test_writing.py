@@ -41,7 +41,7 @@ def test_one_of_two_concurrent_writers_wins_each_version(environment: Environmen
     )
 
 
-def test_a_writer_goes_on_after_anothers_events_without_reading_first(
+def test_a_writer_continues_after_anothers_events_without_reading_first(
     environment: Environment,
 ) -> None:
     originator_id = uuid4()

@@ -50,7 +50,7 @@ async def test_reset_counts_start_from_zero(client: httpx.AsyncClient) -> None:
     assert set((await effects(client)).values()) == {0}
 
 
-async def test_the_journal_tells_what_happened_and_nothing_else(client: httpx.AsyncClient) -> None:
+async def test_the_journal_lists_the_effects_and_nothing_else(client: httpx.AsyncClient) -> None:
     sequence_before = await last_sequence(client)
     created = (await create(client, "a", "journal-1")).json()
     await create(client, "a", "journal-1")

@@ -112,7 +112,7 @@ async def test_a_document_that_is_not_valid_changes_nothing(
     assert (await client.get("/_faults")).json() == faults_before
 
 
-async def test_what_is_shown_can_be_put_back(client: httpx.AsyncClient) -> None:
+async def test_the_faults_that_are_returned_can_be_set_again(client: httpx.AsyncClient) -> None:
     await break_with(client, listing_drop_names=["a"], methods=["GET"], seed=3, remaining=4)
     faults = (await client.get("/_faults")).json()
     assert (await client.put("/_faults", json=faults)).json() == faults

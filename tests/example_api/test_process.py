@@ -69,7 +69,7 @@ def wait_until_ended(process: FaultyApi) -> None:
         assert time.monotonic() < deadline
 
 
-async def test_what_was_never_started_says_so() -> None:
+async def test_a_process_that_was_never_started_has_a_clear_error() -> None:
     process = FaultyApi()
     await process.stop()
     await process.kill()

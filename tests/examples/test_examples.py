@@ -47,7 +47,7 @@ async def test_declare_and_wait(stack: Stack, name: str) -> None:
     ]
 
 
-async def test_follow_outcomes_goes_on_where_it_was(
+async def test_follow_outcomes_continues_where_it_was(
     stack: Stack, client: Client, name: str
 ) -> None:
     for color in ("Red", "Green", "Blue"):
@@ -62,7 +62,7 @@ async def test_follow_outcomes_goes_on_where_it_was(
     assert len(positions) == 3
 
 
-async def test_audit_replay_tells_what_was_owned_at_a_time(
+async def test_audit_replay_lists_the_objects_owned_at_a_time(
     stack: Stack, client: Client, name: str
 ) -> None:
     started_at = datetime.now(UTC)
@@ -82,7 +82,7 @@ async def test_audit_replay_tells_what_was_owned_at_a_time(
         assert not lines_of_mine(await run(stack, "audit_replay.py", moment.isoformat()))
 
 
-async def test_failure_counts_go_on_where_they_were(
+async def test_failure_counts_continue_where_they_were(
     stack: Stack, client: Client, name: str, tmp_path: Path
 ) -> None:
     async def failing(shape_name: str, times: int) -> None:

@@ -44,7 +44,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [ways for _, ways in FAULTS], ids=[name for name, _ in FAULTS])
-async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_goes_on(
+async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_continues(
     world: World, ways: set[Way]
 ) -> None:
     """Its connection is dead without an end; pings find out, and the next connection works."""

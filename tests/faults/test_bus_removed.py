@@ -48,7 +48,7 @@ async def halts(world: World) -> str:
     ("stream", "consumer"),
     [(INTAKE, "decider-3"), (LOG, worker_consumer("default"))],
 )
-async def test_fault_18_a_role_whose_consumer_was_deleted_says_so_and_ends(
+async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
     world: World, stream: str, consumer: str
 ) -> None:
     await delete_consumer(world.nc, stream, consumer)

@@ -17,7 +17,7 @@ COUNT = 30
 
 
 @pytest.mark.parametrize("is_response_lost", [False, True], ids=["answered", "reply lost"])
-async def test_1_each_call_that_was_made_is_made_again_with_its_key_and_has_one_effect(
+async def test_1_each_call_is_repeated_with_its_key_and_has_one_effect(
     lane: Lane, name: str, is_response_lost: bool
 ) -> None:
     names = [f"{name}-{number}" for number in range(COUNT)]

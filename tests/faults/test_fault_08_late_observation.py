@@ -43,7 +43,7 @@ async def tell(lane: Lane, name: str, observed: Observed) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_8_looks_from_before_our_effects_change_nothing_in_any_order(
+async def test_8_observations_from_before_our_effects_change_nothing_in_any_order(
     lane: Lane, name: str, seed: int
 ) -> None:
     process = lane.fork(roles=WITHOUT_OBSERVER)
@@ -66,7 +66,7 @@ async def test_8_looks_from_before_our_effects_change_nothing_in_any_order(
     await process.stop()
 
 
-async def test_8_an_absence_seen_before_it_was_made_again_is_not_believed(
+async def test_8_an_absence_observed_before_the_recreation_is_not_believed(
     lane: Lane, name: str
 ) -> None:
     process = lane.fork(roles=WITHOUT_OBSERVER)

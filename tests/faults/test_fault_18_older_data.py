@@ -74,7 +74,7 @@ async def wait_until_lost(watch: LogCertainty) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shorter(
+async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorter(
     world: World, tmp_path: Path, role: Role
 ) -> None:
     data, older = world.server.data_dir, tmp_path / "older"
@@ -138,7 +138,7 @@ async def ends(watch: JetStreamLogWatch) -> str:
     return str(caught.value)
 
 
-async def test_fault_18_older_data_that_were_written_to_since_are_told_by_the_newest_event(
+async def test_fault_18_older_data_that_were_written_to_since_are_detected_by_the_newest_event(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     await write(server, 3)
@@ -180,7 +180,7 @@ async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not
         watching.cancel()
 
 
-async def test_fault_18_a_cluster_is_believed_only_when_it_says_so_for_long(
+async def test_fault_18_a_cluster_is_believed_only_when_it_repeats_its_answer_for_long(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that was cut off answers until it notices, and knows less than there is."""

@@ -37,7 +37,7 @@ async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_dec
     await following.stop()
 
 
-async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_goes_on(
+async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_continues(
     lane: Lane, name: str
 ) -> None:
     for number in range(MAX_OPEN_BATCHES):

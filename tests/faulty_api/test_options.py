@@ -128,7 +128,7 @@ class Hasty(WhiteProvider):
 class TestNumbered(WithOption, HttpFaultContract):
     kind = NUMBERED
 
-    async def test_two_objects_of_one_name_are_told_apart_by_their_ids(
+    async def test_two_objects_of_one_name_are_distinguished_by_their_ids(
         self, provider: Provider, name: str
     ) -> None:
         first, second = await self.create_one(provider, name), await self.create_one(provider, name)

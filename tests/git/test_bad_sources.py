@@ -118,7 +118,7 @@ async def test_long_words_of_a_commit_are_cut(world: World, repository: Reposito
     assert sorted(await colors(world)) == sorted(names)
 
 
-async def test_a_source_that_was_let_go_is_not_followed(world: World, repository: Repository):
+async def test_a_released_source_is_not_followed(world: World, repository: Repository):
     repository.write({"a.yaml": document("a")})
     await world.declare_all([source(repository, policy={"deletion": "Orphan"})])
     await until_ready(world, repository.commit())

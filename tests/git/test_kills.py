@@ -82,7 +82,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 @pytest.mark.timeout(300)
-def test_38_whoever_is_killed_when_the_newest_commit_is_declared_whole(
+def test_38_the_newest_commit_is_declared_whole_after_any_kill(
     machine: Machine, tmp_path: Path
 ) -> None:
     chance = random.Random(38)

@@ -275,7 +275,9 @@ async def test_manifests_that_grow_by_aliases_are_too_much(repository: Repositor
     assert "its manifests exceed the limit of 32 MiB" in failure.message
 
 
-async def test_manifests_of_many_small_values_are_not_decoded_by_who_asks(repository: Repository):
+async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_process(
+    repository: Repository,
+):
     """A byte of the reply for each, and 64 bytes of the process that reads it."""
     head = '{"apiVersion":"a/v1","kind":"A","metadata":{"name":"a"},"spec":{"a":['
     text = head + "[]," * 100_000 + "[]]}}"

@@ -158,7 +158,7 @@ def test_only_signers_sign(repository: Repository, tmp_path: Path):
     assert raised.value.reason == "Unsigned"
 
 
-def test_every_document_is_checked_and_the_first_few_problems_are_told():
+def test_every_document_is_checked_and_the_first_few_problems_are_reported():
     good = b"apiVersion: shapes/v1\nkind: Shape\nmetadata: {name: a}\nspec: {type: Square}\n"
     content = {
         "a.yaml": good.replace(b"type: Square", b"type: Square, color: Red"),
@@ -226,7 +226,7 @@ def test_a_document_that_would_be_too_much_is_refused_before_it_is_built(text: s
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]", "0"])
 @pytest.mark.parametrize("scheme", ["http", "https", "ssh"])
-async def test_no_repository_of_the_host_is_asked_unless_it_is_allowed(scheme: str, host: str):
+async def test_no_repository_of_the_host_is_read_unless_it_is_allowed(scheme: str, host: str):
     positions: list[int] = []
 
     async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

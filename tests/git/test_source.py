@@ -121,7 +121,7 @@ async def declarations(world: World, names: Sequence[str]) -> dict[str, int]:
     }
 
 
-async def test_what_a_repository_says_is_declared_changed_and_withdrawn(
+async def test_manifests_of_a_repository_are_declared_changed_and_withdrawn(
     world: World, repository: Repository
 ):
     repository.write(
@@ -244,7 +244,7 @@ async def test_38_a_commit_of_200_manifests(world: World, repository: Repository
     assert len(await colors(world)) == 110
 
 
-async def test_a_child_that_is_edited_or_withdrawn_by_hand_is_put_back(
+async def test_a_child_that_is_edited_or_withdrawn_out_of_band_is_restored(
     world: World, repository: Repository
 ):
     repository.write({"a.yaml": document("a"), "b.yaml": document("b")})
@@ -262,7 +262,7 @@ async def test_a_child_that_is_edited_or_withdrawn_by_hand_is_put_back(
     await until_ready(world)
 
 
-async def test_a_look_that_is_asked_for_does_not_wait_for_the_interval(
+async def test_a_requested_read_does_not_wait_for_the_interval(
     world: World, repository: Repository
 ):
     repository.write({"a.yaml": document("a")})
@@ -351,7 +351,7 @@ def renderers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECONCILER_RENDERERS", str(file))
 
 
-async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_told_once(
+async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_reported_once(
     renderers: None, world: World, repository: Repository
 ):
     repository.write({"deploy/a.in": document("a", "COLOR")})
@@ -385,7 +385,7 @@ async def test_its_withdrawal_is_planned_with_all_that_it_has_declared(
     assert len(await colors(world)) == 3
 
 
-async def test_what_others_write_by_hand_stops_nothing_and_declares_nothing_elsewhere(
+async def test_what_others_write_out_of_band_stops_nothing_and_declares_nothing_elsewhere(
     world: World, repository: Repository
 ):
     by_hand = {"parent": "default/GitSource/hand", "uid": "u", "key": "k"}
@@ -426,7 +426,7 @@ async def test_what_others_write_by_hand_stops_nothing_and_declares_nothing_else
     assert await colors(world) == {"a": "Red"}
 
 
-async def test_of_two_that_declare_one_set_at_once_one_is_told(world: World):
+async def test_of_two_concurrent_declarations_of_one_set_one_fails(world: World):
     sets = world.client.manifest_sets()
     key = ResourceKey("default", "ManifestSet", "race")
     parts = [Part(manifest(name)) for name in ("a", "b")]

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Iterator[Cli]:
         yield cli
 
 
-def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
+def test_a_push_is_read_immediately(folder: Cli, tmp_path: Path) -> None:
     repository = Repository(tmp_path / "Acme" / "shop.git")
     repository.write({"a.yaml": shape("a")})
     repository.commit()

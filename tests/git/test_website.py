@@ -254,7 +254,7 @@ def test_a_commit_becomes_a_website_is_rolled_and_withdrawn(website: Website) ->
 
 
 @pytest.mark.timeout(400)
-def test_it_goes_on_where_it_stood_whoever_is_killed_when(website: Website) -> None:
+def test_a_rollout_continues_after_any_process_is_killed(website: Website) -> None:
     chance = random.Random(15)
 
     def die_within(seconds: float) -> None:

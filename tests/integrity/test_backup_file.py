@@ -235,7 +235,7 @@ async def test_a_log_that_somebody_works_on_is_not_touched(
     await reader.close()
 
 
-async def test_a_backup_of_a_damaged_log_says_so(
+async def test_a_backup_of_a_damaged_log_reports_the_damage(
     log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     key = new_key()
@@ -285,7 +285,7 @@ async def _decided(log: JetStreamLog, key: ResourceKey) -> Action:
     return action
 
 
-def test_a_backup_on_a_full_disk_is_told_in_one_line_and_leaves_no_file(
+def test_a_backup_on_a_full_disk_is_reported_in_one_line_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "full.backup"

@@ -110,7 +110,7 @@ CASES: list[tuple[Problem, Damages, str]] = [
 
 
 @pytest.mark.parametrize(("problem", "damages", "told"), CASES)
-def test_damage_is_told_once_with_its_place_and_nothing_behind_it_is_used(
+def test_damage_is_reported_once_with_its_place_and_nothing_behind_it_is_used(
     problem: Problem, damages: Damages, told: str
 ) -> None:
     records = passed(damages(recorded(events(FOO, 1, 6))))
@@ -152,7 +152,7 @@ def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None
     assert "events at positions 4 to 5, found no event" in str(damage[0])
 
 
-def test_what_belongs_to_no_resource_is_told() -> None:
+def test_what_belongs_to_no_resource_is_reported() -> None:
     result = passed([Recorded(1, "log.some.thing", b"hello", "")])
     assert [(each.problem, each.resource) for each in result.damage] == [("Misplaced", "")]
 

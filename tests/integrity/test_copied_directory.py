@@ -149,7 +149,7 @@ async def test_after_a_restore_all_that_is_newer_is_approved_together(
     assert len(every(HoldApproved, await original.facts(CONFIG))) == 1
 
 
-async def test_a_label_that_was_copied_by_hand_holds_nothing(original: World) -> None:
+async def test_a_label_that_an_operator_copied_holds_nothing(original: World) -> None:
     """It is disputed, for that object alone; other resources go on."""
     own_shape = await original.human.sees("foo")
     await original.human.makes("bar", labels=own_shape["labels"])

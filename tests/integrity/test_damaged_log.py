@@ -317,7 +317,7 @@ async def test_garbage_in_a_history_holds_that_resource_and_no_other(
     assert outcomes["foo"] == ("Held", "LogDamaged")
 
 
-async def test_garbage_that_belongs_to_no_resource_is_told_by_doctor_and_holds_nothing(
+async def test_garbage_that_belongs_to_no_resource_is_reported_by_doctor_and_holds_nothing(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world

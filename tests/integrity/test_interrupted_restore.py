@@ -326,7 +326,7 @@ accounts {
 """
 
 
-async def test_a_server_without_room_for_the_streams_is_told_before_the_log_is_written(
+async def test_a_server_without_room_for_the_streams_is_reported_before_the_log_is_written(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     key = new_key()
@@ -343,7 +343,7 @@ async def test_a_server_without_room_for_the_streams_is_told_before_the_log_is_w
     await server.kill()
 
 
-async def test_an_account_with_too_few_streams_or_consumers_is_told_before_anything_is_written(
+async def test_an_account_with_too_few_streams_or_consumers_is_reported_before_anything_is_written(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     """Two namespaces have six consumers of the log each, and the restore reads the log itself."""

@@ -331,7 +331,7 @@ async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
 
 
 @pytest.mark.parametrize("change", ["purged", "overwritten"])
-async def test_rows_that_another_client_removed_or_overwrote_are_told_and_rebuilt(
+async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_rebuilt(
     bare_world: World, operator: Operator, change: str
 ) -> None:
     world, url = bare_world, bare_world.server.url

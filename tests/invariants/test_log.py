@@ -147,7 +147,9 @@ async def posts(world: World) -> int:
     return sum((await world.human.requests()).get("POST", {}).values())
 
 
-async def test_9_a_restart_forgets_no_back_off_and_wakes_nobody_for_nothing(bare_world: World):
+async def test_9_a_restart_forgets_no_back_off_and_wakes_no_resource_without_cause(
+    bare_world: World,
+):
     world = bare_world
     await world.start_reconciler()
     patient = Retry(initial_seconds=600, max_seconds=600)
@@ -172,7 +174,7 @@ async def test_9_a_restart_forgets_no_back_off_and_wakes_nobody_for_nothing(bare
     assert status.retry_at == only(RetryScheduled, await world.facts("foo")).at
 
 
-async def test_9_the_attempts_go_on_counting_after_a_restart(bare_world: World):
+async def test_9_the_attempts_continue_counting_after_a_restart(bare_world: World):
     world = bare_world
     await world.start_reconciler()
     await world.configure(

@@ -149,7 +149,7 @@ async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_i
         assert every(DriftDetected, facts) == []
 
 
-async def test_11_the_log_goes_on_where_it_was_after_the_server_was_killed(
+async def test_11_the_log_continues_where_it_was_after_the_server_was_killed(
     bare_world_of_its_own: World,
 ):
     world = bare_world_of_its_own

@@ -19,7 +19,7 @@ from tests.scenarios.harness import World, api_config, every, manifest, only, sh
 ABSENT: ExternalObject | None = None
 
 
-async def test_6_only_a_look_from_after_our_last_effect_proves_absence(bare_world: World):
+async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_world: World):
     """The API lies in no listing here: the looks come from another observer, on the bus."""
     world = bare_world
     await world.start_reconciler(["decider", "worker", "projector"])
@@ -81,7 +81,7 @@ async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_an
     assert await world.human.effects() == ["human POST", "human POST"]
 
 
-async def test_7_a_stranger_that_took_the_name_of_ours_is_not_deleted(world: World):
+async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_deleted(world: World):
     """The withdrawal is decided before any observation: the call itself must detect it."""
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
@@ -100,7 +100,7 @@ async def test_7_a_stranger_that_took_the_name_of_ours_is_not_deleted(world: Wor
     assert only(OwnershipReleased, facts).reason == "Replaced"
 
 
-async def test_7_a_stranger_that_took_the_name_of_ours_is_not_repainted(world: World):
+async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_repainted(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()

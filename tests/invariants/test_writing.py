@@ -40,7 +40,7 @@ def moment() -> datetime:
     return datetime.now(UTC)
 
 
-async def test_4_wake_ups_stale_looks_and_old_results_change_nothing(world: World):
+async def test_4_wake_ups_stale_observations_and_old_results_change_nothing(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     await world.declare("foo", color="Purple")

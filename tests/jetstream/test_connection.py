@@ -38,7 +38,7 @@ from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
 
 
-async def test_nobody_there() -> None:
+async def test_no_server_is_reachable() -> None:
     with pytest.raises(BusUnavailableError, match=r"cannot reach nats://127.0.0.1:1: .*running"):
         await connect("nats://127.0.0.1:1", name="test", patience_seconds=0.3)
 
@@ -75,7 +75,7 @@ async def test_of_several_servers_each_is_named_with_what_is_wrong(silent: str) 
     assert text.endswith("; check that the servers are running")
 
 
-async def test_a_server_that_takes_no_more_connections_says_so(tmp_path: Path) -> None:
+async def test_a_server_at_its_connection_limit_is_named_in_the_error(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config="max_connections: 1")
     nc = await connect(server.url, name="first")
@@ -129,7 +129,7 @@ USERS = (
 )
 
 
-async def test_who_connects_while_the_server_reloads_is_let_in(tmp_path: Path) -> None:
+async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path) -> None:
     """Until the server has read a client's identity, a reload treats the client as a stranger."""
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config=f"debug: true\n{USERS % 'old'}")
@@ -151,7 +151,7 @@ async def test_who_connects_while_the_server_reloads_is_let_in(tmp_path: Path) -
     await server.stop()
 
 
-async def test_who_is_too_slow_to_say_who_he_is_tries_again(tmp_path: Path) -> None:
+async def test_a_client_too_slow_to_authenticate_tries_again(tmp_path: Path) -> None:
     """On a machine that is busy: the server's patience says nothing about the key."""
     server = EmbeddedServer()
     users = (USERS % "p").replace("60", "0.1")
@@ -284,7 +284,7 @@ async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -
     await client.close()
 
 
-async def test_a_connection_that_hears_nothing_is_made_anew(
+async def test_a_connection_that_receives_nothing_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if the server had forgotten, at a reload, what this connection listens to."""
@@ -466,6 +466,6 @@ async def test_a_flush_speaks_of_what_was_sent_before_it(
     assert commands.index(b"SUB " + unique.encode()) < commands.index(b"PING")
 
 
-def test_a_server_without_room_for_a_stream_is_told_in_full() -> None:
+def test_a_server_without_room_for_a_stream_is_reported_in_full() -> None:
     error = to_bus_error(ApiError(500, 10049, "error creating store for stream"), "CREATE")
     assert "the disk of the server is full" in str(error)

@@ -85,7 +85,7 @@ async def test_a_configuration_error_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-async def test_what_it_was_told(tmp_path: Path) -> None:
+async def test_the_server_runs_with_the_given_options(tmp_path: Path) -> None:
     server = EmbeddedServer()
     with pytest.raises(EmbeddedServerError, match="start"):
         _ = server.pid

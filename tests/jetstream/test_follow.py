@@ -54,7 +54,7 @@ async def test_filters_and_a_start(nc: Client, stream: str) -> None:
     assert follower.position == 30
 
 
-async def test_it_goes_on_after_the_server_was_killed(
+async def test_it_continues_after_the_server_was_killed(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     writer, reader = await connected(own_server), await connected(own_server)
@@ -140,7 +140,7 @@ async def _pulled(nc: Client, stream: str, *names: str) -> None:
         await ensure_consumer(nc, stream, config)
 
 
-async def test_a_follower_of_given_consumers_goes_on_when_another_takes_its_consumer(
+async def test_a_follower_of_given_consumers_continues_when_another_takes_its_consumer(
     nc: Client, stream: str
 ) -> None:
     await _pulled(nc, stream, "one", "two")

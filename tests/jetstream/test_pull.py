@@ -172,7 +172,7 @@ async def test_in_progress_keeps_a_message(nc: Client, stream: str) -> None:
     await reader.close()
 
 
-async def test_it_goes_on_after_the_server_was_killed(
+async def test_it_continues_after_the_server_was_killed(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     nc = await connected(own_server)
@@ -262,7 +262,7 @@ async def test_a_consumer_that_is_added_is_read_beside_one_that_is_full(
     await group.close()
 
 
-async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error(
+async def test_a_consumer_that_was_recreated_while_nothing_was_asked_is_an_error(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hands out from the beginning what was done long ago."""
@@ -279,7 +279,7 @@ async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error
     await group.close()
 
 
-async def test_a_consumer_that_was_made_anew_while_the_connection_was_lost_is_an_error(
+async def test_a_consumer_that_was_recreated_while_the_connection_was_lost_is_an_error(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No open request tells of its end: the server forgot them with the old connection."""

@@ -37,7 +37,7 @@ async def test_a_real_story_without_fault_has_no_findings(world: World) -> None:
     assert await check(world.nc, world.human.url, after_effect=position_before) == []
 
 
-async def test_what_goes_wrong_behind_the_log_is_found(world: World) -> None:
+async def test_changes_made_without_the_log_are_found(world: World) -> None:
     position_before = await last_effect(world.human.url)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")

@@ -968,7 +968,9 @@ def claim_after_withdrawal(story: Story) -> None:
     story.record(GONE, OutcomeRecorded("Held", 2, "Approval"))
 
 
-def test_a_resource_that_claims_a_stray_after_its_withdrawal_references_nothing() -> None:
+def test_a_resource_that_claims_an_unmanaged_object_after_its_withdrawal_references_nothing() -> (
+    None
+):
     story = sound()
     claim_after_withdrawal(story)
     assert "references" not in rules_broken(story)
@@ -1046,7 +1048,7 @@ def test_a_repeated_declaration_needs_no_event() -> None:
     assert findings(story.history) == []
 
 
-def test_a_change_by_hand_needs_no_key() -> None:
+def test_an_out_of_band_change_needs_no_key() -> None:
     story = sound()
     story.effect("Update", "foo", None)
     story.history.by_hand = ["foo"]
@@ -1078,7 +1080,7 @@ def test_two_objects_that_the_log_released_are_of_no_resource() -> None:
     assert findings(story.history) == []
 
 
-def test_an_object_of_an_action_that_a_person_gave_up_is_no_leak() -> None:
+def test_an_object_of_an_action_that_an_operator_abandoned_is_no_leak() -> None:
     """A declaration before the action ends does not undo what the person decided."""
     story = sound()
     abandoned = release_during_creation(story, orphan=True)

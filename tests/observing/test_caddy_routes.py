@@ -188,7 +188,9 @@ async def _true(value: bool) -> bool:
     return value
 
 
-async def test_what_hands_do_is_undone_at_once_and_others_are_left_alone(site: Site) -> None:
+async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_alone(
+    site: Site,
+) -> None:
     await site.begin(resync=NEVER_SECONDS)
     a = await site.backend("a")
     foreign_route: dict[str, Any] = {

@@ -208,7 +208,7 @@ async def test_a_change_brings_the_next_listing_forward() -> None:
         await until(lambda: len(api.listed_at) == 3)
 
 
-async def test_a_feed_that_always_tells_of_changes_is_followed_as_often_as_allowed() -> None:
+async def test_a_feed_that_always_reports_changes_is_followed_as_often_as_allowed() -> None:
     marks = count()
 
     async def always_changed(_after: str | None) -> str:
@@ -221,7 +221,7 @@ async def test_a_feed_that_always_tells_of_changes_is_followed_as_often_as_allow
     assert min(gaps(api.asked_at)) >= LEAST_SECONDS - ONE_TICK_SECONDS
 
 
-async def test_a_feed_that_answers_at_once_and_has_nothing_to_tell_is_no_hot_loop() -> None:
+async def test_a_feed_that_returns_immediately_without_a_change_is_no_hot_loop() -> None:
     api = Api(says_nothing_new)
     async with observed(Stage(api)):
         await until(lambda: len(api.asked_at) >= 10)
@@ -298,7 +298,7 @@ async def test_another_api_has_other_marks() -> None:
     assert requests.count(None) == 2
 
 
-async def test_a_feed_that_wants_fewer_calls_closes_the_gate_for_all() -> None:
+async def test_a_throttled_feed_closes_the_gate_for_all() -> None:
     async def throttles(_after: str | None) -> str:
         raise ThrottledError("too many", status=429, retry_after_seconds=3600)
 
@@ -311,7 +311,7 @@ async def test_a_feed_that_wants_fewer_calls_closes_the_gate_for_all() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
-async def test_a_feed_is_not_asked_while_a_breaker_is_open_and_never_its_probe(
+async def test_a_feed_is_not_called_while_a_breaker_is_open_and_is_never_its_probe(
     seconds: float,
 ) -> None:
     stage = Stage(Api(never_answers))

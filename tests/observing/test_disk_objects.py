@@ -132,7 +132,7 @@ async def test_a_deletion_waits_for_a_person_then_for_the_attachment_then_for_it
     assert not image.exists()
 
 
-async def test_what_hands_unmount_is_mounted_again_and_grows_but_never_shrinks(
+async def test_a_disk_unmounted_out_of_band_is_mounted_again_and_grows_but_never_shrinks(
     with_disks: World, disk_root: Path
 ) -> None:
     place = disk_root / "mounts/data"
@@ -162,7 +162,7 @@ async def test_what_hands_unmount_is_mounted_again_and_grows_but_never_shrinks(
     assert "has 16777216 bytes and never shrinks" in failed.message
 
 
-async def test_another_disk_takes_the_place_when_nobody_uses_the_first(
+async def test_another_disk_takes_the_place_when_the_first_is_unused(
     with_disks: World, disk_root: Path
 ) -> None:
     place, key = disk_root / "mounts/data", attachment().key

@@ -140,7 +140,7 @@ async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
     await until(docked, is_rotated, "the container is replaced with the new secret")
 
 
-async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
+async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_objects_stay(
     docked: World, engine: TestEngine, prefix: str, record_property: Callable[[str, object], None]
 ) -> None:
     hands, name = engine.hands, f"{prefix}-web"
@@ -206,7 +206,7 @@ async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
     assert len(hands.containers(name)) == 1
 
 
-async def test_a_strangers_name_is_a_conflict_and_a_missing_image_is_waited_for(
+async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     hands = engine.hands
@@ -255,7 +255,7 @@ async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
     assert [each["Names"] for each in hands.containers(prefix)] == [[f"/{name}"]]
 
 
-async def test_a_volume_that_is_in_use_waits_says_for_whom_and_keeps_its_data(
+async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     hands, name = engine.hands, f"{prefix}-data"
@@ -307,7 +307,7 @@ async def test_the_page_of_volumes_is_applied(
     assert found["Options"]["o"] == "size=16m"
 
 
-async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_gone_on_with(
+async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_resumed(
     docked: World, engine: TestEngine, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hands, name = engine.hands, f"{prefix}-half"
@@ -367,7 +367,7 @@ async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
         await world.stop_reconciler()
 
 
-async def test_a_command_that_is_not_there_fails_says_so_and_is_mended_by_a_declaration(
+async def test_a_missing_command_fails_is_reported_and_is_repaired_by_a_declaration(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     name = f"{prefix}-typo"

@@ -49,7 +49,9 @@ async def listed(stage: Stage) -> list[tuple[object, str]]:
 
 
 @pytest.mark.parametrize("capabilities", [CAPABILITIES, BY_ID])
-async def test_the_first_listing_tells_that_there_is_no_object(capabilities: Capabilities) -> None:
+async def test_the_first_listing_reports_that_the_object_is_missing(
+    capabilities: Capabilities,
+) -> None:
     stage = looking(capabilities)
     assert await listed(stage) == [(None, "CompleteListing")]
     apply(stage, 3, ExternalObserved("default", "wanted", None, "CompleteListing", 1))

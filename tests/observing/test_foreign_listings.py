@@ -95,7 +95,7 @@ async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
     assert await world.log_position() == position
 
 
-async def test_a_complete_listing_finds_drift_loss_and_strays(converged_world: World):
+async def test_a_complete_listing_finds_drift_loss_and_unmanaged_objects(converged_world: World):
     world = converged_world
     await world.human.changes("team-1", color="Green")
     await world.human.deletes("team-2")
@@ -202,7 +202,7 @@ async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: 
         assert every(DriftDetected, await world.facts(name)) == []
 
 
-async def test_a_listing_for_nobody_is_refused(converged_world: World):
+async def test_a_listing_of_an_unknown_configuration_or_kind_is_refused(converged_world: World):
     position = await converged_world.log_position()
     subject = listing("nowhere", "Shape", "s-1")
     began = ListingBegan("nowhere", "Shape", 1)

@@ -56,7 +56,7 @@ async def declared(world: World, *, exclusive: bool = False) -> None:
         await world.until_outcome(key, "Converged")
 
 
-async def test_the_pages_example_is_made_and_what_hands_do_to_it_is_undone(
+async def test_the_pages_example_is_made_and_out_of_band_changes_to_it_are_reverted(
     bare_world: World,
 ) -> None:
     world = bare_world
@@ -98,7 +98,7 @@ async def test_the_pages_example_is_made_and_what_hands_do_to_it_is_undone(
     await world.until(is_recreated, "the consumer is made again")
 
 
-async def test_in_an_exclusive_scope_strays_go_and_the_products_own_streams_stay(
+async def test_in_an_exclusive_scope_unmanaged_objects_go_and_the_products_own_streams_stay(
     bare_world: World,
 ) -> None:
     world = bare_world

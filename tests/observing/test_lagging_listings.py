@@ -72,7 +72,7 @@ async def test_what_a_listing_lacks_is_read_by_its_id_before_it_counts_as_gone(s
         assert deleted_observation.losses == LossCount(COUNT, COUNT), "the guard judges the listing"
 
 
-async def test_what_a_read_shows_to_have_changed_is_told(stage: Stage):
+async def test_what_a_read_shows_to_have_changed_is_reported(stage: Stage):
     stage.api.by_id["n7"] = replace(note(7), fields={"color": "Red"})
     await stage.observer.list_once("default", "Shape")
     assert stage.intake.observed.keys() == {key(7)}

@@ -72,27 +72,27 @@ async def observations_of(
     return {key.name: each for key, each in checks.observed}
 
 
-async def test_what_is_ours_is_found_by_its_id_among_others_of_its_name() -> None:
+async def test_an_owned_object_is_found_by_its_id_among_others_of_its_name() -> None:
     own_row = row("mine", note("n1"), owned=True, uid="n1")
     found = await observations_of([note("n1"), note("n2")], own_row)
     assert "mine" not in found, "it is as it was"
     assert [each.object and each.object.uid for each in found.values()] == ["n2"]
 
 
-async def test_ours_is_read_by_its_id_though_another_has_its_name() -> None:
+async def test_an_owned_object_is_read_by_its_id_though_another_has_its_name() -> None:
     own_row = row("mine", note("n1"), owned=True, uid="n1")
     checks = await findings([note("n2")], own_row)
     assert checks.doubtful == [own_row]
     assert [each.object for _, each in checks.observed] == [note("n2")]
 
 
-async def test_what_is_not_ours_is_gone_though_another_has_its_name() -> None:
+async def test_an_unowned_object_is_absent_though_another_has_its_name() -> None:
     observed_row = row("mine", note("n1"), declared=False, observed_uid="n1")
     found = await observations_of([note("n2")], observed_row)
     assert (found["mine"].object, found["mine"].absent_uid) == (None, "n1")
 
 
-async def test_each_foreign_object_is_a_resource_of_its_own_and_is_told_once() -> None:
+async def test_each_foreign_object_is_a_resource_of_its_own_and_is_reported_once() -> None:
     first = await observations_of([note("n1"), note("n2")])
     assert len(first) == 2
     known_rows = [
@@ -150,7 +150,7 @@ async def test_a_deleted_object_does_not_replace_the_one_that_was_created_since(
 
 
 @pytest.mark.parametrize("config", [CONFIG, EXCLUSIVE])
-async def test_what_may_be_the_work_of_a_creation_is_nobody_elses(
+async def test_a_possible_result_of_a_creation_belongs_to_no_other_resource(
     config: ProviderConfigSpec,
 ) -> None:
     making = row("mine", action_id="a", operation="Create")
@@ -160,7 +160,7 @@ async def test_what_may_be_the_work_of_a_creation_is_nobody_elses(
 
 
 @pytest.mark.parametrize("resource", ["", "default/Note/broken"])
-async def test_what_a_damaged_resource_may_have_made_is_no_stray(resource: str) -> None:
+async def test_a_possible_object_of_a_damaged_resource_is_not_unmanaged(resource: str) -> None:
     own_row, objects = row("mine"), [note("n1"), note("n2"), note("n3", title="other")]
     damage = LogDamage("Missing", 7, 2, "event 2", "event 3", resource)
     assert (await observations_of(objects, own_row, config=EXCLUSIVE, damage=[damage])).keys() == {
@@ -182,7 +182,7 @@ async def test_a_deleted_object_with_our_label_is_gone_however_late_it_is_listed
     assert await observations_of([note("n1")], of_name, deleted_ids={"n1"}) == {}
 
 
-async def test_a_first_look_shows_an_object_that_an_undeclared_resource_was_seen_with() -> None:
+async def test_a_first_read_shows_an_object_that_an_undeclared_resource_had() -> None:
     undeclared = row("stray", note("n1"), declared=False, observed_uid="n1", reason="NotDeclared")
     looking = row("mine", reason="AwaitingListing")
     assert (await observations_of([note("n1")], undeclared, looking))["mine"].object == note("n1")
@@ -190,18 +190,18 @@ async def test_a_first_look_shows_an_object_that_an_undeclared_resource_was_seen
     assert (await observations_of([note("n1")], owned, looking))["mine"].object is None
 
 
-async def test_what_was_let_go_is_found_by_its_name_until_its_id_is_known() -> None:
+async def test_what_was_released_is_found_by_its_name_until_its_id_is_known() -> None:
     released = row("mine", note("n1"), declared=False)
     assert await observations_of([note("n1")], released) == {}
     assert (await observations_of([], released))["mine"].object is None
 
 
-async def test_what_was_replaced_is_no_stray() -> None:
+async def test_what_was_replaced_is_not_unmanaged() -> None:
     own_row = row("mine", note("n2"), owned=True, uid="n2", retiring="todo", retiring_uid="n1")
     assert await observations_of([note("n1"), note("n2")], own_row, config=EXCLUSIVE) == {}
 
 
-async def test_what_was_released_with_its_replacement_is_no_stray() -> None:
+async def test_what_was_released_with_its_replacement_is_not_unmanaged() -> None:
     kept_row = row(
         "mine", note("n2"), declared=False, observed_uid="n2", released=(("todo", "n1"),)
     )
@@ -222,7 +222,7 @@ async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgott
     )
 
 
-async def test_what_one_resource_has_released_no_other_one_takes_for_a_stray() -> None:
+async def test_an_object_that_one_resource_released_is_not_unmanaged_for_another() -> None:
     released = row(
         "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
     )
@@ -252,7 +252,7 @@ async def names_with_late_object(*rows: StatusRow, **more: Any) -> set[str]:
     return set(await observations_of(objects, *rows, unique_names=True, **more))
 
 
-async def test_a_late_object_is_told_to_the_resource_whose_label_it_has() -> None:
+async def test_a_late_object_is_reported_to_the_resource_whose_label_it_has() -> None:
     assert await names_with_late_object(moved()) == {"mine"}
     columns = {"observed_uid": "n2", "foreign_identity": identity(LATE)}
     stranger = row("todo", LATE, declared=False, **columns)
@@ -260,7 +260,7 @@ async def test_a_late_object_is_told_to_the_resource_whose_label_it_has() -> Non
 
 
 @pytest.mark.parametrize("declared", [False, True])
-async def test_a_late_object_is_told_to_its_resource_that_owns_nothing(declared: bool) -> None:
+async def test_a_late_object_is_reported_to_its_resource_that_owns_nothing(declared: bool) -> None:
     deleted_row = row("mine", declared=declared, uncertain_names=("todo-2",))
     observed_object = replace(LATE, name="todo-2")
     assert set(await observations_of([observed_object], deleted_row, unique_names=True)) == {"mine"}
@@ -270,7 +270,7 @@ async def test_a_late_object_is_told_to_its_resource_that_owns_nothing(declared:
     )
 
 
-async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_told() -> None:
+async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_reported() -> None:
     objects = [note("n1", title="todo-2"), LATE]
     assert not await observations_of(objects, moved(), unique_names=True, late_ids={"n2"})
 
@@ -285,13 +285,13 @@ async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_told() -> None
     ],
     ids=["another name", "another one is to be deleted", "it was released", "an action runs"],
 )
-async def test_an_object_that_may_be_a_copy_of_the_label_is_not_told(
+async def test_an_object_that_may_be_a_copy_of_the_label_is_not_reported(
     more: dict[str, Any], config: ProviderConfigSpec
 ) -> None:
     assert "mine" not in await names_with_late_object(moved(**more), config=config)
 
 
-async def test_a_late_object_that_another_resource_owns_is_not_told() -> None:
+async def test_a_late_object_that_another_resource_owns_is_not_reported() -> None:
     owner = row("other", LATE, owned=True, uid="n2")
     assert "mine" not in await names_with_late_object(moved(), owner)
 
@@ -308,9 +308,7 @@ def row_with_wrong_id(**more: Any) -> StatusRow:
 MARKED = replace(LATE, written_by="key")
 
 
-async def test_an_object_is_told_to_the_resource_that_may_have_created_it_under_another_id() -> (
-    None
-):
+async def test_a_possible_creation_under_another_id_is_reported_to_its_resource() -> None:
     assert set(await observations_of([MARKED], row_with_wrong_id())) == {"mine"}
     columns = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
     stranger = row("todo", MARKED, declared=False, **columns)
@@ -323,7 +321,7 @@ async def test_an_object_is_told_to_the_resource_that_may_have_created_it_under_
     )
 
 
-async def test_an_object_is_told_to_the_resource_whose_creation_was_abandoned() -> None:
+async def test_an_object_is_reported_to_the_resource_whose_creation_was_abandoned() -> None:
     """Another object was created meanwhile, and both are listed."""
     both = [MARKED, note("n9")]
     assert "mine" in await observations_of(both, row_with_wrong_id(uncertain_names=("todo",)))
@@ -347,7 +345,7 @@ async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_la
     ],
     ids=["its object is listed", "no key", "an action runs"],
 )
-async def test_a_copy_is_not_told_to_the_resource_of_the_original(
+async def test_a_copy_is_not_reported_to_the_resource_of_the_original(
     objects: list[ExternalObject], resource: StatusRow
 ) -> None:
     assert "mine" not in await observations_of(objects, resource)
@@ -472,7 +470,7 @@ async def test_what_a_listing_cannot_show_may_be_ours(
     assert checks.losses.missing == int(is_absent or (None, None) in unreadable)
 
 
-async def test_of_objects_that_cannot_be_told_apart_none_is_shown() -> None:
+async def test_of_objects_that_cannot_be_distinguished_none_is_shown() -> None:
     own_row = row("mine", None, owned=True, uid="n1")
     objects = [note("n1")]
     checks = await findings(objects, own_row, unreadable=[("todo", None)], unique_names=True)

@@ -158,7 +158,7 @@ def _owned(name: str) -> list[LogEvent]:
     return [event(key, version, each) for version, each in enumerate(steps, 1)]
 
 
-async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_stray() -> None:
+async def test_the_log_is_read_to_its_end_before_an_object_is_unmanaged() -> None:
     """The object of a resource that was declared while these rows lagged behind."""
 
     async def catch_up(_seconds: float) -> None:
@@ -175,7 +175,7 @@ def _observed_event(name: str, version: int = 1, *, belongs_to: str = "") -> Log
     return event(ResourceKey("default", "Shape", name), version, data)
 
 
-async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
+async def test_an_undeclared_resource_receives_once_the_owner_of_its_object() -> None:
     """Whatever that one may do with it: it may be paused, or only observe."""
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
@@ -192,7 +192,7 @@ async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
     assert set(stage.intake.observed) == {ResourceKey("team", "Shape", "y")}
 
 
-async def test_what_others_write_into_what_is_theirs_is_not_told() -> None:
+async def test_what_others_write_into_what_is_theirs_is_not_reported() -> None:
     """It would grow our log with their churn."""
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
@@ -204,7 +204,7 @@ async def test_what_others_write_into_what_is_theirs_is_not_told() -> None:
     assert set(stage.intake.observed) == {ResourceKey("default", "Shape", "x")}
 
 
-async def test_what_is_declared_is_told_as_it_is_by_now() -> None:
+async def test_a_declared_object_is_reported_in_its_current_state() -> None:
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
     stage.api.fields = {"color": "Red"}
@@ -215,7 +215,7 @@ async def test_what_is_declared_is_told_as_it_is_by_now() -> None:
     assert observation.object.fields == {"color": "Red"}
 
 
-async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> None:
+async def test_an_object_whose_hold_was_approved_is_shown_by_the_next_listing() -> None:
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
@@ -224,7 +224,7 @@ async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> Non
     assert set(stage.intake.observed) == {key}
 
 
-async def test_no_listing_is_told_for_a_deletion_that_was_approved_and_then_declared() -> None:
+async def test_no_listing_is_reported_for_a_deletion_that_was_approved_and_then_declared() -> None:
     stage = Stage(Api("x"), _nothing_new)
     stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
@@ -340,7 +340,7 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
     assert api.listings > 1
 
 
-async def test_others_go_on_while_a_long_listing_is_compared() -> None:
+async def test_others_continue_while_a_long_listing_is_compared() -> None:
     stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE))), _nothing_new)
     turns = 0
 

@@ -165,7 +165,7 @@ async def test_the_next_complete_listing_ends_it_once_and_a_healthy_api_is_not_r
     assert len(stage.reports) == 2
 
 
-async def test_a_report_that_the_log_does_not_have_is_made_again() -> None:
+async def test_a_report_that_is_missing_in_the_log_is_published_again() -> None:
     stage = used()
     await stage.fails(BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]

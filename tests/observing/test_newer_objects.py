@@ -191,7 +191,7 @@ async def test_an_object_that_is_newer_than_the_log_holds_its_api_first():
     assert {type(each) for each in await stage.list()} >= {Observed}, "now it is safe to be told"
 
 
-async def test_an_object_of_a_resource_that_the_log_never_heard_of_is_newer():
+async def test_an_object_of_a_resource_unknown_to_the_log_is_newer():
     reported = await Stage(written(4, of=ELSEWHERE)).refused()
     assert reported.newer[0].action == "team/Shape/foo@4"
 
@@ -220,7 +220,7 @@ async def test_all_newer_objects_are_reported_at_once():
         "a label for a resource that the log does not know",
     ],
 )
-async def test_what_somebody_copied_holds_nothing(copied: ExternalObject):
+async def test_a_copied_object_holds_no_api(copied: ExternalObject):
     """It is a Conflict or Disputed, for that object alone."""
     stage = Stage(copied)
     stage.declares(versions=3)

@@ -149,7 +149,7 @@ HARMS = {
 }
 
 
-async def test_what_hands_do_is_undone_within_about_a_second_and_other_tables_stay(
+async def test_out_of_band_changes_are_reverted_within_about_a_second_and_other_tables_stay(
     served: World, net: Network, record_property: Callable[[str, object], None]
 ) -> None:
     net.router.nft(

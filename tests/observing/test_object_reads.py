@@ -237,7 +237,7 @@ async def test_what_does_not_get_ready_is_read_less_and_less_often(stage: Stage)
     assert 3 <= stage.api.reads <= 9, "0.01 s, 0.02 s, 0.04 s, …"
 
 
-async def test_an_api_that_fails_is_asked_again(stage: Stage) -> None:
+async def test_an_api_that_fails_is_called_again(stage: Stage) -> None:
     stage.api.fails = True
     stage.record_creation()
     await _run(stage, 0.3)
@@ -289,7 +289,7 @@ async def test_a_missing_object_begins_a_listing_at_once(stage: Stage) -> None:
         listening.cancel()
 
 
-async def test_what_nobody_declares_is_read_once_a_person_has_let_it_go(stage: Stage) -> None:
+async def test_an_undeclared_object_is_read_once_its_hold_is_approved(stage: Stage) -> None:
     stage.records(ExternalObserved("default", "foo", stage.api.server, "Read", 5))
     assert await stage.observer.list_once("default", "Server") == 0
     assert not stage.api.reads
@@ -332,7 +332,7 @@ async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> N
     assert stage.api.reads == 1
 
 
-async def test_a_read_reports_the_name_that_it_asked_for(stage: Stage) -> None:
+async def test_a_read_reports_the_name_that_it_requested(stage: Stage) -> None:
     """Meanwhile the object was replaced by one of another name: the read shows nothing of that."""
     stage.record_creation(ready=True)
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
@@ -345,7 +345,7 @@ async def test_a_read_reports_the_name_that_it_asked_for(stage: Stage) -> None:
     assert (observation.external_name, observation.object) == ("foo", stage.api.server)
 
 
-async def test_an_object_that_repeats_a_secret_is_told_once(stage: Stage) -> None:
+async def test_an_object_that_repeats_a_secret_is_reported_once(stage: Stage) -> None:
     stage.record_creation()
     stage.stores.secrecy.add("planted&token")
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]

@@ -182,7 +182,7 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
     )
 
 
-async def test_what_hands_do_is_undone_by_the_next_listing(example: Example) -> None:
+async def test_out_of_band_changes_are_reverted_by_the_next_listing(example: Example) -> None:
     await example.until_nobody_else_connects()  # what is granted again has the uid of the deleted
     await example.do(
         'REVOKE CONNECT ON DATABASE "orders" FROM "orders-app"',
@@ -231,7 +231,7 @@ async def test_what_hands_do_is_undone_by_the_next_listing(example: Example) -> 
     await example.until(labels, True, "its labels are there")
 
 
-async def test_what_is_dropped_by_hand_is_made_again(example: Example) -> None:
+async def test_what_is_dropped_out_of_band_is_recreated(example: Example) -> None:
     await example.do('DROP DATABASE "orders"')
     await example.until(
         "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 1, "the database is made again"
@@ -242,7 +242,7 @@ async def test_what_is_dropped_by_hand_is_made_again(example: Example) -> None:
     await example.until(public, 0, "and what was taken away is taken away again")
 
 
-async def test_a_rotation_loses_no_query_and_no_password_is_told(
+async def test_a_rotation_loses_no_query_and_no_password_is_reported(
     example: Example, tmp_path: Path
 ) -> None:
     world, server = example.world, example.server

@@ -64,7 +64,7 @@ def _looked_at(
     return reference_messages(index.take_moved(), index, models)
 
 
-def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
+def test_a_state_reverted_by_a_late_message_is_reported_again_as_new() -> None:
     [first] = _messages_at(8, {})
     assert first.key == TARGET
     assert first.data == Referenced(str(REFERENCE), "Keep")
@@ -95,7 +95,7 @@ def test_a_reference_that_cannot_be_read_is_not_taken_for_withdrawn() -> None:
     assert _messages_at(8, {str(REFERENCE): "Keep", "default/ShapeRef/gone": "Keep"})
 
 
-def test_nothing_is_told_of_a_target_that_cannot_be_read() -> None:
+def test_nothing_is_reported_of_a_target_that_cannot_be_read() -> None:
     assert not _messages_at(8, {}, damaged=[str(TARGET)])
 
 
@@ -119,7 +119,7 @@ def _states(rows: list[StatusRow]) -> dict[str, TargetState]:
     }
 
 
-def test_each_member_of_a_circle_is_told_the_whole_of_it() -> None:
+def test_each_member_of_a_circle_receives_the_whole_circle() -> None:
     states = _states([_waiting("a", "b"), _waiting("b", "c"), _waiting("c", "a")])
     names = [each.rpartition("/")[2] for each in states["a"].cycle]
     assert names == ["a", "b", "c", "a"]
@@ -155,7 +155,7 @@ def test_of_a_circle_that_is_withdrawn_nobody_is_kept_for_the_next() -> None:
     assert not _let_go(rows, damaged=[str(rows[1].key)]), "who knows whether it is declared"
 
 
-def test_values_are_told_of_what_the_target_has() -> None:
+def test_reported_values_are_those_of_the_target() -> None:
     target = StatusRow("default", "Shape", "b", declared=True, owned=True, outcome="Converged")
     target.outputs = {"port": 1}
     rows = [_waiting("a", "b"), target]
@@ -185,7 +185,7 @@ def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> No
     assert message.data == Unreferenced("default/Shape/a")
 
 
-def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
+def test_a_changed_digest_of_a_secret_is_reported_to_its_referrers() -> None:
     row = StatusRow("default", "Shape", "a", declared=True, secrets={"files/db": "d1"})
     secret, foreign = NamedSecret("default", "files/db"), NamedSecret("other", "files/db")
     assert secret_messages([row], {secret: "d1", foreign: "d2"}) == []
@@ -219,7 +219,7 @@ def test_an_event_concerns_those_that_refer_to_it_and_no_others() -> None:
     assert index.take_moved() == (frozenset(), frozenset())
 
 
-def test_who_refers_elsewhere_now_is_forgotten_by_the_target_before() -> None:
+def test_the_former_target_forgets_a_changed_reference() -> None:
     index, every_row = _of(_waiting("a", "b"))
     every_row["default/Shape/a"].refers = (Reference("default/Shape/c"),)
     assert index.note("default/Shape/a", every_row["default/Shape/a"])
@@ -308,7 +308,7 @@ def _references_to_target(count: int) -> list[StatusRow]:
     ]
 
 
-def test_a_target_is_told_of_a_limited_number_of_references_and_of_another_when_one_ends():
+def test_a_target_receives_a_limited_number_of_references_and_another_when_one_ends():
     """Its row would grow with each of them, until no message could contain it."""
     rows = _references_to_target(3 * MAX_REFERRERS)
     target = StatusRow(TARGET.namespace, TARGET.kind, TARGET.name, version=1, declared=True)
@@ -325,7 +325,7 @@ def test_a_target_is_told_of_a_limited_number_of_references_and_of_another_when_
     assert reports[1] == Unreferenced(str(ended.key))
 
 
-def test_a_resource_is_told_values_of_a_limited_size():
+def test_a_resource_receives_values_of_a_limited_size():
     sizes = (40_000, 40_000, 1_000)
     targets = [
         StatusRow(

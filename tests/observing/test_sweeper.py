@@ -137,7 +137,7 @@ async def test_a_clock_that_is_set_moves_no_pause_between_two_wakings(hours: int
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -> None:
+async def test_a_clock_that_is_set_moves_no_check_of_all_references(hours: int) -> None:
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
     scene.row.secrets, scene.row.declared = {"files/db": ""}, True
     # the sweeper has not noticed it, because its event was lost
@@ -152,7 +152,7 @@ async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -
     )
 
 
-async def test_who_does_not_wait_any_more_is_forgotten() -> None:
+async def test_a_resource_that_no_longer_waits_is_forgotten() -> None:
     scene = Scene()
     scene.wait(BEGIN - timedelta(minutes=1))
     await scene.sweep_for(600)
@@ -297,7 +297,7 @@ def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
     )
 
 
-async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -> None:
+async def test_a_resource_of_an_older_definition_receives_the_newest() -> None:
     scene = Scene()
     scene.kinds.define(_defined(SHAPE, DefinitionRef(2, "newer")))
     scene.sweeper.notice_kind(FOO.kind)
@@ -330,7 +330,7 @@ class Store:
         raise NotImplementedError
 
 
-async def test_who_first_names_a_secret_while_its_store_is_away_is_told_when_it_is_back() -> None:
+async def test_the_first_reference_to_a_secret_is_resolved_when_its_store_is_back() -> None:
     store = Store()
     scene = Scene(SecretStores({"files": store}, b"a key"))
     early, late = (ResourceKey("default", "Shape", name) for name in ("early", "late"))

@@ -81,7 +81,7 @@ async def check_deleted_record_is_recreated(world: World, api: httpx.AsyncClient
     await world.until(is_there, "the record is made again")
 
 
-async def test_what_a_human_deletes_is_made_again_long_before_the_next_resync(
+async def test_a_deleted_object_is_recreated_long_before_the_next_resync(
     bare_world: World, records_url: str
 ) -> None:
     zone = records_url + "/zones/watched.example"

@@ -60,7 +60,7 @@ def test_the_sdk_loads_neither_a_role_nor_a_provider(client: Installed, tmp_path
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["get", "--help"], ["up", "--help"]])
-def test_help_is_shown(client: Installed, tmp_path: Path, arguments: list[str]) -> None:
+def test_help_is_printed(client: Installed, tmp_path: Path, arguments: list[str]) -> None:
     process = _run(client, tmp_path, *arguments)
     assert (process.returncode, process.stderr) == (0, "")
     assert "Usage: reconciler" in process.stdout

@@ -22,7 +22,9 @@ async def test_6_in_an_exclusive_scope_what_a_human_makes_is_removed(exclusive_w
     assert only(OwnershipClaimed, await world.facts("bar")).reason == "ExclusiveScope"
 
 
-async def test_6_the_removal_of_a_stray_is_told_on_the_outcome_stream(exclusive_world: World):
+async def test_6_the_removal_of_an_unmanaged_object_is_reported_on_the_outcome_stream(
+    exclusive_world: World,
+):
     world = exclusive_world
     await world.human.makes("bar")
     await world.until(lambda: is_deleted(world, "bar"), "bar is removed")

@@ -113,7 +113,7 @@ async def test_a_provider_that_always_raises_degrades_its_resource_and_no_other(
     await world.until_outcome("foo", "Converged")
 
 
-async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_seen(
+async def test_an_object_too_long_to_be_observed_is_reported_once_and_the_rest_is_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(oversize, "MAX_OBJECT_BYTES", 2_000)

@@ -21,7 +21,9 @@ from tests.scenarios.test_trouble import CONFIG, SLOW_LISTINGS, until_breaker
 SILENT_PORT = 9
 
 
-async def test_14_a_failing_api_is_left_alone_and_everybody_is_told_why(world: World) -> None:
+async def test_14_a_failing_api_is_not_called_and_every_outcome_gives_the_reason(
+    world: World,
+) -> None:
     """Scenario 14: 500 opens the breaker; a probe closes it; one effect in the end."""
     await world.configure(
         api_config(world.human.url, breaker=Breaker(3, initial_seconds=5.0, max_seconds=5.0))

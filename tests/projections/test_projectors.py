@@ -131,7 +131,7 @@ class Process:
 
 @quick
 @given(histories, st.integers(0, 99), st.booleans())
-def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_goes_on(
+def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_continues(
     lives: list[int], seed: int, is_before: bool
 ) -> None:
     """Also the next start is stopped there, and so on until all is written."""

@@ -191,7 +191,7 @@ def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_decla
     assert status.retry_at == waits_until is not None
 
 
-def test_what_is_made_anew_is_not_ready_by_what_was_said_of_the_one_before():
+def test_a_recreated_object_is_not_ready_because_its_predecessor_was():
     story = converged()
     story.see(None)
     story.report(shown=thing(uid="u2"))
@@ -207,7 +207,7 @@ def test_a_row_shows_the_grace_that_the_return_of_an_object_has_raised():
     assert status.grace_seconds == story.state.observed.grace_seconds == 10
 
 
-def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done_it():
+def test_a_deletion_that_waits_is_waited_for_no_more_when_another_client_has_done_it():
     story = converged()
     story.withdraw()
     story.fail("Refused")
@@ -217,7 +217,7 @@ def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done
     assert not rebuild(of(story)).status, "it would be woken for ever"
 
 
-def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_mended_it():
+def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_repaired_it():
     story = converged()
     mended = story.seen
     for _ in range(CONTENTION_DRIFTS):
@@ -425,12 +425,12 @@ def test_nothing_applied_is_nothing_to_write():
         {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3, is_whole=False))},
     ],
 )
-def test_rows_that_cannot_be_used_are_told_so(broken: dict[str, bytes]):
+def test_rows_that_cannot_be_used_are_reported(broken: dict[str, bytes]):
     with pytest.raises(OutdatedRowsError):
         restore(broken)
 
 
-def test_restored_rows_go_on_from_their_checkpoint():
+def test_restored_rows_continue_from_their_checkpoint():
     story = converged()
     stored = dict(rebuild(of(story)).rows())
     again = restore(stored)

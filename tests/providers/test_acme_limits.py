@@ -268,7 +268,7 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
     assert outside.read_text() == "a key"
 
 
-async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) -> None:
+async def test_authorities_that_hang_delay_no_other_authority(tmp_path: Path) -> None:
     """Of 20 calls at the same time, a namespace has ten, and two namespaces have five each."""
     root = root_in(tmp_path)
     limits = Limits(concurrency=20, request_timeout_seconds=5)

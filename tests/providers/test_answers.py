@@ -76,7 +76,7 @@ def test_a_refusal_that_says_when_to_come_back_is_tried_again_then() -> None:
         assert error.retry_after_seconds == 3
 
 
-def test_a_refusal_says_which_call_and_why() -> None:
+def test_a_refusal_names_the_call_and_the_reason() -> None:
     error = refusal(answer_with(422, b'{"type": "about:blank", "detail": "no such color"}'))
     assert str(error) == "PUT https://api.example/shapes returned 422: no such color"
 
@@ -131,7 +131,7 @@ def test_without_the_apis_clock_a_date_is_compared_with_ours() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"n": "x"}', b'{"n": 1', b"\xff"])
-def test_a_success_that_cannot_be_decoded_tells_nothing(body: bytes) -> None:
+def test_a_success_that_cannot_be_decoded_proves_nothing(body: bytes) -> None:
     decoder = msgspec.json.Decoder(dict[str, int])
     with pytest.raises(UnknownResultError):
         decode_body(answer_with(200, body), decoder)

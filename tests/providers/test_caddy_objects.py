@@ -179,7 +179,7 @@ async def test_the_more_precise_is_asked_first_whatever_was_there_before(
     assert (await read_route(routes, "elsewhere")).fields["differences"] == []
 
 
-async def test_a_route_that_is_moved_by_hand_is_seen_and_moved_back(
+async def test_a_route_that_is_moved_out_of_band_is_detected_and_moved_back(
     routes: Provider, hands: Hands
 ) -> None:
     for name, paths in {"deep": ["/a"], "host": ["/"]}.items():
@@ -194,7 +194,7 @@ async def test_a_route_that_is_moved_by_hand_is_seen_and_moved_back(
     assert await hands.names() == ["deep", "host"]
 
 
-async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_says_why(
+async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_gives_the_reason(
     routes: Provider, hands: Hands
 ) -> None:
     first = await create_route(routes, "first", hosts=["a.example.org"], paths=["/a", "/b"])
@@ -274,7 +274,7 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
 # --- what others do
 
 
-async def test_an_edit_by_hand_is_seen_whatever_it_is_and_undone(
+async def test_every_out_of_band_edit_is_detected_and_reverted(
     routes: Provider, hands: Hands
 ) -> None:
     fields: Fields = {"hosts": ["a.example.org"], "paths": ["/a"]}
@@ -367,7 +367,7 @@ class EditBefore:
             await self._hands.does("PATCH", f"/id/{self._content['@id']}", self._content)
 
 
-async def test_an_edit_between_look_and_write_is_not_overwritten(
+async def test_an_edit_between_read_and_write_is_not_overwritten(
     routes: Provider, hands: Hands
 ) -> None:
     own_route = await create_route(routes, "ours", hosts=["a.example.org"])
@@ -455,7 +455,7 @@ def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError
     assert isinstance(caddy_refusal(Response("PATCH", "/config", 500, {}, content)), error)
 
 
-async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Hands) -> None:
+async def test_a_404_of_another_server_proves_nothing(caddy_server: Caddy, hands: Hands) -> None:
     config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
     api = AdminApi(config, Secrets(), CallPermit())
     with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
@@ -700,7 +700,7 @@ async def test_many_at_once_cost_few_changes(routes: Provider, hands: Hands) -> 
     assert len(await listing(routes, Scope())) == 31
 
 
-async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_goes_on(
+async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_continues(
     routes: Provider, hands: Hands
 ) -> None:
     await create_route(routes, "first")

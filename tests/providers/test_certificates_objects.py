@@ -255,7 +255,7 @@ def test_an_authority_that_gives_less_time_than_renew_before_makes_no_hot_loop()
         (Case("k", FACTS, {"tls.key": "Exposed"}), ["FileExposed: tls.key"], False),
     ],
 )
-def test_each_check_says_what_is_wrong_and_what_mends_it(
+def test_each_check_says_what_is_wrong_and_how_to_fix_it(
     case: Case, reasons: list[str], is_ordered: bool
 ) -> None:
     reported_findings = findings(case)
@@ -364,7 +364,7 @@ async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
 
 
 @pytest.mark.parametrize("how", ["a link for a folder", "a huge file", "a huge marker"])
-async def test_who_writes_to_the_folder_of_one_certificate_costs_others_nothing(
+async def test_a_writer_to_the_folder_of_one_certificate_affects_no_other(
     root: Path, provider: CertificatesProvider, tmp_path: Path, how: str
 ) -> None:
     await make_issuer(root, "own", OWN_CA)
@@ -390,7 +390,7 @@ async def test_who_writes_to_the_folder_of_one_certificate_costs_others_nothing(
     assert memory.peak_bytes < 32 * MIB
 
 
-async def test_what_hands_did_to_a_file_is_undone(
+async def test_out_of_band_changes_of_a_file_are_reverted(
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
     await make_issuer(root, "own", OWN_CA)
@@ -575,7 +575,7 @@ async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
         assert [f"{each.serial_number:x}" for each in listed] == [effect.object.outputs["serial"]]
 
 
-async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_anew(
+async def test_an_authority_that_lost_its_key_is_invalid_and_never_recreated(
     root: Path, provider: CertificatesProvider
 ) -> None:
     authority = await make_issuer(root, "own", OWN_CA)
@@ -809,7 +809,7 @@ def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "localhost"])
-async def test_no_authority_of_the_host_is_asked_unless_it_is_allowed(host: str) -> None:
+async def test_no_authority_of_the_host_is_called_unless_it_is_allowed(host: str) -> None:
     positions: list[int] = []
 
     async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -833,7 +833,7 @@ async def test_no_authority_of_the_host_is_asked_unless_it_is_allowed(host: str)
 
 
 @pytest.mark.pebble
-async def test_a_name_that_cannot_be_shown_to_be_ours_is_said_and_tried_with_another_order(
+async def test_a_name_that_cannot_be_shown_to_be_ours_is_reported_and_tried_with_another_order(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate, http01={"folder": "challenges"})  # where no web server serves it

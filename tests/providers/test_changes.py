@@ -58,7 +58,7 @@ async def test_every_kind_of_change_gives_another_mark(
 
 
 @watching
-async def test_who_waits_is_told_when_it_happens(
+async def test_a_waiting_call_returns_when_the_change_happens(
     case: Case, proxy: Proxy, provider: Provider, connect: Connect, name: str
 ) -> None:
     """The API would hold the call for longer than this test waits."""
@@ -125,7 +125,7 @@ async def test_a_feed_takes_no_connection_from_other_calls(
     ],
     ids=str,
 )
-async def test_a_feed_that_fails_says_how_and_is_asked_once(
+async def test_a_feed_that_fails_gives_the_error_and_is_called_once(
     case: Case, proxy: Proxy, connect: Connect, fault: Fault | bytes, error: type[ProviderError]
 ) -> None:
     feed = feed_of(connect(case.kind, proxy.url + case.endpoint_path, timeout_seconds=2))

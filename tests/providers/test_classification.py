@@ -149,7 +149,7 @@ async def test_a_read_or_listing_that_fails_is_classified_as_the_table_says(
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_where_nobody_listens_nothing_was_done(
+async def test_a_refused_connection_means_that_nothing_was_done(
     case: Case, connect: Connect, thing: ExternalObject, write: str
 ) -> None:
     async with Proxy("http://never-asked.invalid") as unreachable_proxy:

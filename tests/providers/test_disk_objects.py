@@ -239,7 +239,7 @@ async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
     assert case.image().stat().st_size == 24 * MIB
 
 
-async def test_an_image_that_grew_without_its_filesystem_is_seen_and_mended(case: Case) -> None:
+async def test_an_image_that_grew_without_its_filesystem_is_seen_and_repaired(case: Case) -> None:
     disk = await case.create_disk()
     os.truncate(case.image(), 16 * MIB)
     assert (await case.disk()).fields["sizeBytes"] == 8 * MIB, "half a growth is none"
@@ -266,7 +266,7 @@ async def test_a_disk_grows_while_a_file_is_open(case: Case) -> None:
     run("e2fsck", "-f", "-n", case.image())
 
 
-async def test_a_worker_that_may_not_grow_what_is_mounted_says_so_and_grows_it_later(
+async def test_a_worker_that_may_not_grow_a_mounted_disk_reports_it_and_grows_it_later(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_module, "_may_resize", lambda: False)
@@ -335,7 +335,7 @@ async def test_a_disk_that_is_attached_or_mounted_is_not_deleted(case: Case) -> 
     assert not case.image().exists()
 
 
-async def test_an_image_of_somebody_else_is_a_conflict_until_it_is_adopted(case: Case) -> None:
+async def test_an_image_of_another_client_is_a_conflict_until_it_is_adopted(case: Case) -> None:
     await case.create_disk("first")
     image = case.image()
     with image.open("wb") as file:
@@ -570,7 +570,7 @@ async def test_an_attachment_mounts_the_disk_of_its_namespace_only(case: Case) -
     assert effect.object.fields["mounted"] is True
 
 
-async def test_a_disk_that_hands_have_mounted_or_that_is_not_there_is_waited_for(
+async def test_a_disk_mounted_out_of_band_or_missing_is_waited_for(
     case: Case, tmp_path: Path
 ) -> None:
     with pytest.raises(NotDoneError, match=r"disk .data. does not exist \(yet\)"):
@@ -693,7 +693,7 @@ async def test_what_another_mount_namespace_has_is_not_detached(case: Case) -> N
     assert remaining_mounts(case.root) == ([], [])
 
 
-async def test_a_device_that_somebody_has_open_is_waited_for(case: Case) -> None:
+async def test_an_open_device_is_waited_for(case: Case) -> None:
     await case.create_disk()
     attachment = await case.attached()
     device = os.open(attachment.outputs["device"], os.O_RDONLY)
@@ -861,7 +861,7 @@ async def test_a_creation_that_was_held_up_makes_no_second_disk(case: Case) -> N
         assert case.is_marked(create.external_name), f"before step {step}"
 
 
-async def test_a_creation_that_was_held_up_does_not_take_anothers_for_its_own(case: Case) -> None:
+async def test_a_delayed_creation_does_not_claim_another_object(case: Case) -> None:
     await case.create_disk()
 
     async def another_disk() -> None:
@@ -1067,7 +1067,7 @@ async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
     assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "it came to its end"
 
 
-async def test_a_growth_that_takes_longer_than_a_call_may_goes_on(
+async def test_a_growth_that_outlives_its_call_continues(
     case: Case, slow: Callable[[str], SlowProgram]
 ) -> None:
     disk, resize = await case.create_disk(), slow("resize2fs")

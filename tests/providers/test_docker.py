@@ -232,7 +232,7 @@ async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: C
         await case.create_container("-other", env={"PASSWORD": {"$secret": "none"}})
 
 
-async def test_a_strangers_environment_is_shown_as_digests(case: Case) -> None:
+async def test_a_foreign_environment_is_shown_as_digests(case: Case) -> None:
     body = {"Image": case.image, "Env": [f"TOKEN={PLANTED}"]}
     case.hands.post("/containers/create", body, name=case.prefix)
     existing = await case.containers.read(case.prefix)
@@ -294,7 +294,7 @@ class CutAt:
             raise self.error
 
 
-async def test_a_creation_that_is_cut_at_any_request_is_gone_on_with(case: Case) -> None:
+async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> None:
     case.hands.post("/networks/create", {"Name": f"{case.prefix}-a"})
     case.hands.post("/networks/create", {"Name": f"{case.prefix}-b"})
     networks = [{"name": f"{case.prefix}-{each}"} for each in "ab"]
@@ -538,7 +538,7 @@ async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
 
 
 @pytest.mark.parametrize("kind", ["containers", "volumes"])
-async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_told(
+async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_reported(
     case: Case, kind: str
 ) -> None:
     provider = case.containers if kind == "containers" else case.volumes
@@ -710,7 +710,9 @@ async def test_an_engine_that_is_away_has_done_nothing(tmp_path: Path) -> None:
                 await call()
 
 
-async def test_an_engine_that_says_why_it_fails_is_not_away(answers: tuple[_Answers, str]) -> None:
+async def test_an_engine_that_gives_an_error_message_is_not_away(
+    answers: tuple[_Answers, str],
+) -> None:
     server, endpoint = answers
     server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
     server.said["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')

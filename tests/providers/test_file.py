@@ -219,7 +219,7 @@ async def test_drift_of_content_mode_and_group_is_found(files: FileProvider, roo
 
 
 @is_root
-async def test_drift_of_the_owner_is_found_and_mended(files: FileProvider, root: Path) -> None:
+async def test_drift_of_the_owner_is_found_and_repaired(files: FileProvider, root: Path) -> None:
     fields = {**PLAIN, "owner": "0", "group": "54321"}
     file = await create_file(files, fields=fields)
     assert (file.fields["owner"], file.fields["group"]) == ("0", "54321"), "as it was declared"
@@ -415,7 +415,7 @@ async def test_an_update_that_crashed_is_repeated_with_one_effect(
     assert names_in(root / "etc") == ["app.ini"]
 
 
-async def test_what_nobody_repeats_is_removed_when_it_is_old(
+async def test_an_abandoned_temporary_file_is_removed_when_it_is_old(
     files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "etc").mkdir()
@@ -489,7 +489,7 @@ async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
 # --- strangers
 
 
-async def test_a_strangers_file_is_neither_replaced_nor_deleted(
+async def test_a_foreign_file_is_neither_replaced_nor_deleted(
     files: FileProvider, root: Path
 ) -> None:
     own_file, path = await create_file(files), root / "etc/app.ini"
@@ -510,7 +510,7 @@ async def test_a_strangers_file_is_neither_replaced_nor_deleted(
     assert path.read_text() == "theirs\n"
 
 
-async def test_a_strangers_file_keeps_its_uid_when_it_is_taken_over(
+async def test_a_foreign_file_keeps_its_uid_when_it_is_taken_over(
     files: FileProvider, root: Path
 ) -> None:
     (root / "app.ini").write_text("theirs\n")
@@ -538,7 +538,7 @@ async def test_each_file_that_takes_a_name_has_a_uid_of_its_own(
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"uid": 1}', b"\xff"])
-async def test_a_mark_that_is_none_makes_a_stranger(
+async def test_a_mark_that_is_none_makes_a_foreign_object(
     files: FileProvider, root: Path, rubbish: bytes
 ) -> None:
     await create_file(files)
@@ -617,7 +617,7 @@ async def test_a_private_file_of_plain_content_is_as_declared(files: FileProvide
     assert drift(await create_file(files, fields=fields), fields) == []
 
 
-async def test_a_secret_that_is_not_there_is_told(files: FileProvider, root: Path) -> None:
+async def test_a_missing_secret_is_reported(files: FileProvider, root: Path) -> None:
     with pytest.raises(ConfigurationError, match="namespace 'default' is missing from store"):
         await files.create(create(fields=SECRET))
     assert names_in(root) == [ROOT_MARKER]

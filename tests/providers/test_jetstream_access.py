@@ -149,7 +149,7 @@ async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Co
         await server.stop()
 
 
-async def test_advisories_that_may_not_be_read_are_told_and_listings_go_on(
+async def test_advisories_that_may_not_be_read_are_reported_and_listings_continue(
     tmp_path: Path, connect: Connect
 ) -> None:
     server = EmbeddedServer()

@@ -221,7 +221,7 @@ def test_what_no_server_would_take_is_refused_when_it_is_declared(
     ],
     ids=["Stream", "Bucket", "Consumer"],
 )
-def test_names(kind: Kind, good: list[str], bad: list[str]) -> None:
+def test_names_are_accepted_or_refused(kind: Kind, good: list[str], bad: list[str]) -> None:
     assert [name for name in good if kind.name_problem(name) is not None] == []
     assert [name for name in bad if kind.name_problem(name) is None] == []
 
@@ -463,7 +463,7 @@ async def test_a_deletion_between_two_pages_makes_no_hole(
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_a_change_by_hand_is_told_while_a_call_waits(
+async def test_an_out_of_band_change_is_reported_while_a_call_waits(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
 ) -> None:
     feed = connect(kind, nats_server.url, timeout_seconds=60)
@@ -483,7 +483,7 @@ async def test_a_change_by_hand_is_told_while_a_call_waits(
         assert await waiting != mark
 
 
-async def test_what_happened_between_two_calls_is_told_by_the_second(
+async def test_what_happened_between_two_calls_is_reported_by_the_second(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     feed = connect(STREAM, nats_server.url)

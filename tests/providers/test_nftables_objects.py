@@ -298,7 +298,7 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
     assert adopted.labels
 
 
-async def test_a_table_of_somebody_else_is_refused(services: Services) -> None:
+async def test_a_table_of_another_client_is_refused(services: Services) -> None:
     services.place.nft("add table ip reconciler; add chain ip reconciler theirs")
     with pytest.raises(
         ConfigurationError, match="is in use by another program, which created chain theirs"
@@ -380,7 +380,7 @@ TAKEN = {"another's chain", "another's verdict"}
 
 
 @pytest.mark.parametrize("harm", HARMS)
-async def test_whatever_hands_do_to_a_service_is_a_difference_and_is_mended(
+async def test_every_out_of_band_change_of_a_service_is_a_difference_and_is_repaired(
     services: Services, harm: str
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
@@ -438,7 +438,9 @@ async def test_a_shared_chain_of_another_hook_is_left_and_named(services: Servic
 # --- comments
 
 
-async def test_labels_of_any_length_and_letters_are_kept_up_to_a_limit(services: Services) -> None:
+async def test_labels_of_any_length_and_characters_are_kept_up_to_a_limit(
+    services: Services,
+) -> None:
     labels = {"a": "", "quote": '"\\ }\n', "naïve/ключ": "värde %41 + & =", "long": "x" * 1500}
     fields = services.fields(("10.0.0.1", 80))
     create = replace(action("Create", "web", fields), labels=labels)
@@ -546,7 +548,7 @@ def children() -> set[int]:
     return {int(each) for task in tasks for each in task.read_text().split()}
 
 
-async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
+async def test_a_change_between_the_read_and_the_write_is_not_overwritten(
     services: Services,
 ) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
@@ -656,7 +658,7 @@ async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
 # --- events
 
 
-async def test_the_monitor_tells_of_our_table_and_of_no_other(services: Services) -> None:
+async def test_the_monitor_reports_our_table_and_no_other(services: Services) -> None:
     await services.create_service("web", ("10.0.0.1", 80))
     provider = provider_at(services.place.endpoint(), timeout_seconds=1)
     began = children()
@@ -773,14 +775,16 @@ async def test_where_there_is_no_namespace_nothing_counts_as_gone() -> None:
     await provider.close()
 
 
-async def test_who_may_not_change_the_rules_is_told_so(services: Services) -> None:
+async def test_a_client_that_may_not_change_the_rules_gets_a_clear_error(
+    services: Services,
+) -> None:
     nobody = provider_at("nft:reconciler")
     nobody.nft.program = ("setpriv", "--reuid=65534", "--clear-groups", *nobody.nft.program)
     with pytest.raises(ConfigurationError, match="as root, or with CAP_NET_ADMIN"):
         await listing(nobody, Scope())
 
 
-def test_a_machine_without_nft_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nft_module, "SEARCHED", "/nowhere")
     with pytest.raises(
         ConfigurationError, match=r"nft is not installed; install the package nftables"
@@ -795,7 +799,9 @@ async def test_a_table_that_is_a_word_of_nft_is_refused(place: Namespace) -> Non
     assert place.nft("list ruleset") == ""
 
 
-async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Services) -> None:
+async def test_nft_that_does_not_end_is_killed_and_the_result_is_unknown(
+    services: Services,
+) -> None:
     service = await services.create_service("web", ("10.0.0.1", 80))
     slow = provider_at(services.place.endpoint(), timeout_seconds=0.3)
     program = slow.nft.program

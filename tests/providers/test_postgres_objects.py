@@ -139,7 +139,7 @@ async def run(hands: Hands, statement: str, *names: str) -> list[tuple[Any, ...]
 # --- passwords
 
 
-async def test_a_password_is_set_and_told_to_nobody(
+async def test_a_password_is_set_and_shown_nowhere(
     roles: Provider, secrets: Secrets, postgres_server: Postgres, hands: Hands, unique: str
 ) -> None:
     reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
@@ -208,7 +208,7 @@ async def test_a_generated_password_is_the_roles_own(
     assert await secrets.find(SecretRef("made"), "default") is None
 
 
-async def test_another_kind_of_password_takes_the_generated_one_away(
+async def test_another_kind_of_password_removes_the_generated_one(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
     await secrets.keep(SecretRef("app"), PASSWORD, "default")
@@ -387,7 +387,7 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
         await server.stop()
 
 
-async def test_who_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_is_left(
+async def test_a_client_that_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_remains(
     postgres_server: Postgres, databases: Provider, hands: Hands, unique: str
 ) -> None:
     name = unique.lower()
@@ -528,7 +528,7 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
     assert DATABASE.loses(DATABASE.checked_fields({}), closed).endswith(": hstore")
 
 
-async def test_what_people_write_into_a_comment_stays(
+async def test_text_that_users_write_into_a_comment_stays(
     databases: Provider, hands: Hands, unique: str
 ) -> None:
     name = unique.lower()
@@ -806,7 +806,7 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
     assert await grants.read(place) is None
 
 
-async def test_what_everybody_may_do_by_default_can_be_taken_away(
+async def test_default_privileges_of_all_roles_can_be_revoked(
     databases: Provider, grants: Provider, unique: str
 ) -> None:
     name = unique.lower()
@@ -922,7 +922,7 @@ def test_an_endpoint_names_a_host_a_folder_or_an_address() -> None:
     )
 
 
-async def test_who_cannot_log_in_is_told_and_the_environment_is_not_asked(
+async def test_a_failed_login_is_reported_and_the_environment_is_not_read(
     postgres_server: Postgres, hands: Hands, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run(hands, "CREATE ROLE {} LOGIN CREATEDB PASSWORD 'right'", unique)
@@ -941,7 +941,7 @@ async def test_who_cannot_log_in_is_told_and_the_environment_is_not_asked(
         await provider.close()
 
 
-async def test_who_may_not_see_verifiers_believes_what_was_written_last(
+async def test_without_access_to_verifiers_the_last_written_digest_counts(
     postgres_server: Postgres, secrets: Secrets, tmp_path: Path, hands: Hands, unique: str
 ) -> None:
     admin = f"{unique}admin"

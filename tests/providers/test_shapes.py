@@ -121,7 +121,7 @@ async def test_every_write_carries_its_key(shapes: Provider, planned: Proxy) -> 
     assert f"idempotency-key: {create.idempotency_key}" in planned.heads[0].lower()
 
 
-async def test_an_expired_listing_says_so(shapes: Provider, planned: Proxy) -> None:
+async def test_an_expired_listing_raises_its_own_error(shapes: Provider, planned: Proxy) -> None:
     planned.plan.extend([answer(200, '{"items": [], "continue": "t"}'), answer(410)])
     with pytest.raises(ListingExpiredError):
         await listing(shapes, Scope())

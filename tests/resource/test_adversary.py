@@ -446,7 +446,7 @@ def test_r14_when_the_old_one_is_ours_again_its_absence_is_noticed():
     assert not story.idle, "Converged for ever, and nothing is there"
 
 
-def test_r15_when_the_old_one_is_ours_again_a_listing_tells_nothing():
+def test_r15_when_the_old_one_is_ours_again_a_listing_proves_nothing():
     story = created_story()
     old = story.seen
     story.declare(CIRCLE)

@@ -110,7 +110,7 @@ def listed(story: Story, kind: str = "Block", *, as_of: int | None = None) -> li
     return story.turn(ApiReported("ListingsResumed", "o1", story.now, known_generation, kind=kind))
 
 
-def test_a_breaker_opens_for_a_while_and_says_why():
+def test_a_breaker_opens_for_a_while_and_gives_the_reason():
     story = configured()
     events = failing(story)
     opened = only(BreakerOpened, events)
@@ -254,7 +254,7 @@ def test_a_breaker_survives_a_restart():
 
 
 @pytest.mark.parametrize("state", ["Failing", "Responding", "Probing", "Throttled"])
-def test_a_report_that_comes_twice_says_nothing_the_second_time(state: Any):
+def test_a_repeated_report_is_ignored(state: Any):
     story = configured()
     if state != "Failing":
         failing(story)

@@ -117,7 +117,7 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     assert not has_its_configuration_now(row, {CONFIG: config}, kinds)
 
 
-def test_deletions_alone_wait_where_the_configuration_says_so():
+def test_only_deletions_wait_where_the_configuration_requires_it():
     story = story_of("Deletions")
     story.declare(RED)
     story.succeed()
@@ -153,7 +153,7 @@ def test_what_changes_meanwhile_voids_an_approval():
     assert story.action.fields["color"] == "Green"
 
 
-def test_a_look_that_shows_nothing_new_voids_nothing():
+def test_an_observation_that_shows_nothing_new_voids_nothing():
     story = converged_story("Always")
     story.declare(BLUE)
     assert not every(ApprovalRequested, story.see(changed(story.seen, version="another")))
@@ -180,7 +180,7 @@ def test_an_approval_is_for_once():
     assert story.idle
 
 
-def test_what_was_approved_goes_on_after_a_conflict_that_changed_nothing_of_it():
+def test_what_was_approved_continues_after_a_conflict_that_changed_nothing_of_it():
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)

@@ -35,7 +35,7 @@ def test_what_is_compared_the_same_is_as_declared() -> None:
     assert story.see(story.seen) == []
 
 
-def test_drift_shows_what_is_compared_and_is_mended_with_the_whole() -> None:
+def test_drift_shows_what_is_compared_and_is_repaired_with_the_whole() -> None:
     story = created_story()
     events = story.see(repainted(story.seen, color={"initial": "B"}))
     assert only(DriftDetected, events).differences == (FieldDifference("color.initial", "R", "B"),)

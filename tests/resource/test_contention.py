@@ -41,13 +41,13 @@ def wait_of(story: Story) -> float:
     return every(RetryScheduled, [event.data for event in story.log])[-1].delay_seconds
 
 
-def test_a_change_by_hand_or_two_is_mended_at_once():
+def test_one_or_two_out_of_band_changes_are_repaired_immediately():
     story = converged_story()
     overwrite_repeatedly(story)
     assert story.outcome == "Converged"
 
 
-def test_42_the_third_time_the_repair_waits_and_says_why():
+def test_42_the_third_time_the_repair_waits_and_gives_the_reason():
     story = converged_story()
     overwrite_repeatedly(story)
     overwrite(story)
@@ -75,7 +75,7 @@ def test_42_it_waits_longer_each_time_and_never_longer_than_a_resync():
     assert RESYNC / 2 <= waits[-1] <= RESYNC
 
 
-def test_another_value_by_them_does_not_put_the_repair_off():
+def test_another_value_of_the_other_client_does_not_delay_the_repair():
     story = converged_story()
     overwrite_repeatedly(story, 5)
     overwrite(story)
@@ -86,7 +86,7 @@ def test_another_value_by_them_does_not_put_the_repair_off():
     assert story.action.fields["color"] == "Red"
 
 
-def test_what_nobody_fights_about_is_mended_at_once():
+def test_drift_without_contention_is_repaired_immediately():
     story = converged_story()
     overwrite_repeatedly(story)
     overwrite(story)
@@ -95,7 +95,7 @@ def test_what_nobody_fights_about_is_mended_at_once():
     assert story.action.fields == RED
 
 
-def test_a_new_declaration_acts_at_once_and_begins_anew():
+def test_a_new_declaration_acts_immediately_and_resets_the_count():
     story = converged_story()
     overwrite_repeatedly(story)
     overwrite(story)
@@ -106,7 +106,7 @@ def test_a_new_declaration_acts_at_once_and_begins_anew():
     assert not story.idle
 
 
-def test_what_they_take_back_themselves_needs_no_repair():
+def test_a_change_that_the_other_client_reverts_needs_no_repair():
     story = converged_story()
     overwrite_repeatedly(story)
     original = story.seen
@@ -117,7 +117,7 @@ def test_what_they_take_back_themselves_needs_no_repair():
     assert (story.reason, story.idle) == ("RepeatedDrift", True), "the next one waits again"
 
 
-def test_who_deletes_it_again_and_again_is_met_more_slowly():
+def test_repeated_deletions_are_repaired_with_growing_delays():
     story = converged_story()
     for _ in range(CONTENTION_DRIFTS - 1):
         story.see(None)
@@ -139,14 +139,14 @@ def test_a_withdrawal_does_not_wait():
 
 
 @pytest.mark.parametrize(("pause", "times"), [(CONTENTION_WINDOW, 3), (2 * CONTENTION_WINDOW, 1)])
-def test_what_is_long_past_counts_no_more(pause: timedelta, times: int):
+def test_drifts_of_long_ago_do_not_count(pause: timedelta, times: int):
     path_drifts = (PathDrift("color", 2, START, START), PathDrift("size", 9, START, START))
     drift = only(DriftDetected, [_drift()])
     (*_, color) = count_drift(path_drifts, drift, START + pause)
     assert (color.path, color.times) == ("color", times)
 
 
-def test_what_may_have_been_our_own_is_no_fight():
+def test_a_change_that_may_be_our_own_is_no_contention():
     assert count_drift((), replace(_drift(), suspected_action="default/Block/Foo@3"), START) == ()
 
 

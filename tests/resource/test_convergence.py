@@ -52,7 +52,7 @@ def test_a_new_colour_is_one_update_of_the_same_object():
     assert story.outcomes() == [("Converged", 1), ("Converged", 2)]
 
 
-def test_what_a_human_deleted_is_drift_and_is_made_again():
+def test_what_a_human_deleted_is_drift_and_is_recreated():
     story = converged()
     events = story.see(None)
     assert names(events) == [
@@ -151,7 +151,7 @@ def test_drift_is_still_found_beside_an_ignored_field():
     assert only(DriftDetected, events).differences == (FieldDifference("type", "Square", "Circle"),)
 
 
-def test_an_ignored_field_that_a_human_removed_is_not_put_back():
+def test_an_ignored_field_that_a_human_removed_is_not_restored():
     story = converged(policy={"ignoreFields": ["color"]})
     existing = story.seen
     without = relabelled(existing, existing.labels)
@@ -197,7 +197,7 @@ def test_an_ignored_label_is_left_to_others():
     assert story.action.labels == owned_labels(team="z")
 
 
-def test_a_stripped_owner_label_is_put_back_and_no_second_object_is_made():
+def test_a_stripped_owner_label_is_restored_and_no_second_object_is_made():
     story = converged()
     events = story.see(relabelled(story.seen, {}))
     assert only(DriftDetected, events).differences == (

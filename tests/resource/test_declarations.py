@@ -83,7 +83,7 @@ def looked_up(command: Command, first: Command) -> Command:
     return replace(command, first_position=first.position)
 
 
-def test_a_declaration_that_changed_nothing_reverts_nothing_when_it_is_sent_again():
+def test_a_declaration_without_a_change_reverts_nothing_when_it_is_published_again():
     story = converged()
     again = story.command(Declared(manifest()), message_id="again")
     assert story.give([again]) == []
@@ -131,7 +131,7 @@ def test_what_came_after_the_first_copy_is_newer_than_a_repeat_that_was_decided_
     assert story.answer.reason == "Duplicate"
 
 
-def test_who_goes_back_to_what_was_declared_before_is_followed():
+def test_a_return_to_an_earlier_declaration_is_followed():
     story = converged()
     story.declare({"color": "Blue"})
     back = story.command(Declared(manifest()))
@@ -139,7 +139,7 @@ def test_who_goes_back_to_what_was_declared_before_is_followed():
     assert (story.answer.reason, story.answer.generation) == ("Accepted", 3)
 
 
-def test_what_is_declared_for_the_first_time_needs_no_look_at_the_intake():
+def test_a_first_declaration_needs_no_read_of_the_intake():
     story = converged()
     new = story.command(Declared(manifest({"color": "Blue"})))
     assert decide(story.state, [new], story.context).repeats == []
@@ -168,7 +168,7 @@ def test_any_change_is_a_new_generation(changed: Declared):
     assert (story.answer.reason, story.answer.generation) == ("Accepted", 2)
 
 
-def test_a_reason_is_kept_and_alone_is_nothing_new():
+def test_a_reason_is_kept_and_alone_is_no_new_generation():
     story = Story()
     story.turn(Declared(manifest(), reason="CHG-1"))
     assert only(SpecDeclared, _log(story)).reason == "CHG-1"
@@ -178,7 +178,7 @@ def test_a_reason_is_kept_and_alone_is_nothing_new():
     assert only(SpecWithdrawn, _log(story)).reason == "CHG-3"
 
 
-def test_the_annotation_says_why_where_the_message_does_not():
+def test_the_annotation_gives_the_reason_where_the_message_does_not():
     story = Story()
     why = {REASON_ANNOTATION: "CHG-1", "team": "a"}
     story.turn(Declared(manifest(annotations=why)))
@@ -340,7 +340,7 @@ def test_a_resource_is_held_whose_configuration_is_of_another_provider():
     assert "ActionDecided" in names(story.declare(config="right"))
 
 
-def test_a_resource_goes_on_when_its_configuration_has_the_right_provider():
+def test_a_resource_continues_when_its_configuration_has_the_right_provider():
     story = Story(configs={CONFIG: OF_ANOTHER})
     story.declare()
     story.configs[CONFIG] = SHARED

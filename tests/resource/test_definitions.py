@@ -166,14 +166,14 @@ def test_a_definition_that_replaces_too_many_waits_for_a_person():
     assert story.state.desired.definition.affected == 0, "a later replacement has other causes"
 
 
-def test_a_few_go_without_a_question():
+def test_a_few_replacements_need_no_approval():
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
     story.succeed()
     events = redefined(story, affected=10, total=100, constants={"type": "Circle"})
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
-def test_what_was_made_by_the_definition_before_is_not_replaced_unasked():
+def test_objects_of_the_former_definition_are_not_replaced_without_approval():
     story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
     redefined(story, affected=11, total=100, constants={"type": "Circle"})
     assert every(ActionDecided, story.succeed()) == [], "its creation was under way"
@@ -298,7 +298,7 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
         ),
     ],
 )
-def test_a_definition_that_cannot_work_says_why(changes: dict[str, Any], message: str):
+def test_a_definition_that_cannot_work_gives_the_reason(changes: dict[str, Any], message: str):
     with pytest.raises(InvalidManifestError) as caught:
         build_defined_kind(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
     assert str(caught.value) == message

@@ -93,7 +93,7 @@ def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up_too(refusal:
     assert only(ActionDecided, events).action.fields == {"color": "Red"}
 
 
-def test_what_a_look_shows_as_not_done_and_nobody_wants_is_given_up_in_doubt():
+def test_an_unwanted_write_that_a_lookup_shows_as_not_done_is_abandoned_in_doubt():
     """The worker that had it may stand still before its call."""
     story = withdrawn()
     there = story.seen
@@ -122,7 +122,7 @@ def test_what_is_still_wanted_is_repeated_with_the_same_key():
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
-def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelivered: bool):
+def test_a_failed_lookup_of_an_unwanted_object_is_followed_by_another_lookup(redelivered: bool):
     story = withdrawn()
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
@@ -136,7 +136,7 @@ def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelive
     assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
 
 
-def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
+def test_a_lookup_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
@@ -146,7 +146,7 @@ def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     assert every(LookupDecided, story.wake(3600))
 
 
-def test_a_look_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grace():
+def test_a_lookup_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grace():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
@@ -156,7 +156,7 @@ def test_a_look_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grac
     assert every(LookupDecided, story.wake(waits.delay_seconds))
 
 
-def test_the_end_of_a_wait_on_request_leaves_a_look_what_is_left_of_the_grace():
+def test_a_wait_ended_on_request_keeps_the_rest_of_the_grace_for_the_lookup():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
@@ -179,7 +179,7 @@ def test_the_fields_of_an_update_in_doubt_count_as_ours():
 # --- a success that is told late
 
 
-def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
+def test_a_zombies_deletion_is_in_the_history_and_the_object_is_recreated():
     story = withdrawn()
     deletion, there = story.action, story.seen
     story.fail("NotDone", redelivered=True)
@@ -197,7 +197,7 @@ def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
     assert not every(OwnershipReleased, events)
 
 
-def test_a_zombies_deletion_that_is_told_while_an_update_is_under_way_makes_it_anew():
+def test_a_zombies_deletion_reported_during_an_update_leads_to_a_recreation():
     story = withdrawn()
     deletion = story.action
     story.fail("NotDone")
@@ -212,7 +212,7 @@ def test_a_zombies_deletion_that_is_told_while_an_update_is_under_way_makes_it_a
     assert only(ActionDecided, events).action.operation == "Create"
 
 
-def test_a_zombies_update_is_in_the_history_and_is_put_right():
+def test_a_zombies_update_is_in_the_history_and_is_corrected():
     story = converged({"color": "Red"})
     original = story.seen
     story.declare({"color": "Purple"})
@@ -356,7 +356,7 @@ def test_a_deletion_that_a_second_worker_found_done_is_suspected_when_the_next_o
     assert only(DriftDetected, story.see(None)).suspected_action == "", "each is suspected once"
 
 
-def test_what_a_woken_worker_did_to_the_next_object_is_told_late():
+def test_what_a_woken_worker_did_to_the_next_object_is_reported_late():
     story = withdrawn()
     deletion = story.action
     story.report(redelivered=True)

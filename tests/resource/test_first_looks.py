@@ -26,7 +26,7 @@ def declared(mode: str, **rest: Any) -> Story:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_before_the_first_look_nothing_is_said_of_the_object(mode: str):
+def test_before_the_first_read_nothing_is_reported_of_the_object(mode: str):
     story = declared(mode)
     assert story.idle
     assert outcome_of(story) == AWAITING_LISTING
@@ -35,7 +35,7 @@ def test_before_the_first_look_nothing_is_said_of_the_object(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_look_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
+def test_one_read_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
     story = declared(mode)
     story.see(None)
     assert story.see(None) == []
@@ -43,7 +43,7 @@ def test_one_look_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_look_that_began_before_the_declaration_proves_nothing(mode: str):
+def test_a_read_that_began_before_the_declaration_proves_nothing(mode: str):
     story = Story()
     story.turn(ReconcileRequested())
     story.declare(policy={"mode": mode})
@@ -52,7 +52,7 @@ def test_a_look_that_began_before_the_declaration_proves_nothing(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_declaration_has_a_first_look_of_its_own(mode: str):
+def test_each_declaration_has_a_first_read_of_its_own(mode: str):
     story = declared(mode)
     story.see(None)
     story.declare(policy={"mode": mode}, labels={"team": "a"})
@@ -81,7 +81,7 @@ def test_what_we_deleted_after_the_declaration_is_absent():
     assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_look():
+def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_read():
     story = converged()
     story.declare(policy={"mode": "Absent"})
     story.fail("NotFound")
@@ -90,7 +90,7 @@ def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_look():
     assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_what_we_deleted_before_the_declaration_may_have_been_made_again():
+def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
     story = converged()
     story.withdraw()
     story.succeed()
@@ -123,7 +123,7 @@ def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_own
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_first_look_may_show_an_object(mode: str):
+def test_the_first_read_may_show_an_object(mode: str):
     story = declared(mode)
     story.see(thing({"type": "Square", "color": "Blue"}))
     assert outcome_of(story)[0] == {"Absent": "Conflict", "ObserveOnly": "Drifted"}[mode]
@@ -132,7 +132,7 @@ def test_the_first_look_may_show_an_object(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_while_it_is_paused_it_is_not_looked_for(mode: str):
+def test_while_it_is_paused_it_is_not_looked_up(mode: str):
     story = Story()
     story.declare(policy={"mode": mode, "paused": True})
     assert outcome_of(story) == ("Paused", "PausedByPolicy")
@@ -140,7 +140,7 @@ def test_while_it_is_paused_it_is_not_looked_for(mode: str):
     assert outcome_of(story) == AWAITING_LISTING
 
 
-def test_what_is_withdrawn_is_not_looked_for():
+def test_what_is_withdrawn_is_not_looked_up():
     story = declared("Absent")
     story.withdraw()
     assert story.outcome == "Deleted"

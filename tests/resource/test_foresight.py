@@ -71,7 +71,7 @@ def test_a_planned_declaration_that_comes_twice_is_a_duplicate():
     assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
 
 
-def test_what_is_refused_anyway_says_why():
+def test_what_is_refused_anyway_gives_the_reason():
     story = converged()
     declaration = planned(story)
     bad = manifest()

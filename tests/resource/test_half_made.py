@@ -43,7 +43,7 @@ def refused(kind: Kind = BLOCK) -> Story:
 
 
 @pytest.mark.parametrize("kind", [BLOCK, UNLABELLED])
-def test_what_was_made_is_owned_and_the_refusal_is_told(kind: Kind):
+def test_what_was_made_is_owned_and_the_refusal_is_reported(kind: Kind):
     story = refused(kind)
     assert story.state.owned is not None
     assert story.state.owned.uid == story.seen.uid
@@ -87,7 +87,7 @@ def test_what_was_made_goes_though_it_was_withdrawn_before_the_refusal():
     assert story.outcome == "Deleted"
 
 
-def test_a_look_at_it_is_no_drift_and_calls_nothing():
+def test_an_observation_of_it_is_no_drift_and_calls_nothing():
     story = refused()
     assert story.see(story.seen) == []
     story.see(msgspec.structs.replace(story.seen, outputs={"port": 1}))
@@ -96,7 +96,7 @@ def test_a_look_at_it_is_no_drift_and_calls_nothing():
     assert story.outcome == "Failed"
 
 
-def test_a_new_generation_goes_on_from_it():
+def test_a_new_generation_continues_from_it():
     story = refused()
     story.declare({"type": "Square", "color": "Blue"})
     assert story.action.operation == "Update"
@@ -142,7 +142,7 @@ def test_a_half_made_replacement_stands_beside_and_both_go():
     assert len(every(ActionSucceeded, [event.data for event in story.log])) == 4
 
 
-def test_what_a_look_finds_half_made_is_completed():
+def test_what_a_lookup_finds_half_made_is_completed():
     """The answer to the second call never came, three times: a look finds what the first made."""
     story = Story()
     story.declare(RED)

@@ -200,7 +200,7 @@ def test_a_reference_that_ignores_does_not_hold():
     assert story.action.operation == "Delete"
 
 
-def test_a_forced_release_counts_against_references_that_are_told_again():
+def test_a_forced_release_counts_against_references_that_are_reported_again():
     story = referenced("Keep")
     story.withdraw()
     story.turn(ForcedRelease("shop is gone"))
@@ -210,7 +210,7 @@ def test_a_forced_release_counts_against_references_that_are_told_again():
     assert story.action.operation == "Delete"
 
 
-def test_a_stray_that_somebody_refers_to_is_disputed_and_not_removed():
+def test_an_unmanaged_object_that_somebody_refers_to_is_disputed_and_not_removed():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
     story.see(thing(), unmanaged=(1, 5))
@@ -294,7 +294,7 @@ def test_an_approved_loss_is_believed_at_the_next_listing():
     assert story.action.operation == "Create"
 
 
-def test_a_stray_that_the_guard_holds_goes_when_a_person_approves():
+def test_an_unmanaged_object_that_the_guard_holds_goes_when_a_person_approves():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), unmanaged=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")

@@ -22,7 +22,7 @@ def ask(story: Story) -> list[str]:
     return names(story.turn(ReconcileRequested("the API is back")))
 
 
-def test_an_attempt_that_waits_is_made_at_once():
+def test_a_waiting_attempt_is_made_immediately():
     story = Story()
     story.declare()
     story.fail("NotDone", message="connection refused")
@@ -32,7 +32,7 @@ def test_an_attempt_that_waits_is_made_at_once():
     assert story.outcome == "Converged"
 
 
-def test_a_repair_that_a_fight_puts_off_is_made_at_once():
+def test_a_repair_delayed_by_contention_is_made_immediately():
     story = converged_story()
     overwrite_repeatedly(story)
     overwrite(story)
@@ -41,7 +41,7 @@ def test_a_repair_that_a_fight_puts_off_is_made_at_once():
     assert only(ActionDecided, events).action.fields["color"] == "Red"
 
 
-def test_the_next_look_is_recorded_though_it_shows_nothing_new():
+def test_the_next_read_is_recorded_though_it_shows_nothing_new():
     story = converged()
     assert story.see(story.seen) == []
     assert ask(story) == ["ReconcileAccepted"]
@@ -49,7 +49,7 @@ def test_the_next_look_is_recorded_though_it_shows_nothing_new():
     assert story.see(story.seen) == [], "it was asked for once"
 
 
-def test_a_look_from_before_it_was_asked_for_is_no_answer():
+def test_a_read_from_before_the_request_does_not_answer_it():
     story = converged()
     position_before = story.state.observed.position
     ask(story)
@@ -58,7 +58,7 @@ def test_a_look_from_before_it_was_asked_for_is_no_answer():
     assert every(ExternalObserved, story.see(story.seen))
 
 
-def test_who_asks_twice_with_one_message_is_answered_once_more():
+def test_a_repeated_request_message_is_answered_again():
     story = converged()
     command = story.command(ReconcileRequested())
     assert names(story.give([command])) == ["ReconcileAccepted"]
@@ -66,13 +66,13 @@ def test_who_asks_twice_with_one_message_is_answered_once_more():
     assert story.answer.accepted
 
 
-def test_what_nobody_declared_is_not_looked_at():
+def test_an_undeclared_resource_is_not_refreshed():
     story = Story()
     assert ask(story) == []
     assert (story.answer.accepted, story.answer.reason) == (False, "NotDeclared")
 
 
-def test_a_configuration_has_no_object_to_look_at():
+def test_a_configuration_has_no_object_to_refresh():
     story = provider_config_story()
     metadata = Metadata("default", "system")
     spec = {"provider": "tests", "endpoint": "http://localhost"}
@@ -81,7 +81,7 @@ def test_a_configuration_has_no_object_to_look_at():
     assert story.state.observed.read_requested_at is None
 
 
-def test_a_paused_resource_is_looked_at_and_left_as_it_is():
+def test_a_paused_resource_is_refreshed_and_left_as_it_is():
     story = converged()
     story.declare(policy=Policy(paused=True))
     assert ask(story) == ["ReconcileAccepted"]

@@ -70,7 +70,7 @@ def test_an_older_observation_never_reverts_a_newer():
     assert story.seen == green
 
 
-def test_an_observation_of_the_future_does_not_blind_the_resource():
+def test_an_observation_from_the_future_does_not_block_later_ones():
     story = converged(policy={"mode": "CreateOnly"})
     story.see(repainted(story.seen, color="Green"), as_of=10**9)
     assert names(story.see(repainted(story.seen, color="Blue")))[0] == "ExternalObserved"
@@ -199,7 +199,7 @@ def test_a_call_that_meets_nothing_proves_nothing_within_the_grace(is_withdrawn:
     assert story.state.owned is None, "past the grace, it counts"
 
 
-def test_who_stood_still_before_it_told_what_it_had_seen_is_not_believed_too_early():
+def test_an_observation_reported_after_a_pause_is_not_believed_too_early():
     story = Story(configs={CONFIG: SLOW})
     story.declare()
     story.stored_at = bus_time = story.now
@@ -292,7 +292,7 @@ def test_a_raised_grace_does_not_lower_a_declared_one():
     assert story.see(repainted(known_object), age_seconds=0.0) == []
 
 
-def test_what_is_seen_in_another_place_is_not_about_us():
+def test_observations_of_another_configuration_are_ignored():
     story = converged()
     assert story.see(None, config="elsewhere") == []
     assert story.see(None, name="Bar") == []
@@ -323,13 +323,13 @@ def test_the_same_observation_twice_is_one_event():
     assert story.see(thing(), as_of=1) == []
 
 
-def test_gone_with_nothing_ever_declared_says_nothing():
+def test_an_absence_without_a_declaration_is_not_recorded():
     story = Story()
     assert story.see(None) == []
     assert story.wake() == []
 
 
-def test_an_unowned_object_that_goes_is_told():
+def test_the_absence_of_an_unowned_object_is_reported():
     story = Story()
     story.see(thing())
     assert story.outcome == "Unowned"
@@ -346,7 +346,7 @@ def test_what_is_adopted_is_written_as_it_is_and_not_as_it_was_first_seen():
     assert (story.action.version, story.action.fields["type"]) == ("2", "Circle")
 
 
-def test_without_conditional_writes_an_adoption_waits_for_a_look():
+def test_without_conditional_writes_an_adoption_waits_for_a_read():
     story = Story(kind=replace(BLOCK, capabilities=UNCONDITIONAL))
     story.see(thing({"type": "Square", "color": "Red"}))
     story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
@@ -355,7 +355,7 @@ def test_without_conditional_writes_an_adoption_waits_for_a_look():
     assert story.action.fields == {"type": "Circle", "color": "Blue"}
 
 
-def test_an_adoption_waits_for_a_look_even_at_what_has_not_changed():
+def test_an_adoption_waits_for_a_read_even_of_an_unchanged_object():
     story = Story(kind=replace(BLOCK, capabilities=UNCONDITIONAL))
     story.see(thing({"color": "Blue"}))
     story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
@@ -375,7 +375,7 @@ def test_a_new_version_resolves_a_conflict_that_showed_no_object():
     assert story.action.version == touched.version
 
 
-def test_of_two_looks_that_began_together_the_later_told_stands():
+def test_of_two_observations_that_began_together_the_last_reported_counts():
     story = Story()
     story.declare(policy={"mode": "ObserveOnly"})
     first = story.command(Observed(CONFIG, "Foo", thing({"color": "Red"}), as_of=1))

@@ -107,7 +107,7 @@ def test_an_orphan_is_released_and_stays():
     assert names(story.see(repainted(story.seen, color="Green"))) == ["ExternalObserved"]
 
 
-def test_an_orphan_that_a_listing_has_left_out_is_no_stray_when_it_is_listed_again():
+def test_an_orphan_that_a_listing_has_left_out_is_not_unmanaged_when_it_is_listed_again():
     story = orphan()
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
@@ -171,7 +171,7 @@ def test_an_orphan_whose_labels_are_fixed_is_released_without_a_call():
     assert message_of(story).endswith("it still has its owner label")
 
 
-def test_a_change_by_hand_is_a_drift_where_labels_are_fixed_too():
+def test_an_out_of_band_change_is_a_drift_where_labels_are_fixed_too():
     story = Story(kind=dataclasses.replace(BLOCK, immutable=frozenset({"labels"})))
     story.declare()
     story.succeed()
@@ -193,7 +193,7 @@ def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():
     assert story.idle
 
 
-def test_a_label_that_the_api_does_not_let_go_does_not_hold_the_release():
+def test_a_label_that_the_api_does_not_remove_does_not_hold_the_release():
     story = orphan()
     story.withdraw()
     events = story.fail("Refused")
@@ -348,7 +348,7 @@ def test_a_paused_resource_reports_and_does_nothing():
     assert story.action.operation == "Update"
 
 
-def test_a_paused_resource_starts_no_new_attempt_and_says_so():
+def test_a_paused_resource_starts_no_new_attempt_and_reports_it():
     story = Story()
     story.declare()
     story.fail("Unknown")
@@ -393,7 +393,7 @@ def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_resource_i
     assert story.idle
 
 
-def test_what_was_let_go_untouched_is_told_from_what_never_was_ours():
+def test_an_object_released_untouched_differs_from_one_never_owned():
     story = converged()
     story.declare(policy={"mode": "ObserveOnly"})
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"

@@ -81,7 +81,7 @@ def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
 
 
 @pytest.mark.parametrize("is_seen", [False, True], ids=["row-forgotten", "row-kept"])
-def test_a_withdrawn_resource_that_claims_a_stray_references_nothing(is_seen: bool):
+def test_a_withdrawn_resource_that_claims_an_unmanaged_object_references_nothing(is_seen: bool):
     """A target would be kept for an object that was created without it."""
     story = Story(kind=SERVER, configs={CONFIG: EXCLUSIVE})
     story.declare({"type": HOST}, policy={"referencedFrom": ["shop"]})
@@ -156,7 +156,7 @@ def test_withdrawn_it_goes_whatever_it_waits_for():
     assert story.action.operation == "Delete"
 
 
-def test_a_value_that_the_kind_does_not_take_is_said_with_its_reason():
+def test_a_value_that_the_kind_does_not_take_is_reported_with_its_reason():
     story = server(port={"$ref": "Block/Orders", "field": "outputs.port"})
     report_target(story, **known_target(values={"outputs.host": "db-1", "outputs.port": "five"}))
     assert (story.outcome, story.reason, story.idle) == ("Failed", "InvalidInput", True)

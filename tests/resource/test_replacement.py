@@ -214,7 +214,7 @@ def test_a_second_name_that_is_taken_is_followed_by_another():
     assert story.action.external_name not in ("Foo", first)
 
 
-def test_an_old_one_that_somebody_else_removed_is_done_with():
+def test_an_old_object_that_another_client_removed_needs_no_deletion():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
@@ -223,7 +223,7 @@ def test_an_old_one_that_somebody_else_removed_is_done_with():
     assert (story.outcome, story.state.retiring) == ("Converged", None)
 
 
-def test_a_stranger_under_the_name_of_the_old_one_is_left_alone():
+def test_a_foreign_object_under_the_name_of_the_old_one_is_left_alone():
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
@@ -301,7 +301,7 @@ def test_a_released_replacement_is_not_looked_for_in_another_api():
     assert rows(story)[0].external_name == "Foo"
 
 
-def test_a_replaced_object_that_is_released_with_its_replacement_is_no_stray():
+def test_a_replaced_object_that_is_released_with_its_replacement_is_not_unmanaged():
     story = created_story()
     old = story.seen
     story.declare(CIRCLE)

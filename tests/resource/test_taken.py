@@ -46,7 +46,7 @@ UNCONDITIONAL = dataclasses.replace(
 )
 
 
-def test_what_another_resource_declares_is_no_stray():
+def test_what_another_resource_declares_is_not_unmanaged():
     story = Story(configs={CONFIG: EXCLUSIVE})
     events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
     assert not every(OwnershipClaimed, events)
@@ -57,7 +57,7 @@ def test_what_another_resource_declares_is_no_stray():
     assert names(events) == ["ExternalObserved"]
 
 
-def test_once_nobody_has_it_it_is_a_stray_as_any_other():
+def test_an_object_that_no_resource_has_is_unmanaged():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
     story.see(there, unmanaged=(0, 60), belongs_to=ANOTHER)
@@ -68,7 +68,7 @@ def test_once_nobody_has_it_it_is_a_stray_as_any_other():
 # --- an overtaken listing: another resource may have the object by the time it is decided
 
 
-def test_a_stray_is_deleted_only_after_a_listing_that_knew_its_resource():
+def test_an_unmanaged_object_is_deleted_only_after_a_listing_that_knew_its_resource():
     """Listings that are published before that one show it as undeclared as often as they like."""
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
@@ -84,7 +84,7 @@ def test_a_stray_is_deleted_only_after_a_listing_that_knew_its_resource():
     assert only(ActionDecided, events).action.uid == "h1"
 
 
-def test_a_stray_that_another_resource_adopted_meanwhile_is_left_to_it():
+def test_an_unmanaged_object_that_another_resource_adopted_meanwhile_is_left_to_it():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to="", known_version=0)
     events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
@@ -107,7 +107,7 @@ def test_a_wait_from_before_a_withdrawal_proves_nothing_of_what_is_undeclared_si
     assert only(ActionDecided, story.see(thing(uid="h1"), unmanaged=(1, 60))).action.uid == "h1"
 
 
-def test_what_was_held_as_a_stray_is_released_to_who_declares_it():
+def test_a_held_unmanaged_object_is_released_to_the_resource_that_declares_it():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
     story.see(there, unmanaged=(50, 60))

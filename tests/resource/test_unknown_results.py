@@ -97,7 +97,7 @@ def unknown(story: Story, times: int = 1) -> list[ResourceEvent]:
     return events
 
 
-def test_the_first_rung_repeats_with_the_same_key():
+def test_the_first_step_repeats_with_the_same_key():
     story = declared_story()
     action = story.action
     for _ in range(2):
@@ -105,7 +105,7 @@ def test_the_first_rung_repeats_with_the_same_key():
     assert not story.flight.is_lookup
 
 
-def test_the_second_rung_looks_when_repeats_tell_nothing():
+def test_the_second_step_is_a_lookup_when_repeats_prove_nothing():
     story = declared_story()
     action = story.action
     assert only(LookupDecided, unknown(story, 3)).action == action
@@ -113,7 +113,7 @@ def test_the_second_rung_looks_when_repeats_tell_nothing():
 
 
 @pytest.mark.parametrize("labels", [owned_labels(), owned_labels(team="a")])
-def test_what_a_look_finds_under_our_label_is_what_the_action_made(labels: dict[str, str]):
+def test_what_a_lookup_finds_under_our_label_is_what_the_action_made(labels: dict[str, str]):
     story = declared_story()
     unknown(story, 3)
     succeeded = only(ActionSucceeded, story.look(thing(uid="u7", labels=labels)))
@@ -122,14 +122,14 @@ def test_what_a_look_finds_under_our_label_is_what_the_action_made(labels: dict[
     assert story.state.owned.uid == "u7"
 
 
-def test_what_a_look_finds_under_the_actions_key_is_what_the_action_made():
+def test_what_a_lookup_finds_under_the_actions_key_is_what_the_action_made():
     story = declared_story(UNMARKED)
     unknown(story, 3)
     created_object = replace(thing(uid="u7"), written_by=story.action.idempotency_key)
     assert only(ActionSucceeded, story.look(created_object)).found_by == "Key"
 
 
-def test_where_a_look_finds_nothing_the_same_action_is_called_again():
+def test_where_a_lookup_finds_nothing_the_same_action_is_called_again():
     story = declared_story()
     action = story.action
     unknown(story, 3)
@@ -141,7 +141,7 @@ def test_where_a_look_finds_nothing_the_same_action_is_called_again():
     assert story.outcome == "Converged"
 
 
-def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
+def test_where_a_lookup_finds_a_foreign_object_it_is_a_conflict():
     story = declared_story()
     unknown(story, 3)
     story.look(thing(uid="h1", labels={"reconciler/owner": "another"}))
@@ -150,7 +150,7 @@ def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
     assert story.state.owned is None
 
 
-def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
+def test_the_key_attributes_an_unclaimed_object_that_a_lookup_finds():
     """Another client may have removed our label. The API shows by the key what we created."""
     story = declared_story()
     action = story.action
@@ -163,7 +163,7 @@ def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
     assert story.state.owned.uid == "u7"
 
 
-def test_what_nobody_claims_and_the_key_did_not_make_is_a_strangers():
+def test_what_nobody_claims_and_the_key_did_not_make_is_foreign():
     story = declared_story()
     unknown(story, 3)
     story.look(thing(uid="h1"))
@@ -173,13 +173,13 @@ def test_what_nobody_claims_and_the_key_did_not_make_is_a_strangers():
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
 
 
-def test_a_look_that_fails_is_followed_by_another_try():
+def test_a_lookup_that_fails_is_followed_by_another_try():
     story = declared_story()
     unknown(story, 3)
     assert only(ActionRetried, unknown(story)).action == story.action
 
 
-def test_a_look_waits_until_the_api_shows_what_was_done():
+def test_a_lookup_waits_until_the_api_shows_what_was_done():
     story = Story(kind=kind_that_can(keys=True, grace=60.0))
     story.declare()
     for _ in range(2):
@@ -229,7 +229,7 @@ def test_a_person_who_says_that_it_was_not_done_has_it_called_again():
 
 
 @pytest.mark.parametrize("policy", [{}, {"adoption": "Adopt"}])
-def test_of_two_objects_with_our_label_a_person_tells_which_one_was_created(
+def test_of_two_objects_with_our_label_an_operator_names_the_created_one(
     policy: dict[str, str],
 ):
     """Another client has copied the label: the other object would leak, or never was ours."""
@@ -251,7 +251,7 @@ def test_of_two_objects_with_our_label_a_person_tells_which_one_was_created(
     assert story.state.owned.uid == "u2"
 
 
-def test_of_two_objects_with_our_label_the_key_tells_which_one_was_created():
+def test_of_two_objects_with_our_label_the_key_identifies_the_created_one():
     story = declared_story(kind_that_can(keys=True, unique_names=False))
     action = story.action
     unknown(story, 3)
@@ -355,7 +355,7 @@ def test_without_labels_a_taken_name_after_an_unknown_result_is_held_for_a_perso
     assert only(ActionHeld, story.look(observed_object)).object == observed_object
 
 
-def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_taken_for_a_strangers():
+def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_attributed_to_others():
     story = declared_story(UNMARKED)
     unknown(story)
     story.withdraw()
@@ -377,7 +377,7 @@ def test_a_redelivered_creation_that_meets_what_nobody_claims_is_held_for_a_pers
     assert story.wake(36_000) == [], "nothing happens by itself"
 
 
-def test_what_a_creation_meets_at_its_first_delivery_is_a_strangers():
+def test_what_a_creation_meets_at_its_first_delivery_is_foreign():
     story = declared_story(KEYLESS)
     story.fail("Conflict", shown=thing(uid="h1"))
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
@@ -409,7 +409,7 @@ def test_what_another_owner_claims_is_never_taken_for_our_own_work():
 @pytest.mark.parametrize(
     ("policy", "configs"), [({"adoption": "Adopt"}, {CONFIG: SHARED}), ({}, {CONFIG: EXCLUSIVE})]
 )
-def test_nobody_is_asked_whose_it_is_where_it_becomes_ours_whoever_made_it(
+def test_no_approval_is_needed_where_the_object_is_adopted_anyway(
     policy: Fields, configs: dict[str, ProviderConfigSpec]
 ):
     story = Story(kind=KEYLESS, configs=configs)
@@ -464,7 +464,7 @@ def test_without_keys_a_creation_of_two_deliveries_may_have_made_a_second_object
     assert (story.action.operation, story.action.uid) == ("Delete", "u9")
 
 
-def test_with_keys_a_second_delivery_says_nothing():
+def test_with_keys_a_second_delivery_proves_nothing():
     story = declared_story()
     created_object = story.written(story.action)
     assert not only(
@@ -544,7 +544,7 @@ def test_a_second_object_that_was_released_is_not_claimed_again():
     assert story.state.owned is None
 
 
-def test_with_keys_a_repeated_success_says_nothing():
+def test_with_keys_a_repeated_success_proves_nothing():
     story = declared_story()
     action_id = story.action.action_id
     created_object = story.written(story.action)
@@ -604,7 +604,7 @@ def test_what_nobody_claims_after_a_creation_in_doubt_is_held_for_a_person(
 @pytest.mark.parametrize(
     ("policy", "outcome"), [({"paused": True}, "Paused"), ({"mode": "ObserveOnly"}, "Converged")]
 )
-def test_a_person_is_asked_whose_it_is_also_where_nothing_is_to_be_written(
+def test_an_operator_is_asked_for_the_owner_even_where_nothing_is_to_be_written(
     policy: Fields, outcome: str
 ):
     story = in_doubt()
@@ -625,7 +625,7 @@ def test_a_creation_in_doubt_that_gets_our_label_is_ours_before_and_after_an_app
         assert only(OwnershipClaimed, events).uid == "u9"
 
 
-def test_what_is_adopted_after_a_creation_in_doubt_is_not_asked_about():
+def test_an_object_adopted_after_a_creation_in_doubt_needs_no_approval():
     story = in_doubt()
     story.declare(policy={"adoption": "Adopt"})
     assert only(OwnershipClaimed, story.see(thing(uid="u9"))).reason == "Adopted"
@@ -638,7 +638,7 @@ def updating() -> Story:
     return story
 
 
-def test_an_update_that_a_look_shows_as_done_is_done():
+def test_an_update_that_a_lookup_shows_as_done_is_done():
     story = updating()
     assert (
         only(ActionSucceeded, story.look(repainted(story.seen, color="Purple"))).found_by
@@ -647,12 +647,12 @@ def test_an_update_that_a_look_shows_as_done_is_done():
     assert story.outcome == "Converged"
 
 
-def test_an_update_that_a_look_shows_as_not_done_is_called_again():
+def test_an_update_that_a_lookup_shows_as_not_done_is_called_again():
     story = updating()
     assert only(ActionRetried, story.look(story.seen)).action == story.action
 
 
-def test_an_update_that_a_look_shows_as_overtaken_is_decided_anew():
+def test_an_update_that_a_lookup_shows_as_overtaken_is_decided_anew():
     story = updating()
     previous_action = story.action
     decided = only(ActionDecided, story.look(repainted(story.seen, color="Green")))
@@ -664,7 +664,7 @@ def test_an_update_of_what_is_gone_becomes_a_creation():
     assert only(ActionDecided, story.look(None)).action.operation == "Create"
 
 
-def test_a_deletion_is_done_when_a_look_shows_nothing_and_called_again_when_it_is_there():
+def test_a_deletion_is_done_when_a_lookup_shows_nothing_and_called_again_when_it_is_there():
     story = converged()
     story.withdraw()
     unknown(story, 3)
@@ -674,14 +674,14 @@ def test_a_deletion_is_done_when_a_look_shows_nothing_and_called_again_when_it_i
     assert story.outcome == "Deleted"
 
 
-def test_a_deletion_that_meets_nothing_does_not_claim_what_somebody_else_did():
+def test_a_deletion_that_meets_nothing_does_not_claim_what_another_client_did():
     story = converged()
     story.withdraw()
     assert only(ActionSucceeded, story.report(absent=True)).found_by == "Absence"
     assert story.outcome == "Deleted"
 
 
-def test_a_success_that_is_told_late_makes_the_object_ours():
+def test_a_success_that_is_reported_late_makes_the_object_ours():
     """The same attempt ran twice, and the one that was refused reported first."""
     story = declared_story()
     action = story.action
@@ -739,7 +739,7 @@ def test_a_label_alone_makes_nothing_ours():
     assert (story.outcome, story.reason) == ("Disputed", "LabelNotInLog")
 
 
-def test_a_label_that_is_taken_off_is_put_back_or_reported():
+def test_a_label_that_is_taken_off_is_restored_or_reported():
     story = converged()
     story.see(relabelled(story.seen, {}))
     assert story.action.labels["reconciler/owner"] == FOO_OWNER
@@ -778,7 +778,7 @@ def test_a_creation_that_was_only_throttled_is_repeated():
     assert only(ActionRetried, story.wake(3600))
 
 
-def test_the_log_keeps_every_rung():
+def test_the_log_keeps_every_step():
     story = declared_story()
     unknown(story, 3)
     story.look(None)
@@ -810,7 +810,7 @@ def test_the_grace_of_the_configuration_counts_as_well():
 
 
 @pytest.mark.parametrize("clock_was_ahead", [timedelta(hours=1), -timedelta(hours=1)])
-def test_a_look_waits_for_the_grace_by_the_clock_of_the_bus(clock_was_ahead: timedelta):
+def test_a_lookup_waits_for_the_grace_by_the_clock_of_the_bus(clock_was_ahead: timedelta):
     """A decider with a wrong clock recorded the failure; another one decides the lookup."""
     story = Story(kind=kind_that_can(unique_names=False, grace=60.0))
     story.stored_at = story.now
@@ -825,7 +825,7 @@ def test_a_look_waits_for_the_grace_by_the_clock_of_the_bus(clock_was_ahead: tim
 
 
 @pytest.mark.parametrize("clock_ahead", [timedelta(hours=1), -timedelta(hours=1)])
-def test_a_look_after_an_approval_waits_for_the_grace_by_the_clock_of_the_bus(
+def test_a_lookup_after_an_approval_waits_for_the_grace_by_the_clock_of_the_bus(
     clock_ahead: timedelta,
 ):
     story = Story(kind=kind_that_can(unique_names=False, grace=60.0))

@@ -109,7 +109,7 @@ async def test_a_conflict_that_may_be_waited_for_proves_nothing(proxy: Proxy):
     await provider.close()
 
 
-async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwritten(
+async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
     caddy_url: str,
 ):
     """Caddy's ETag is bound to what was read; what comes between is told as a conflict."""

@@ -94,7 +94,7 @@ def test_another_mapping_changes_objects_and_not_what_the_log_says_of_them():
 
 
 @pytest.mark.parametrize("immutable", [(), ("size",)])
-def test_where_nobody_has_looked_under_the_new_definition_nothing_is_written_or_replaced(
+def test_before_a_read_under_the_new_definition_nothing_is_written_or_replaced(
     immutable: tuple[str, ...],
 ):
     story = declared_story()
@@ -106,7 +106,7 @@ def test_where_nobody_has_looked_under_the_new_definition_nothing_is_written_or_
     assert operation == ("Delete" if immutable else "Update")
 
 
-def test_an_object_of_a_form_that_nobody_expected_is_a_strangers_and_ends_no_listing():
+def test_an_object_of_a_form_that_nobody_expected_is_foreign_and_ends_no_listing():
     protocol = Protocol(msgspec.convert(manifest("address")["spec"], KindDefinitionSpec))
     odd = {"name": "x.example.org.", "type": "A", "records": [1], "comments": [7], "ttl": []}
     assert protocol.is_of_kind(odd)

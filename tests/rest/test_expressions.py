@@ -53,7 +53,7 @@ def test_loops_are_counted_however_they_are_written(text: str):
         ("has(a.b) || size(a) == 2", True),
     ],
 )
-def test_what_only_looks_like_a_loop_is_none(text: str, value: Any):
+def test_text_that_resembles_a_loop_is_none(text: str, value: Any):
     assert Expression(text, "here", {"a"}).value({"a": [1, 2]}) == value
 
 

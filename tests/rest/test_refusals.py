@@ -306,7 +306,7 @@ def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text:
         ("x * 2", 2**62, "verflow"),
     ],
 )
-def test_an_expression_without_a_value_says_why(text: str, value: Any, message: str):
+def test_an_expression_without_a_value_gives_the_reason(text: str, value: Any, message: str):
     expression = expressions.Expression(text, "here", {"x"})
     with pytest.raises(expressions.ExpressionError, match=re.escape(message)):
         expression.value({"x": value})

@@ -127,7 +127,7 @@ async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_le
     await zone.close()
 
 
-async def test_a_route_of_caddy_that_is_edited_by_hand_is_healed_and_others_are_left_alone(
+async def test_a_route_of_caddy_that_is_edited_out_of_band_is_healed_and_others_are_left_alone(
     bare_world: World, caddy_url: str
 ):
     world = bare_world

@@ -27,7 +27,7 @@ from tests.scenarios.harness import (
 )
 
 
-async def test_1_what_is_declared_is_made(world: World):
+async def test_1_a_declared_resource_is_created(world: World):
     await world.declare("foo", "Square", "Red")
 
     outcome = await world.until_outcome("foo", "Converged", generation=1)
@@ -47,7 +47,7 @@ async def test_1_what_is_declared_is_made(world: World):
     ]
 
 
-async def test_2_another_colour_is_one_update(world: World):
+async def test_2_another_color_is_one_update(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     before = await world.human.sees("foo")
@@ -60,7 +60,7 @@ async def test_2_another_colour_is_one_update(world: World):
     assert await world.human.effects("foo") == ["POST", "PUT"]
 
 
-async def test_3_what_a_human_deletes_is_made_again(world: World):
+async def test_3_a_deleted_object_is_recreated(world: World):
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=1)
     lost_shape = await world.human.sees("foo")
@@ -82,7 +82,7 @@ async def test_3_what_a_human_deletes_is_made_again(world: World):
     assert [each.outcome for each in every(OutcomeRecorded, facts)] == ["Converged", "Converged"]
 
 
-async def test_4_what_a_human_repaints_gets_its_colour_back(world: World):
+async def test_4_a_repainted_object_gets_its_color_back(world: World):
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=1)
 

@@ -12,7 +12,7 @@ from tests.scenarios.harness import World, api_config, every
 RESYNC = 1.0
 
 
-async def test_42_a_fight_is_named_and_the_loop_is_damped(bare_world: World) -> None:
+async def test_42_contention_is_named_and_the_loop_is_damped(bare_world: World) -> None:
     """The other one never gives up; the waits grow, and the repairs become fewer than his."""
     world = bare_world
     await world.start_reconciler()

@@ -14,7 +14,7 @@ A_SUBJECT = 500
 NAMES = [f"n{number}" for number in range(20)]
 
 
-async def test_scenario_32_a_tenant_that_floods_the_intake_with_rubbish_delays_nobody_for_long(
+async def test_scenario_32_a_tenant_that_floods_the_intake_delays_no_other_for_long(
     world: World,
 ) -> None:
     """Of scenario 32 the rubbish: 15,000 messages over all partitions, some fit none."""

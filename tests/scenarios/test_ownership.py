@@ -69,7 +69,9 @@ async def test_7_what_is_withdrawn_while_the_reconciler_is_down_does_not_leak(wo
     ]
 
 
-async def test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_is_made_again(world: World):
+async def test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_object_is_recreated(
+    world: World,
+):
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=1)
     await world.stop_reconciler()

@@ -71,7 +71,9 @@ async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
     assert (await world.human.sees("foo"))["color"] == "Green"
 
 
-async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_workers(world: World):
+async def test_an_action_that_cannot_be_read_is_reported_once_and_left_to_other_workers(
+    world: World,
+):
     await publish(world.nc, log(FOO, "action.default"), b"of a newer release")
     action = Action("default/Shape/bar@1", "key", "Delete", 1, "default", "bar", ())
     forged = encode_log(event(shape("bar"), 1, ActionDecided(action)))

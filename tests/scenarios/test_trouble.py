@@ -205,7 +205,7 @@ async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_look
 # --- invariant 9
 
 
-async def test_14_a_restart_forgets_no_breaker_and_wakes_nobody_for_nothing(
+async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cause(
     bare_world_of_its_own: World, tmp_path: Path
 ) -> None:
     """Invariant 9, scenario 14: killed workers and a killed bus find the breaker still open."""

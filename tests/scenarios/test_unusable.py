@@ -119,7 +119,7 @@ ON_A_SERVER = (
 
 
 @pytest.mark.parametrize("case", ON_A_SERVER)
-async def test_27_what_cannot_be_used_is_a_dead_letter_and_its_publisher_is_told(
+async def test_27_an_unusable_message_is_a_dead_letter_and_its_publisher_gets_a_reply(
     world: World, case: str
 ):
     await check_dead_letter(world, case)

@@ -23,7 +23,7 @@ async def test_9_our_label_on_what_was_never_declared_is_disputed(world: World):
     assert await world.human.effects("bar") == ["human POST"]
 
 
-async def test_10_our_label_that_is_taken_off_is_put_back(world: World):
+async def test_10_our_label_that_is_taken_off_is_restored(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 

@@ -66,7 +66,7 @@ async def test_messages_that_the_server_does_not_confirm_are_reported_before_the
         assert retries == [1]
 
 
-async def test_lost_answer_is_asked_for_again(bus: EmbeddedServer) -> None:
+async def test_a_lost_answer_is_requested_again(bus: EmbeddedServer) -> None:
     """The server goes away after storing the question; the decider comes later still."""
     async with connect(bus.url, source="test") as client:
         asking = asyncio.ensure_future(client.declare(shape("foo"), timeout_seconds=30))
@@ -90,7 +90,7 @@ async def test_bus_that_is_away_is_an_error(tmp_path: Path) -> None:
             pass
 
 
-async def test_bus_without_a_reconciler_is_told(tmp_path: Path) -> None:
+async def test_a_bus_without_a_reconciler_is_reported(tmp_path: Path) -> None:
     server = EmbeddedServer()
     url = await server.start(tmp_path / "nats")
     with pytest.raises(ConfigurationError, match="reconciler init"):
@@ -105,7 +105,7 @@ async def test_bus_without_a_reconciler_is_told(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_reading_and_waiting_go_on_through_a_restart(bus: EmbeddedServer) -> None:
+async def test_reading_and_waiting_continue_through_a_restart(bus: EmbeddedServer) -> None:
     async with (
         connected(bus.url) as nc,
         connect(bus.url, source="test") as client,

@@ -66,7 +66,9 @@ async def reject(client: Client, name: str) -> Outcome:
         return await anext(outcomes)
 
 
-async def test_who_goes_on_from_a_rejection_misses_nothing(client: Client, name: str) -> None:
+async def test_a_subscriber_that_continues_from_a_rejection_misses_nothing(
+    client: Client, name: str
+) -> None:
     first = await converge(client, name)
     async with client.outcomes(name=name, after=0) as outcomes:
         assert (await anext(outcomes)).position == first.position
@@ -80,7 +82,7 @@ async def test_who_goes_on_from_a_rejection_misses_nothing(client: Client, name:
     assert max(each.generation for each in later) == 2
 
 
-async def test_what_was_before_comes_in_the_order_of_time(client: Client, name: str) -> None:
+async def test_past_outcomes_come_in_the_order_of_time(client: Client, name: str) -> None:
     """So that who stops anywhere has had what was rejected by then."""
     for color in ("Red", "Green", "Blue"):
         await reject(client, name)
@@ -122,7 +124,9 @@ async def test_durable_stream_remembers_rejections_too(client: Client, name: str
     assert sorted(names) == ["Converged", "Rejected"]
 
 
-async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client, name: str) -> None:
+async def test_durable_stream_continues_where_it_was(
+    stack: Stack, client: Client, name: str
+) -> None:
     colors = ["Red", "Green", "Blue"]
     for color in colors:
         await converge(client, name, color)

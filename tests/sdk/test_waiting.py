@@ -43,7 +43,7 @@ async def test_the_newest_of_several_past_outcomes_ends_the_wait(client: Client,
     assert again.outcome == "Deleted"
 
 
-async def test_a_past_outcome_is_a_place_to_go_on_from(client: Client, name: str) -> None:
+async def test_a_past_outcome_is_a_place_to_continue_from(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
     with pytest.raises(DeclarationRefusedError):
@@ -82,7 +82,7 @@ async def test_many_are_waited_for_with_progress(client: Client, name: str) -> N
     assert set(names) == {str(manifest.key) for manifest in manifests} == {str(k) for k in outcomes}
 
 
-async def test_time_out_says_what_was_seen(client: Client, name: str) -> None:
+async def test_a_timeout_names_the_outcomes_received(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
 
@@ -97,7 +97,7 @@ async def test_time_out_says_what_was_seen(client: Client, name: str) -> None:
         )
 
 
-async def test_nothing_to_wait_for_is_there_at_once(client: Client) -> None:
+async def test_a_wait_for_nothing_ends_immediately(client: Client) -> None:
     assert await client.wait_for_many({}) == {}
 
 
@@ -120,7 +120,7 @@ def test_newer_generation_ends_the_wait_too() -> None:
     assert waiting.accepted[KEY].generation == 3
 
 
-def test_older_outcome_that_comes_late_says_nothing() -> None:
+def test_a_late_older_outcome_does_not_end_the_wait() -> None:
     outcomes: list[Outcome] = []
     waiting = Waiting({KEY: 1}, ["Converged"], outcomes.append)
     waiting.record(outcome("Degraded", 1, 5))
@@ -144,7 +144,7 @@ def _outcome(version: int, *, ready: bool) -> Outcome:
     )
 
 
-def test_a_wait_goes_on_until_the_object_is_ready() -> None:
+def test_a_wait_continues_until_the_object_is_ready() -> None:
     waiting = Waiting({KEY: 1}, SETTLED)
     waiting.record(_outcome(1, ready=False))
     assert not waiting.is_over

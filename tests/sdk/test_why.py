@@ -41,7 +41,7 @@ def test_an_outcome_leads_back_to_the_declaration():
     assert declared.generation == 2
 
 
-def test_a_repair_leads_back_to_what_was_seen():
+def test_a_repair_leads_back_to_the_observation():
     story = converged()
     story.see(repainted(story.seen, color="Blue"))
     story.succeed()
@@ -95,7 +95,7 @@ def test_a_field_has_its_values_each_with_who_made_it_so():
     assert why("x", history(story), "colour").wanted == ()
 
 
-def test_who_overwrites_a_field_again_and_again_is_in_a_fight():
+def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
     story = converged()
     for number in range(CONTENTION_DRIFTS):
         assert not why("x", history(story)).repeated_drifts
@@ -110,7 +110,7 @@ def test_who_overwrites_a_field_again_and_again_is_in_a_fight():
     assert not why("x", history(story), "type").repeated_drifts
 
 
-def test_what_happened_long_ago_is_no_fight():
+def test_changes_of_long_ago_are_no_contention():
     story = converged()
     for number in range(CONTENTION_DRIFTS):
         story.now = story.now.replace(hour=2 * number + 1)
@@ -151,7 +151,7 @@ def kinds(story: Story, parent: Parent) -> list[str]:
     return [type(story.log[version - 1].data).__name__ for version in parent.chain]
 
 
-async def test_33_a_part_leads_up_to_the_top_each_with_what_it_said():
+async def test_33_a_part_leads_up_to_the_top_with_the_declaration_of_each_parent():
     source = declare_by(None, "source", reason="release 7")
     web = declare_by(source, "web", part_of="default.Block.source", reason="commit c0ffee by Ada")
     box = declare_by(web, "box", part_of="default.Block.web", reason="part of default/Block/web")
@@ -163,7 +163,7 @@ async def test_33_a_part_leads_up_to_the_top_each_with_what_it_said():
     assert await parents(source, web) == []
 
 
-async def test_33_what_counts_is_the_step_that_declared_it_and_not_a_later_one():
+async def test_33_the_step_that_declared_a_part_counts_and_no_later_one():
     web = declare_by(None, "web")
     box = declare_by(web, "box", part_of="default.Block.web", reason="part of it")
     first_action_id = web.action.action_id
@@ -185,7 +185,7 @@ async def test_33_what_counts_is_the_step_that_declared_it_and_not_a_later_one()
     assert f"default/Block/web@{newer.chain[-1]}" == web.action.action_id
 
 
-async def test_a_parent_whose_step_is_not_known_says_its_newest_declaration():
+async def test_a_parent_of_unknown_step_shows_its_newest_declaration():
     web = declare_by(None, "web")
     [parent] = await parents(declare_by(None, "box", part_of="default.Block.web"), web)
     assert kinds(web, parent) == ["SpecDeclared"]
@@ -208,6 +208,6 @@ async def test_a_walk_has_an_end():
 
 
 @pytest.mark.parametrize("label", ["", "x", "a.b", "a.b.c.d", "a.b.*", "a/b/c d"])
-def test_a_label_that_names_nobody_has_no_parent(label: str):
+def test_a_label_that_names_no_resource_has_no_parent(label: str):
     assert parent_in({PART_OF_LABEL: label}) is None
     assert parent_in({}) is None

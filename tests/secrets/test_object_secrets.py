@@ -175,7 +175,7 @@ def test_what_the_action_itself_contains_stays() -> None:
     )
 
 
-async def test_an_object_that_repeats_a_secret_is_told_once() -> None:
+async def test_an_object_that_repeats_a_secret_is_reported_once() -> None:
     observed_object = shape(note=f"Bearer {TOKEN}")
     [first] = await observed(observed_object, row(shape()))
     assert first.object == shape(note=f"Bearer {HIDDEN}")

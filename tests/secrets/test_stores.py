@@ -34,7 +34,7 @@ def _mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-async def test_a_generated_secret_is_a_file_that_nobody_else_may_read(folder: Path) -> None:
+async def test_a_generated_secret_is_a_file_that_only_its_owner_may_read(folder: Path) -> None:
     reference = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
     assert [_mode(path) for path in (folder / "billing" / "db", folder / "billing", folder)] == [
         0o600,
@@ -81,7 +81,7 @@ def test_a_folder_that_others_may_look_into_is_refused(folder: Path) -> None:
         open_stores(folder)
 
 
-async def test_what_is_not_there_says_where_it_belongs(folder: Path) -> None:
+async def test_the_error_for_a_missing_secret_names_its_path(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="secrets set db -n billing"):
         await secrets(folder).value(SecretRef("db"), "billing")
     with pytest.raises(ConfigurationError, match="secret store 'vault' is unknown"):

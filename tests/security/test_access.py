@@ -73,7 +73,7 @@ async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_role_whose_jwt_expires_goes_on_with_a_fresh_file(
+async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
     by_jwt: Signed, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every principal, the operator and a service by `.creds`, until the worker's time is over."""
@@ -143,7 +143,7 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
         await bus.stop()
 
 
-def test_the_jwt_of_everybody_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
+def test_every_principals_jwt_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
     """`max_control_line` is 4,096 bytes by default, and the JWT is part of a line."""
     users = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     users.append(User("accounting", "service", namespace="accounting"))
@@ -153,7 +153,7 @@ def test_the_jwt_of_everybody_fits_into_the_servers_longest_line(tmp_path: Path)
         assert len(KeyFile(path, with_jwt=True).read().jwt) < 3_600, user.name
 
 
-async def test_a_server_that_refuses_says_whom_at_once(by_jwt: Signed, tmp_path: Path) -> None:
+async def test_a_refused_login_names_its_user_immediately(by_jwt: Signed, tmp_path: Path) -> None:
     stranger = Pair.of_user().write(tmp_path / "stranger.nk")
     with pytest.raises(BusAccessError, match=rf"rejects user U\w+ of {stranger}"):
         await connect(by_jwt.bus.url, name="stranger", access=Access(nkey=stranger))

@@ -111,7 +111,7 @@ def test_a_restored_service_reads_its_outcomes_from_the_beginning(
     assert [line for line in violations(empty) if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
 
 
-def test_who_restores_cannot_replace_a_log(
+def test_the_restore_role_cannot_replace_a_log(
     saved: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path
 ) -> None:
     assert run_as("installer", "init").status == 0
@@ -126,7 +126,7 @@ def test_who_restores_cannot_replace_a_log(
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_who_backs_up_cannot_restore(saved: str, run_as: Run) -> None:
+def test_the_backup_role_cannot_restore(saved: str, run_as: Run) -> None:
     ran = run_as("backup", "restore", saved)
     assert (ran.status, ran.out) == (1, "")
     assert "permission denied: user" in ran.err

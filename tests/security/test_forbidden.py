@@ -255,7 +255,7 @@ async def test_a_read_of_something_else_inside_the_request_gives_nothing(
         "_INBOX.other.victim",
     ],
 )
-async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
+async def test_the_servers_answer_cannot_be_sent_to_another_client(
     guarded: Guarded, admin: Client, name: str, target: str
 ) -> None:
     """In one account, the acknowledgement of my message would be stored in another's log."""
@@ -289,7 +289,7 @@ async def test_many_at_once_are_denied_each_in_its_place(guarded: Guarded, name:
             assert not isinstance(last, Exception)
 
 
-async def test_without_its_own_inbox_a_user_hears_what_is_wrong(guarded: Guarded) -> None:
+async def test_without_its_own_inbox_a_user_gets_a_clear_error(guarded: Guarded) -> None:
 
     access = Access(nkey=guarded.key("acme"), inbox_prefix="_INBOX.mistaken")
     nc = await connect(guarded.bus.url, name="mistaken", access=access)
@@ -301,7 +301,9 @@ async def test_without_its_own_inbox_a_user_hears_what_is_wrong(guarded: Guarded
         await nc.close()
 
 
-async def test_the_sdk_says_what_a_service_may_not_read(guarded: Guarded, name: str) -> None:
+async def test_the_sdk_names_the_data_that_a_service_may_not_read(
+    guarded: Guarded, name: str
+) -> None:
     async with guarded.sdk_as("acme") as client:
         with pytest.raises(BusDeniedError):
             await client.history(f"other/Shape/{name}")

@@ -211,7 +211,7 @@ def test_nothing_of_the_host_is_used_unless_it_is_allowed(kind: Kind, fields: Fi
         (DATABASE, {"extensions": ["hstore", "pg_trgm", "uuid-ossp"]}),
     ],
 )
-def test_what_stays_in_its_api_needs_no_leave(kind: Kind, fields: Fields):
+def test_fields_without_host_access_need_no_permission(kind: Kind, fields: Fields):
     assert refused(kind, fields) is None
 
 

@@ -262,7 +262,7 @@ OF_OPERATORS = [
 
 
 @pytest.mark.parametrize("arguments", OF_OPERATORS, ids=" ".join)
-def test_a_service_is_told_in_one_line_what_it_may_not_do_elsewhere(
+def test_a_service_gets_one_line_about_each_forbidden_request(
     guarded: Guarded, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     elsewhere = () if arguments[0] in ("deadletters", "doctor", "backup") else ("-n", "other")
@@ -318,7 +318,7 @@ def test_an_auditor_reads_the_log_and_its_models(commands: Run, name: str) -> No
     commands("auditor", "plan", "-f", "-", text=circle(name), status=2)
 
 
-def test_what_an_auditor_may_not_look_at_is_skipped_by_doctor_and_is_no_failure(
+def test_checks_that_an_auditor_may_not_read_are_skipped_by_doctor(
     guarded: Guarded, tmp_path: Path
 ) -> None:
     key = ("--nkey", str(guarded.key("auditor")), "--nats-url", guarded.bus.url)

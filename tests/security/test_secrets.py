@@ -214,7 +214,7 @@ async def test_a_server_that_is_away_is_named_without_the_password() -> None:
     assert PASSWORD not in str(away.value)
 
 
-def test_an_error_that_nobody_expected_is_told_without_the_secret() -> None:
+def test_an_unexpected_error_is_reported_without_the_secret() -> None:
     secrecy = Secrecy(FROM_FILE)
     with pytest.raises(ProviderError) as raised, without_secret(secrecy):
         _fail_with(FROM_FILE)
@@ -252,7 +252,7 @@ def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
     assert caught.value.message.strip(".*") == ""
 
 
-def test_an_error_that_is_its_own_cause_is_told_like_any_other() -> None:
+def test_an_error_that_is_its_own_cause_is_reported_like_any_other() -> None:
     error = ProviderError(FROM_FILE)
     with pytest.raises(ProviderError) as raised, without_secret(Secrecy(FROM_FILE)):
         raise error from error

@@ -148,7 +148,9 @@ async def test_the_main_job_over_tls_on_both_sides(
         assert "over-tls" in ran.out
 
 
-async def test_an_authority_that_is_not_trusted_is_told_at_once(papers: Papers, bus: str) -> None:
+async def test_an_authority_that_is_not_trusted_is_reported_at_once(
+    papers: Papers, bus: str
+) -> None:
     other_ca = papers.write("other.pem", papers.stranger.cert_pem)
     with pytest.raises(BusAccessError, match=r"certificate is not trusted.*--tls-ca"):
         await connect(bus, name="t", access=Access(tls_ca=other_ca))
@@ -156,13 +158,13 @@ async def test_an_authority_that_is_not_trusted_is_told_at_once(papers: Papers, 
         await connect(bus, name="t")  # the system's authorities
 
 
-async def test_a_name_that_is_not_in_the_certificate_is_told(papers: Papers, bus: str) -> None:
+async def test_a_name_that_is_not_in_the_certificate_is_reported(papers: Papers, bus: str) -> None:
     elsewhere = bus.replace("127.0.0.1", "localhost")
     with pytest.raises(BusAccessError, match="certificate is not trusted"):
         await connect(elsewhere, name="t", access=Access(tls_ca=papers.ca))
 
 
-async def test_a_server_that_wants_a_certificate_does_without_nobody(
+async def test_a_server_that_requires_a_certificate_refuses_clients_without_one(
     papers: Papers, bus: str
 ) -> None:
     with pytest.raises((BusUnavailableError, BusAccessError)):
@@ -267,7 +269,7 @@ async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(
         await provider.close()
 
 
-async def test_an_api_that_wants_a_certificate_is_shown_ours(
+async def test_an_api_that_requires_a_certificate_receives_ours(
     papers: Papers, api: FaultyApi
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

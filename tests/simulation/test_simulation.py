@@ -58,7 +58,7 @@ def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("path", _KEPT_PLANS, ids=lambda path: path.stem)
-def test_what_failed_once_does_not_again(path: Path) -> None:
+def test_a_plan_that_failed_once_does_not_fail_again(path: Path) -> None:
     result = run(decode_plan(path.read_bytes()))
     assert not result.violations
     assert result.events

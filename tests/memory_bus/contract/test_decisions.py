@@ -101,14 +101,16 @@ async def test_each_dead_letter_is_stored_once(bus: Bus) -> None:
     assert await bus.dead_letters() == [("intake", 1), ("intake", 2)]
 
 
-async def test_what_is_told_once_is_not_repeated_while_its_content_is_the_same(bus: Bus) -> None:
+async def test_a_message_reported_once_is_not_repeated_while_its_content_is_unchanged(
+    bus: Bus,
+) -> None:
     for position, content in enumerate(("a", "a", "b"), start=1):
         same = letter(position, dedup_key="x", content=content)
         assert not await bus.sink.store_dead_letters([same])
     assert await bus.dead_letters() == [("intake", 1), ("intake", 3)]
 
 
-async def test_letters_for_which_there_is_no_room_are_given_back(bus: Bus) -> None:
+async def test_dead_letters_without_room_are_returned(bus: Bus) -> None:
     dead_letters = [letter(position) for position in range(1, 5)]
     await bus.sink.store_dead_letters(dead_letters[:1])
     await bus.leave_room("DEADLETTERS", 1)
@@ -119,7 +121,7 @@ async def test_letters_for_which_there_is_no_room_are_given_back(bus: Bus) -> No
     assert len(await bus.dead_letters()) == 4
 
 
-async def test_what_gets_no_letter_is_counted(bus: Bus) -> None:
+async def test_messages_without_a_dead_letter_are_counted(bus: Bus) -> None:
     await bus.sink.discard([letter(1), letter(2)])
     await bus.sink.discard([letter(3)])
     assert (await bus.discarded(), await bus.dead_letters()) == (3, [])

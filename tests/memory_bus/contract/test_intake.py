@@ -82,7 +82,7 @@ async def test_without_an_acknowledgement_a_message_comes_again(bus: Bus) -> Non
     assert not await intake.within(bus.lease_seconds + 0.5)
 
 
-async def test_what_is_to_be_retried_later_comes_then_and_not_before(bus: Bus) -> None:
+async def test_a_delayed_retry_is_delivered_at_its_time_and_not_before(bus: Bus) -> None:
     intake = reading(bus)
     await bus.writer.publish([message(), message()])
     deliveries = await intake.until(2)
@@ -93,7 +93,7 @@ async def test_what_is_to_be_retried_later_comes_then_and_not_before(bus: Bus) -
     assert again.position == deliveries[0].position
 
 
-async def test_what_comes_for_the_ninth_time_still_comes(bus: Bus) -> None:
+async def test_a_message_is_still_delivered_a_ninth_time(bus: Bus) -> None:
     intake = reading(bus)
     await bus.writer.publish([message()])
     for time in range(1, 12):
@@ -169,7 +169,7 @@ async def test_a_full_intake_stores_what_it_can_and_names_the_rest(bus: Bus) -> 
     assert await bus.writer.last_position() == 5
 
 
-async def test_who_waits_gets_what_is_published_meanwhile(bus: Bus) -> None:
+async def test_a_waiting_reader_receives_messages_published_meanwhile(bus: Bus) -> None:
     intake = reading(bus)
     waiting = asyncio.ensure_future(intake.until(1))
     assert not (await asyncio.wait([waiting], timeout=0.2))[0]

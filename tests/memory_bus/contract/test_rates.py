@@ -10,7 +10,7 @@ from reconciler.ports import RateConflictError
 from tests.memory_bus.contract.buses import Bus
 
 
-async def test_a_limit_that_nobody_has_used_is_at_zero(bus: Bus) -> None:
+async def test_an_unused_limit_is_at_zero(bus: Bus) -> None:
     assert await bus.rates().load("new") == (0.0, 0)
 
 
@@ -34,7 +34,7 @@ async def test_each_limit_has_a_time_of_its_own(bus: Bus) -> None:
     assert (await store.load("one"))[0] == 1.0
 
 
-async def test_the_time_of_the_bus_is_one_for_all_and_goes_on(bus: Bus) -> None:
+async def test_the_time_of_the_bus_is_one_for_all_and_continues(bus: Bus) -> None:
     store, other_store = bus.rates(), bus.rates()
     before = await store.now()
     await asyncio.sleep(0.1)

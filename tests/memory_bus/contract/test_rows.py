@@ -28,7 +28,7 @@ async def test_rows_come_back_as_they_were_written(bus: Bus) -> None:
     assert await store.checkpoint() == (b"2", revision)
 
 
-async def test_who_has_not_seen_the_newest_checkpoint_writes_nothing(bus: Bus) -> None:
+async def test_a_writer_with_an_older_checkpoint_writes_nothing(bus: Bus) -> None:
     store, other_store = bus.rows(), bus.rows()
     await store.save({"status.a.b.c": b"first", "checkpoint": b"1"}, 0)
     with pytest.raises(RowsConflictError):
