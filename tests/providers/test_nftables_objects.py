@@ -494,7 +494,9 @@ async def test_a_write_that_is_killed_at_any_moment_is_done_or_not(services: Ser
         killer = Killer(after_seconds=number * 0.0003 if number < 38 else 3.0)
         token = CALL_GATE.set(killer)
         try:
-            await services.provider.update(with_version_of(action("Update", "web", expected), service))
+            await services.provider.update(
+                with_version_of(action("Update", "web", expected), service)
+            )
             ends["done"] += 1
         except UnknownResultError as error:
             ends[error.message] += 1

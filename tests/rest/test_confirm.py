@@ -131,7 +131,7 @@ async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
             created_object = (await provider.create(action("Create", "web", fields))).object
             assert created_object is not None
             update = with_version_of(
-                action("Update", "web", {**fields, "match": [{"path": ["/c"]}]}), made
+                action("Update", "web", {**fields, "match": [{"path": ["/c"]}]}), created_object
             )
             with pytest.raises(ConflictError) as caught:
                 await provider.update(update)
