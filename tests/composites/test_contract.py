@@ -75,9 +75,9 @@ class TestComposedContract(ProviderContract):
         create = self.action("Create", name, self.fields)
         return msgspec.structs.replace(create, fields={**create.fields, **content_of([part])})
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        assert thing is not None
-        return thing.fields == self.content(thing.name, fields)
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        assert observed is not None
+        return observed.fields == self.content(observed.name, fields)
 
     def content(self, name: str, fields: Fields) -> Fields:
         """Return two parts of an object; the second follows its size."""

@@ -104,6 +104,6 @@ class TestAttachmentContract(ProviderContract):
         create = self.action("Create", name, self.fields)
         return structs.replace(create, fields=other.fields)
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        assert thing is not None
-        return super().is_as_declared(thing, {**fields, "disk": f"of-{thing.name}"})
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        assert observed is not None
+        return super().is_as_declared(observed, {**fields, "disk": f"of-{observed.name}"})

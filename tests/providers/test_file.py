@@ -419,7 +419,7 @@ async def test_what_nobody_repeats_is_removed_when_it_is_old(
     (root / "etc").mkdir()
     crash_at(root, "link", "before", create())
     left = root / "etc" / names_in(root / "etc")[0]
-    assert left.name.startswith(file_root.OURS)
+    assert left.name.startswith(file_root.OWN_PREFIX)
     assert await listing(files, Scope()) == []
     assert left.exists()
 

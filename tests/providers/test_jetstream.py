@@ -170,9 +170,9 @@ class TestStream(OnJetStream):
             fields = {**fields, "subjects": [f"{token}.>"]}
         return super().action(operation, name, fields)
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        assert thing is not None
-        return super().is_as_declared(thing, {**fields, "subjects": [f"{thing.name}.>"]})
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        assert observed is not None
+        return super().is_as_declared(observed, {**fields, "subjects": [f"{observed.name}.>"]})
 
 
 class TestBucket(OnJetStream):

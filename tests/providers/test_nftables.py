@@ -66,9 +66,9 @@ class TestServices(ProviderContract):
         create = self.action("Create", name, self.fields)
         return msgspec.structs.replace(create, fields=other.fields)
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        return thing is not None and super().is_as_declared(
-            thing, self._reached(thing.name, fields) or {}
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        return observed is not None and super().is_as_declared(
+            observed, self._reached(observed.name, fields) or {}
         )
 
     def _reached(self, name: str, fields: Fields | None) -> Fields | None:
