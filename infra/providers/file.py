@@ -38,7 +38,7 @@ from infra.providers.file_attributes import (
 )
 from infra.providers.file_errors import failure, mark_unknown_result, settle
 from infra.providers.file_root import (
-    OURS,
+    OWN_PREFIX,
     FileRoot,
     discard,
     is_same_file,
@@ -70,7 +70,7 @@ _TOO_LARGE: Final = f"spec.content: must have at most {MAX_CONTENT_BYTES} bytes 
 _SHOWN: Final = 80
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
-_CALLS_AT_ONCE = 8
+_MAX_CONCURRENT_CALLS = 8
 
 _T = TypeVar("_T")
 _ValueName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
@@ -193,8 +193,8 @@ def name_problem(name: str) -> str | None:
             "use a path below the root, such as etc/app.ini: no leading or trailing /, no //, and "
             "no segment . or .."
         )
-    if any(segment.startswith(OURS) for segment in segments):
-        return f"names that start with {OURS} are reserved for Reconciler"
+    if any(segment.startswith(OWN_PREFIX) for segment in segments):
+        return f"names that start with {OWN_PREFIX} are reserved for Reconciler"
     return None
 
 
@@ -207,7 +207,7 @@ class FileProvider:
         self._permit = permit
         self._timeout_seconds = config.limits.request_timeout_seconds
         # Separate threads, so that a hanging disk does not block other work.
-        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="files")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="files")
 
     async def create(self, action: Action) -> Effect:
         """Create a file at a free name. Our own earlier attempt counts as the first response."""

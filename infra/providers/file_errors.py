@@ -33,9 +33,9 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
 def failure(error: OSError, *, writes: bool) -> ProviderError:
     """Return an error of the system as an error of a class, with its subject."""
     unclassified = UnknownResultError if writes else NotDoneError
-    failed = _ERROR_CLASSES.get(error.errno or 0, unclassified)
+    error_class = _ERROR_CLASSES.get(error.errno or 0, unclassified)
     prefix = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
-    return failed(f"{prefix}{error.strerror or type(error).__name__}")
+    return error_class(f"{prefix}{error.strerror or type(error).__name__}")
 
 
 @contextmanager

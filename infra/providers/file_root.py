@@ -23,10 +23,10 @@ from reconciler.errors import ConfigurationError, NotDoneError, RefusedError
 if sys.platform != "win32":
     import fcntl
 
-OURS = ".reconciler-"
+OWN_PREFIX = ".reconciler-"
 """Prefix of the names of our own files. Other files may not have it."""
 
-ROOT_MARKER = f"{OURS}root"
+ROOT_MARKER = f"{OWN_PREFIX}root"
 LEFTOVER_SECONDS = 3600.0
 """An older temporary file belongs to an action that is no longer repeated."""
 
@@ -70,7 +70,7 @@ class FileRoot:
             start = f"{folder_name}/" if folder_name else ""
             for segment, is_folder in _scan(folder).items():
                 name = start + segment
-                if segment.startswith(OURS):
+                if segment.startswith(OWN_PREFIX):
                     _remove_old(folder, segment)
                 elif is_folder:
                     if f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"):
@@ -138,7 +138,7 @@ def root_path(endpoint: str) -> Path:
 
 def temporary_name(key: str) -> str:
     """Return the name of an action's temporary file: a repeat finds what a crash has left."""
-    return f"{OURS}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    return f"{OWN_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def checked_segment(segment: str) -> str:

@@ -230,8 +230,8 @@ class ContractCase:
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         """Build an action as a decider does, with its own key and no preconditions."""
-        written = action(operation, name, {} if fields is None else self.object_fields(fields))
-        return written if self.can("labels") else msgspec.structs.replace(written, labels={})
+        built = action(operation, name, {} if fields is None else self.object_fields(fields))
+        return built if self.can("labels") else msgspec.structs.replace(built, labels={})
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
         """Build a creation that the API refuses."""
@@ -263,13 +263,13 @@ class ContractCase:
         effect = await provider.create(self.action("Create", name, self.fields))
         return require_object(effect.object)
 
-    def may_be_own(self, observed: ExternalObject | None, written: Action) -> bool:
+    def may_be_own(self, observed: ExternalObject | None, writer: Action) -> bool:
         """Return whether the API shows no object of an action, or none that another client may have
         made."""
-        if observed is None or observed.written_by == written.idempotency_key:
+        if observed is None or observed.written_by == writer.idempotency_key:
             return True
         if self.can("labels"):
-            return written.labels.items() <= observed.labels.items()
+            return writer.labels.items() <= observed.labels.items()
         return observed.written_by is None  # nothing but the API knows the key
 
     async def read_and_list(
@@ -299,11 +299,11 @@ class ContractCase:
             expect(require_object(observed).fields, self.object_fields(fields), _NORMALIZE, context)
 
     def check_writer(
-        self, observed: ExternalObject | None, written: Action, context: str = ""
+        self, observed: ExternalObject | None, writer: Action, context: str = ""
     ) -> None:
         """Fail if an object does not show which action wrote it."""
-        if not self.may_be_own(observed, written):
-            expect(require_object(observed).written_by, written.idempotency_key, _MARK, context)
+        if not self.may_be_own(observed, writer):
+            expect(require_object(observed).written_by, writer.idempotency_key, _MARK, context)
 
 
 class ProviderContract(ContractCase):
@@ -526,8 +526,8 @@ class ProviderContract(ContractCase):
         ):
             expect(await is_cut(1, call), True, _PERMIT, call.__qualname__)
         if self.kind.lists:
-            is_asked = await is_cut(1, listing(provider, Scope(prefix=name)))
-            expect(is_asked, True, _PERMIT, "pages")
+            is_permitted = await is_cut(1, listing(provider, Scope(prefix=name)))
+            expect(is_permitted, True, _PERMIT, "pages")
         expect(await self.read_and_list(provider, other_name), [], _PERMIT, "create")
         expect(await provider.read(name, created.uid), created, _PERMIT, "update, delete")
 
@@ -593,8 +593,8 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         for _ in range(2):  # a repeat is refused like the first call
-            refused = await self.refused_create(provider, name)
-            await fails_without_effect(provider.create(refused))
+            create = await self.refused_create(provider, name)
+            await fails_without_effect(provider.create(create))
         expect(await self.read_and_list(provider, name), [], _NOT_DONE)
         created = await self.create_one(provider, name)
 
@@ -605,8 +605,8 @@ class ProviderContract(ContractCase):
     async def test_a_creation_that_is_refused_and_then_withdrawn_leaves_nothing(
         self, provider: Provider, name: str
     ) -> None:
-        refused = await self.refused_create(provider, name)
-        await fails_without_effect(provider.create(refused))
+        create = await self.refused_create(provider, name)
+        await fails_without_effect(provider.create(create))
         expect(await self.read_and_list(provider, name), [], _NOT_DONE)
 
         absent = (await provider.delete(self.action("Delete", name))).absent
@@ -642,9 +642,9 @@ def action(operation: Operation, name: str, fields: Fields) -> Action:
     )
 
 
-def with_version_of(written: Action, observed: ExternalObject) -> Action:
+def with_version_of(base_action: Action, observed: ExternalObject) -> Action:
     """Return an action with the uid and version of an object."""
-    return msgspec.structs.replace(written, uid=observed.uid, version=observed.version)
+    return msgspec.structs.replace(base_action, uid=observed.uid, version=observed.version)
 
 
 class _Cut(BaseException):

@@ -228,22 +228,22 @@ def _check_shape(location: str, field: DefinedField) -> None:
 
 def _check_fields(spec: KindDefinitionSpec, base: Kind) -> None:
     base_fields = {each.encode_name: each for each in msgspec.structs.fields(base.schema)}
-    written = dict.fromkeys(spec.constants, "spec.constants")
+    writers = dict.fromkeys(spec.constants, "spec.constants")
     for name, field in spec.fields.items():
         location, target = f"spec.fields.{name}", field.to or name
-        if target in written:
+        if target in writers:
             raise InvalidManifestError(
-                f"{location}: {written[target]} already writes {target!r}; remove one of them"
+                f"{location}: {writers[target]} already writes {target!r}; remove one of them"
             )
-        written[target] = location
-    for target, location in written.items():
+        writers[target] = location
+    for target, location in writers.items():
         if target not in base_fields:
             names = ", ".join(base_fields)
             raise InvalidManifestError(
                 f"{location}: {base.name} has no field {target!r}; use one of {names}"
             )
     for target, each in base_fields.items():
-        if each.required and target not in written:
+        if each.required and target not in writers:
             raise InvalidManifestError(
                 f"spec.fields: {base.name} requires {target!r}; map a field to it, or set it in "
                 "spec.constants"

@@ -94,24 +94,24 @@ def _any_name(_name: str) -> str | None:
     return None
 
 
-def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+def _always_ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
     return READY
 
 
 class Removal(NamedTuple):
     """Number of resources that a composed object would lose, and who made this change."""
 
-    lost: int = 0
+    lost_count: int = 0
     total: int = 0
-    by: str = ""
+    changed_by: str = ""
 
 
-def removes_nothing(_fields: Fields, _shown: ExternalObject) -> Removal:
+def removes_nothing(_fields: Fields, _observed: ExternalObject) -> Removal:
     """Count no removed parts: the author of this change named them in the manifest."""
     return Removal()
 
 
-def _loses_nothing(_fields: Fields | None, _shown: ExternalObject) -> str:
+def _loses_nothing(_fields: Fields | None, _observed: ExternalObject) -> str:
     return ""
 
 

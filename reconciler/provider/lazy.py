@@ -87,14 +87,14 @@ def _explain_import_error(target: str, extra: str) -> Generator[None]:
     try:
         yield
     except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not extra or missing == re.split("[.:]", target, maxsplit=1)[0]:
+        module_name = (error.name or "").partition(".")[0]
+        if not extra or module_name == re.split("[.:]", target, maxsplit=1)[0]:
             raise
-        if missing in sys.stdlib_module_names:
+        if module_name in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"not supported on {sys.platform}, where Python has no module {missing!r}"
+                f"not supported on {sys.platform}, where Python has no module {module_name!r}"
             ) from None
-        problem = f"{missing} is not installed"
+        problem = f"{module_name} is not installed"
         if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq
             problem = str(error).partition("\n")[0].rstrip(".")
         raise MissingExtraError(problem, install_command(extra)) from None

@@ -452,7 +452,7 @@ async def test_requests_of_an_authority_share_what_is_trusted(
         contexts.append(build_ssl_context(tls))
         return contexts[-1]
 
-    monkeypatch.setattr(acme_transport, "trusting", trust)
+    monkeypatch.setattr(acme_transport, "build_ssl_context", trust)
     with raw_server(lambda connection: connection.close()) as port:
         adapter = acme_transport.LimitedAdapter(None, 1, HostGuard(EVERYTHING))
         for _ in range(2):
@@ -471,9 +471,9 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     listen = f"127.0.0.1:{port}"
-    http01.add_answer(listen, "token", "token.answer")
+    http01.add_response(listen, "token", "token.answer")
     yield port
-    http01.remove_answer(listen, "token")
+    http01.remove_response(listen, "token")
 
 
 def ask(port: int) -> bytes:

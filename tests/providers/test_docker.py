@@ -185,7 +185,7 @@ async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> 
 async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_deleted(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers, "LISTED_AT_ONCE", 2)
+    monkeypatch.setattr(containers, "LISTING_PAGE_SIZE", 2)
     mine = {
         str((await case.create_container(str(number), running=False)).uid) for number in range(5)
     }
@@ -202,7 +202,7 @@ async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_
             await asyncio.to_thread(case.hands.delete, f"/containers/{last}", force="true")
         return found
 
-    monkeypatch.setattr(EngineApi, "ask", ask)
+    monkeypatch.setattr(EngineApi, "get", ask)
     assert len(await listing(case.containers, scope)) == 4
 
 

@@ -421,7 +421,7 @@ async def test_an_abandoned_temporary_file_is_removed_when_it_is_old(
     (root / "etc").mkdir()
     crash_at(root, "link", "before", create())
     leftover = root / "etc" / names_in(root / "etc")[0]
-    assert leftover.name.startswith(file_root.OURS)
+    assert leftover.name.startswith(file_root.OWN_PREFIX)
     assert await listing(files, Scope()) == []
     assert leftover.exists()
 

@@ -99,14 +99,14 @@ def _no_password() -> str:
     return ""
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """Open a file without blocking, as a pipe without a writer would."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             content = file.read(MAX_FILE_BYTES + 1) if is_file else b""
         if is_file and len(content) <= MAX_FILE_BYTES:

@@ -289,11 +289,11 @@ def _fields(route: Mapping[str, Any]) -> Fields:
     """Read everything that has a field. Anything else is written over as a difference."""
     handlers = cast("list[_Handler]", route.get("handle") or [])
     proxies = [each for each in handlers if each.get("handler") == "reverse_proxy"]
-    reached = reach(route, "")
+    matched = reach(route, "")
     handler: _Handler = proxies[0] if proxies else {}
     fields: Fields = {
-        "hosts": list(reached.hosts),
-        "paths": list(reached.paths),
+        "hosts": list(matched.hosts),
+        "paths": list(matched.paths),
         "backends": [str(_at(each, "dial")) for each in handler.get("upstreams") or ()],
         "retrySeconds": _seconds(_at(handler, "load_balancing", "try_duration")) or 0.0,
         "healthCheck": None,

@@ -373,10 +373,12 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 if not each.is_settled:
                     each.settle(error=error)
         except BaseException:
-            cut = UnknownResultError("the call that created several routes was interrupted")
+            interruption = UnknownResultError(
+                "the call that created several routes was interrupted"
+            )
             for each in creations:
                 if not each.is_settled:
-                    each.settle(error=cut)
+                    each.settle(error=interruption)
             raise
 
     async def _create_group(self, servers: _Servers, group: Sequence[_Creation]) -> None:
@@ -552,12 +554,12 @@ def _index(name: str, route: CaddyRoute, other_routes: Sequence[CaddyRoute]) -> 
 
 def _insert_all(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
     """Return routes with those of a group inserted at their places."""
-    result, reached = list(routes), _reaches(routes)
+    result, reaches = list(routes), _reaches(routes)
     for each in group:
         own = reach(each.route, each.name)
-        index = place(own, reached)
+        index = place(own, reaches)
         result.insert(index, each.route)
-        reached.insert(index, own)
+        reaches.insert(index, own)
     return result
 
 

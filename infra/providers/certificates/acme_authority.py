@@ -209,17 +209,17 @@ class Ordering:
 
     def _publish_response(self, challenge: Challenge, response: str) -> None:
         if "listen" in self._solver:
-            http01.add_answer(self._solver["listen"], challenge.token, response)
+            http01.add_response(self._solver["listen"], challenge.token, response)
         else:
-            http01.write_answer(self._root, self._solver["folder"], challenge.token, response)
+            http01.write_response(self._root, self._solver["folder"], challenge.token, response)
         if challenge.status == "pending":
             self._client.report_ready(challenge)
 
     def _remove_response(self, challenge: Challenge, response: str) -> None:
         if "listen" in self._solver:
-            http01.remove_answer(self._solver["listen"], challenge.token)
+            http01.remove_response(self._solver["listen"], challenge.token)
         else:
-            http01.unlink_answer(self._root, self._solver["folder"], challenge.token, response)
+            http01.unlink_response(self._root, self._solver["folder"], challenge.token, response)
 
     async def _pause(self, seconds: float, state: str) -> float:
         """Wait before another read, and return the next wait."""

@@ -80,14 +80,14 @@ class LimitedAdapter(HTTPAdapter):
                 f"it is longer than {MAX_ANSWER_BYTES // 1024} KiB", request=request
             )
         headers = {name: text for name, text in received.headers.items() if name not in _UNPACKED}
-        answer = HTTPResponse(
+        response = HTTPResponse(
             io.BytesIO(received.content),
             headers,
             received.status,
             preload_content=False,
             decode_content=False,
         )
-        return self.build_response(request, answer)
+        return self.build_response(request, response)
 
     async def _exchange(self, request: requests.PreparedRequest) -> Received:
         url = URL(request.url or "")
@@ -110,11 +110,11 @@ class LimitedAdapter(HTTPAdapter):
         }
         headers |= {"Host": url.raw_authority, "Accept-Encoding": "gzip", "Connection": "close"}
         body = request.body.encode() if isinstance(request.body, str) else request.body
-        written = encode_request(
+        encoded_request = encode_request(
             request.method or "GET", url.raw_path_qs, headers, cast("bytes | None", body)
         )
         try:
-            return await connections.exchange(written, self._timeout_seconds)
+            return await connections.exchange(encoded_request, self._timeout_seconds)
         finally:
             connections.close()
 

@@ -80,15 +80,15 @@ class Contents:
 
     async def forget(self, parent: str, namespace: str, retained: Collection[str]) -> None:
         """Withdraw all other contents of a set."""
-        stored = await self._state_reader.contents(namespace)
+        contents = await self._state_reader.contents(namespace)
         chunks = {
             each
             for digest in retained
-            if (entry := stored.get(digest)) is not None
+            if (entry := contents.get(digest)) is not None
             for each in entry[1].chunks
         }
         messages: list[IntakeMessageOut] = []
-        for digest, (generation, spec) in stored.items():
+        for digest, (generation, spec) in contents.items():
             if spec.parent != parent or digest in retained or digest in chunks:
                 continue
             key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)

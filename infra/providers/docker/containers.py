@@ -80,14 +80,14 @@ EVENTS: Final = [
 _ALONE: Final = frozenset({"host", "none"})
 """Networks that an existing container cannot join or leave."""
 
-LISTED_AT_ONCE: Final = 25
+LISTING_PAGE_SIZE: Final = 25
 """A listing contains the command and the labels of a container, which are as large as a
 declaration. A response has room for this many, so that no tenant prevents the listing of other
 containers."""
 
 _SMALLER: Final = 5
 _LISTING_ATTEMPTS: Final = 3
-_CALLS_AT_ONCE: Final = 8
+_MAX_CONCURRENT_CALLS: Final = 8
 _PAGE_BYTES: Final = 4096
 _DONE: Final = frozenset({HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
@@ -215,7 +215,7 @@ class ContainersProvider(NamedObjects[_Container]):
         containers = [each for each in await self._list(scope) if _may_be_in(scope, each)]
         for start in range(0, len(containers), page_size):
             calls = [self._read(each, unreadable) for each in containers[start : start + page_size]]
-            results = await gather_limited(calls, _CALLS_AT_ONCE)
+            results = await gather_limited(calls, _MAX_CONCURRENT_CALLS)
             yield [each for each in results if each is not None]
 
     async def changes(self, after: str | None) -> str:
@@ -380,7 +380,7 @@ class ContainersProvider(NamedObjects[_Container]):
         In smaller parts if a response is too large: an image may have labels of any size.
         """
         containers: list[_ListedContainer] = []
-        limit = LISTED_AT_ONCE
+        limit = LISTING_PAGE_SIZE
         while True:
             last_ids = [containers[-1].id] if containers else []
             query = [

@@ -137,7 +137,7 @@ class EngineApi:
     ) -> Response:
         """Make one call in a version of the API that both support."""
         if not self._version:
-            self._version = await self._agreed_version()
+            self._version = await self._negotiate_version()
         response = await self._http.call(
             method,
             f"/v{self._version}{path}",
@@ -170,7 +170,7 @@ class EngineApi:
         import httpx  # noqa: PLC0415 - 0.2 s of CPU, and only streams need it
 
         if not self._version:
-            self._version = await self._agreed_version()
+            self._version = await self._negotiate_version()
         await self._permit.before_request()
         if self._streaming is None:
             self._streaming = self._streaming_client()
@@ -223,17 +223,17 @@ class EngineApi:
             trust_env=False,
         )
 
-    async def _agreed_version(self) -> str:
+    async def _negotiate_version(self) -> str:
         response = await self._http.call("GET", "/version")
         if response.status_code != HTTPStatus.OK:
             raise engine_refusal(response)
         versions = decode_body(response, _versions_decoder)
         oldest, newest = _numbers(versions.oldest), _numbers(versions.newest)
         if newest < API_VERSION:
-            required = ".".join(map(str, API_VERSION))
+            minimum = ".".join(map(str, API_VERSION))
             raise NotDoneError(
                 f"{self._config.endpoint}: this Engine supports version {versions.newest} of the "
-                f"API, but {required} is required; install Docker Engine 20.10 or newer"
+                f"API, but {minimum} is required; install Docker Engine 20.10 or newer"
             )
         return ".".join(map(str, max(API_VERSION, oldest)))
 

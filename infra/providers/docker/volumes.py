@@ -137,7 +137,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise build_not_found_error(action)
         if response.status_code == HTTPStatus.CONFLICT:
-            raise await self._in_use(action.external_name)
+            raise await self._build_in_use_error(action.external_name)
         if response.status_code != HTTPStatus.NO_CONTENT:
             raise engine_refusal(response)
 
@@ -162,7 +162,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         """Close connections."""
         await self._api.close()
 
-    async def _in_use(self, name: str) -> NotDoneError:
+    async def _build_in_use_error(self, name: str) -> NotDoneError:
         """Return the users of a volume. It is deleted after them."""
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.get("/containers/json", _users_decoder, query)

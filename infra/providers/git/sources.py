@@ -70,7 +70,7 @@ class GitSourceProvider(CompositionProvider):
                 return {}
             if spec.parent not in followed:  # no resource follows it
                 return self._heads.known_outputs(spec)
-            return await self._heads.refresh(spec, fresh=reason == "Read")
+            return await self._heads.refresh(spec, is_requested=reason == "Read")
 
         return await asyncio.gather(*map(read_outputs, specs))
 
@@ -82,7 +82,7 @@ class GitSourceProvider(CompositionProvider):
         async for page in super().pages(scope, page_size=page_size):
             parents |= {parent_of(self.kind, each.name) for each in page}
             yield page
-        self._heads.forget_others(parents)
+        self._heads.keep_only_sources(parents)
 
     async def changes(self, after: str | None) -> str:
         """Return the marks of outcomes and of repositories."""

@@ -90,7 +90,7 @@ class _Item(msgspec.Struct, frozen=True):
     set: _Set | None = None
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Output(msgspec.Struct, frozen=True):
     nftables: list[_Item]
 
 
@@ -116,7 +116,7 @@ MASQUERADED: Final = "masqueraded"
 KEY: Final = ["ipv4_addr", "inet_proto", "inet_service"]
 """Types of the parts of a ``Front``."""
 
-_answer_decoder = msgspec.json.Decoder(_Answer)
+_output_decoder = msgspec.json.Decoder(_Output)
 _ELEMENT: Final = re.compile(
     r"elements = \{ \S+ \. \S+ \. \S+ (?:comment \"(?P<comment>[^\"]*)\" )?:"
     r" (?P<verdict>\w+)(?: (?P<target>\S+))? \}"
@@ -126,7 +126,7 @@ _ELEMENT: Final = re.compile(
 def parse_listing(output: bytes) -> TableListing:
     """Parse an output. Raises ``NotDoneError`` for an invalid one."""
     try:
-        items = _answer_decoder.decode(output).nftables
+        items = _output_decoder.decode(output).nftables
         return _collect(items)
     except UNDECODABLE as error:
         raise NotDoneError(f"invalid output of nft: {error}") from None
@@ -169,9 +169,9 @@ def _elements(items: list[object]) -> list[Element]:
     for each in items:
         key, verdict = msgspec.convert(each, tuple[object, object])
         front, comment = _front_and_comment(key)
-        parsed = msgspec.convert(verdict, _Verdict)
-        if front is not None and (target := parsed.goto or parsed.jump) is not None:
-            verb = "jump" if parsed.goto is None else "goto"
+        target_fields = msgspec.convert(verdict, _Verdict)
+        if front is not None and (target := target_fields.goto or target_fields.jump) is not None:
+            verb = "jump" if target_fields.goto is None else "goto"
             elements.append(Element(front, target.target, comment, verb))
     return elements
 

@@ -30,7 +30,7 @@ from infra.providers.rest.items import UndecodableItem
 from infra.providers.rest.marks import Marking, ObjectMarks
 from infra.providers.rest.places import (
     MISSING,
-    WHOLE,
+    WHOLE_DOCUMENT,
     Finder,
     Template,
     is_expression,
@@ -138,9 +138,9 @@ class Protocol:
         )
         self.marking = Marking(rest.metadata, f"{location}.metadata.at") if rest.metadata else None
         self.items_at = Finder(
-            rest.list.items if rest.list else WHOLE, f"{location}.list.items", "answer"
+            rest.list.items if rest.list else WHOLE_DOCUMENT, f"{location}.list.items", "answer"
         )
-        self._where = (
+        self._filter = (
             Expression(rest.where.removeprefix("="), f"{location}.where", ("object",))
             if (rest.where)
             else None
@@ -150,7 +150,7 @@ class Protocol:
             for name, call in (("create", rest.create), ("update", rest.update))
             if call is not None and call.shows
         }
-        self.read_at = Finder(rest.read.shows or WHOLE, f"{location}.read.shows", "answer")
+        self.read_at = Finder(rest.read.shows or WHOLE_DOCUMENT, f"{location}.read.shows", "answer")
         self.read_items_at = (
             Finder(rest.read.items, f"{location}.read.items", "answer") if rest.read.items else None
         )
@@ -228,9 +228,9 @@ class Protocol:
 
     def is_of_kind(self, content: Any) -> bool:
         """Return whether a listed object is of this kind. Raises ``UnusableObjectError``."""
-        if self._where is not None:
+        if self._filter is not None:
             try:
-                if self._where.value({"object": content}) is not True:
+                if self._filter.value({"object": content}) is not True:
                     return False
             except ExpressionError as error:
                 raise UnusableObjectError(str(error)) from None

@@ -43,7 +43,7 @@ from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.items import SplitError, UndecodableItem, check_structure, split
 from infra.providers.rest.marks import build_uid
 from infra.providers.rest.paging import PageContent, Pages
-from infra.providers.rest.places import MISSING, WHOLE, Finder, put_at
+from infra.providers.rest.places import MISSING, WHOLE_DOCUMENT, Finder, put_at
 from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
 from reconciler.errors import (
     ConflictError,
@@ -261,7 +261,7 @@ class RestProvider:
 
     def _convert_single(self, response: Response, content: Any, name: str) -> ExternalObject | None:
         item = _at(self._protocol.read_at, response, content)
-        if item is None and self._protocol.read_at.text != WHOLE:
+        if item is None and self._protocol.read_at.text != WHOLE_DOCUMENT:
             return None  # its place exists and is empty; a null document is not a valid response
         if item is None or item is MISSING:
             raise build_unusable_error(
