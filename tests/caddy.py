@@ -63,7 +63,7 @@ class Backend:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.answered = 0
+        self.response_count = 0
         self.may_end = asyncio.Event()
         self.is_held = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -105,7 +105,7 @@ class Backend:
                 lines = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n".encode()
                 writer.write(lines + last + b"\r\n" + body)
                 await writer.drain()
-                self.answered += 1
+                self.response_count += 1
                 if last:
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):

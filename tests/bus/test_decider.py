@@ -243,7 +243,7 @@ class Overtaken(Bus):
     def __init__(self, *overtook: IntakeDelivery) -> None:
         super().__init__()
         self.overtook = list(overtook)
-        self.letters: list[int] = []
+        self.dead_letters: list[int] = []
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
@@ -255,7 +255,7 @@ class Overtaken(Bus):
         ]
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        self.letters += [each.delivery.position for each in letters]
+        self.dead_letters += [each.delivery.position for each in letters]
         return ()
 
 
@@ -285,7 +285,7 @@ async def test_a_message_that_cannot_be_stored_is_found_while_other_resources_ar
     declared += [declaration(key, at, "Red") for at, key in enumerate(others, 4)]
     bus = Overtaken(*(declaration(key, at, "Green") for at, key in enumerate(others, 9)))
     await decider(log, bus).handle(declared)
-    assert bus.letters == [2]
+    assert bus.dead_letters == [2]
     assert refused == [3, 3, 1], "with the others, alone, and the message alone"
 
 
@@ -357,14 +357,14 @@ class Order(Bus):
 
     def __init__(self, fails_at: str = "") -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.fails_at = fails_at
 
     def tell(self, what: str) -> None:
         if what == self.fails_at:
             self.fails_at = ""
             raise OSError(f"{what}: no answer")
-        self.told.append(what)
+        self.calls.append(what)
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:
@@ -414,8 +414,8 @@ async def test_all_is_published_before_anything_is_acknowledged(log: JetStreamLo
     configurations, messages = await everything(log)
     bus = Order()
     await decider(log, bus, configurations).handle(messages)
-    assert sorted(bus.told[:-1]) == ["answers", "letters", "rejections", "timers"]
-    assert (bus.told[-1], bus.acknowledged) == ("ack", len(messages))
+    assert sorted(bus.calls[:-1]) == ["answers", "letters", "rejections", "timers"]
+    assert (bus.calls[-1], bus.acknowledged) == ("ack", len(messages))
 
 
 async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
@@ -423,7 +423,7 @@ async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
 ) -> None:
     bus = Order()
     await decider(log, bus).handle([replace(declaration(new_key(), 1, "Red"), payload=b"not JSON")])
-    assert (bus.told[0], bus.told[-1]) == ("letters", "ack")
+    assert (bus.calls[0], bus.calls[-1]) == ("letters", "ack")
     assert bus.acknowledged == 1
 
 
@@ -450,12 +450,12 @@ async def test_a_rejection_that_could_not_be_stored_holds_up_no_other_message(
     bus = Order("rejections")
     own_decider = decider(log, bus, configurations)
     await own_decider.handle(messages)
-    assert bus.told.index("later") < bus.told.index("ack")
-    assert "letters" not in bus.told
+    assert bus.calls.index("later") < bus.calls.index("ack")
+    assert "letters" not in bus.calls
     assert bus.acknowledged == len(messages) - 1
     assert {answer.reason for answer in bus.answers} == {"Accepted"}
     await own_decider.handle([replace(messages[-1], delivered=2)])
-    assert bus.told.count("rejections") == bus.told.count("letters") == 1
+    assert bus.calls.count("rejections") == bus.calls.count("letters") == 1
     assert bus.acknowledged == len(messages)
     assert bus.answers[-1].reason == "Invalid"
 
@@ -464,13 +464,13 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
     class Unrejecting(FullBus):
         def __init__(self) -> None:
             super().__init__()
-            self.letters: list[DeadLetter] = []
+            self.dead_letters: list[DeadLetter] = []
 
         async def reject(self, rejections: Sequence[Rejection]) -> None:
             raise OSError("no responder")
 
         async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-            self.letters += letters
+            self.dead_letters += letters
             return ()
 
     bus = Unrejecting()
@@ -478,8 +478,8 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
     with capture_logs() as logs:
         await decider(log, bus).handle(refused)
     assert sorted(bus.waits) == [1, 2]
-    assert [each.delivery.position for each in bus.letters] == bus.acked == [3, 4, 5]
-    assert "generation" in bus.letters[0].reason
+    assert [each.delivery.position for each in bus.dead_letters] == bus.acked == [3, 4, 5]
+    assert "generation" in bus.dead_letters[0].reason
     assert [each.position for each in bus.answers] == [3, 4, 5]
     assert [each["event"] for each in logs] == ["storing rejections failed; retrying later"]
 
@@ -513,7 +513,7 @@ async def test_a_message_whose_dead_letter_could_not_be_stored_is_redelivered(
     configurations, messages = await everything(log)
     bus = Order("letters")
     await decider(log, bus, configurations).handle(messages)
-    assert bus.told.index("later") < bus.told.index("ack")
+    assert bus.calls.index("later") < bus.calls.index("ack")
     assert bus.acknowledged == len(messages) - 1
 
 

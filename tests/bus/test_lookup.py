@@ -32,19 +32,19 @@ class Notes:
     """An API where several notes have one name."""
 
     def __init__(self, *existing: ExternalObject) -> None:
-        self.found = existing
+        self.objects = existing
         self.read_by: list[tuple[str, str | None]] = []
         self.searched: list[Scope] = []
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         self.read_by.append((external_name, uid))
-        return self.found[0]
+        return self.objects[0]
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         self.searched.append(scope)
-        for each in self.found:
+        for each in self.objects:
             if scope.has(each.name, each.labels):
                 yield [each]
 

@@ -73,7 +73,7 @@ class Api:
         self, observed_object: ExternalObject | None = None, *, fails: BaseException | None = None
     ) -> None:
         self.calls = 0
-        self.shown = observed_object
+        self.returned_object = observed_object
         self.absent = False
         self.fails = fails
 
@@ -89,12 +89,12 @@ class Api:
         self.calls += 1
         if self.fails is not None:
             raise self.fails
-        return Effect(self.shown, absent=self.absent)
+        return Effect(self.returned_object, absent=self.absent)
 
     update = delete = create
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        return self.shown if external_name else None
+        return self.returned_object if external_name else None
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -234,12 +234,12 @@ class FullBus(Bus):
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
-        self.asked = asyncio.Event()
+        self.was_called = asyncio.Event()
         self.has_room = False
         self.taken = asyncio.Event()
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        self.asked.set()
+        self.was_called.set()
         if not self.has_room:
             raise NotTakenError("maximum consumers limit reached")
         self.taken.set()
@@ -253,7 +253,7 @@ async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
     [position] = await log.append([ResourceAppend(key, [decided(key)], 0)])
     bus = FullBus(ActionDelivery(position, decided(key), 1, None))
     async with at_work(log, api, bus):
-        await asyncio.wait_for(bus.asked.wait(), 60)
+        await asyncio.wait_for(bus.was_called.wait(), 60)
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
         bus.has_room = True
         await asyncio.wait_for(bus.taken.wait(), 60)
@@ -485,11 +485,11 @@ class Batches(Bus):
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
         self.stored: list[tuple[int, int]] = []
-        self.came = asyncio.Event()
+        self.has_arrived = asyncio.Event()
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         self.stored.append((len(messages), self.rooms))
-        self.came.set()
+        self.has_arrived.set()
 
 
 class LastOneWaits(Api):
@@ -514,11 +514,11 @@ async def test_results_are_stored_together_while_their_api_has_more_to_answer(
 ) -> None:
     api, bus = LastOneWaits(6), Batches(*await deliveries_of(log, 6))
     async with at_work(log, api, bus):
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
         assert bus.stored == [(5, 5)], "another action may come when a call has ended"
-        bus.came.clear()
+        bus.has_arrived.clear()
         api.let_go.set()
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored[1:] == [(1, 6)]
 
 
@@ -528,7 +528,7 @@ async def test_a_result_that_nothing_follows_does_not_wait_for_others(
     monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
     bus = Batches(*await deliveries_of(log, 1))
     async with at_work(log, Api(), bus):
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(1, 1)]
 
 
@@ -582,7 +582,7 @@ async def test_results_that_cannot_be_stored_stop_the_pulling_of_actions(
     monkeypatch.setattr("reconciler.roles.worker.worker._RESULTS_AT_ONCE", 5)
     bus = Batches(*await deliveries_of(log, 5))
     async with at_work(log, Api(), bus):
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(5, 2)]
 
 

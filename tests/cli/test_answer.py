@@ -53,7 +53,7 @@ def being_recreated() -> Story:
 
 def corrected() -> Story:
     story = converged()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.succeed()
     return story
 

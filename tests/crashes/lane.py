@@ -330,7 +330,7 @@ class Lane:
             if value:
                 return value
             if time.monotonic() > deadline:
-                said = "\n".join(each.said for each in self._processes[-2:])
+                said = "\n".join(each.error_output for each in self._processes[-2:])
                 raise AssertionError(f"{what}: not within {seconds:g} s\n{said}")
             await asyncio.sleep(_LOOK_SECONDS)
 

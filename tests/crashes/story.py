@@ -112,7 +112,7 @@ class Story:
 
     async def begin(self) -> None:
         """Remember what happened until now."""
-        self._before = len(await self.lane.effects(*self.names))
+        self._effects_before = len(await self.lane.effects(*self.names))
         await self.remember_events()
 
     async def remember_events(self) -> None:
@@ -121,7 +121,7 @@ class Story:
 
     async def new_effects(self) -> list[str]:
         """What the product has done to the objects since then."""
-        effects = (await self.lane.effects(*self.names))[self._before :]
+        effects = (await self.lane.effects(*self.names))[self._effects_before :]
         return [each for each in effects if not each.startswith("human ")]
 
     async def assert_done_once(self) -> None:

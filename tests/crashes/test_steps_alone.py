@@ -93,7 +93,7 @@ async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_
     await lane.declare(name)
     failing = lane.fork(f"{Failpoint.WORKER_CALLED}=error")
     assert await failing.ended() == 1
-    assert failing.said.splitlines()[-1] == "error: failpoint worker.called"
+    assert failing.error_output.splitlines()[-1] == "error: failpoint worker.called"
     following = lane.fork()
     await lane.until_outcome(name, "Converged")
     await lane.until_at_rest()

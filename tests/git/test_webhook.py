@@ -115,11 +115,11 @@ def test_urls_of_one_repository_are_known_as_one(url: str) -> None:
 
 
 class Push:
-    """A request whose body ends only when it may; ``sent``: how many of its parts were read."""
+    """A request whose body ends only when it may; ``sent_parts`` counts its parts read."""
 
     def __init__(self, headers: Mapping[str, str], part: bytes = b"x") -> None:
         self._part = part
-        self.sent = 0
+        self.sent_parts = 0
         self.status = 0
         named = [(name.lower().encode(), text.encode()) for name, text in headers.items()]
         self._scope: dict[str, Any] = {
@@ -140,7 +140,7 @@ class Push:
         return await anext(self._messages)
 
     async def _parts(self) -> AsyncIterator[Any]:
-        self.sent += 1
+        self.sent_parts += 1
         yield {
             "type": "http.request",
             "body": self._part,
@@ -164,7 +164,7 @@ async def test_no_body_is_read_of_a_client_without_a_signature_or_the_token(
     push = Push(headers)
     async with asyncio.timeout(5):
         await push.call(webhook(SECRET, look_at_nothing))
-    assert (push.status, push.sent) == (401, 0)
+    assert (push.status, push.sent_parts) == (401, 0)
 
 
 async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> Non
         for each in slow:
             calls.create_task(each.call(app))
         await turns()
-        assert sum(each.sent for each in slow) == len(slow)
+        assert sum(each.sent_parts for each in slow) == len(slow)
         slow[0].may_go_on.set()  # this client disconnects, which is no failure of ours
         push = Push({"X-Gitlab-Token": SECRET}, b'{"repository": {"url": "https://h/r"}}')
         push.may_end.set()

@@ -177,7 +177,7 @@ class Visitors:
     """People who ask all the time, and remember who was not answered."""
 
     def __init__(self, website: Website, url: str) -> None:
-        self.said: Counter[str] = Counter()
+        self.responses: Counter[str] = Counter()
         self.failed: list[str] = []
         self._website, self._url = website, url
         self._ended = threading.Event()
@@ -194,7 +194,7 @@ class Visitors:
     def _ask(self) -> None:
         while not self._ended.wait(0.02):
             try:
-                self.said[self._website.visit(self._url)] += 1
+                self.responses[self._website.visit(self._url)] += 1
             except (AssertionError, OSError, HTTPException) as error:
                 self.failed.append(repr(error))
 
@@ -233,12 +233,12 @@ def test_a_commit_becomes_a_website_is_rolled_and_withdrawn(website: Website) ->
         assert words in explanation, why
 
     with Visitors(website, website.url()) as visitors:
-        website.until(lambda: visitors.said["version 1"] > 20, "it is used")
+        website.until(lambda: visitors.responses["version 1"] > 20, "it is used")
         website.commit("version 1", "version 2")
-        website.until(lambda: visitors.said["version 2"] > 20, "it is rolled")
+        website.until(lambda: visitors.responses["version 2"] > 20, "it is rolled")
         website.until(lambda: website.texts() == {"version 2": 3}, "all are of the new version")
     assert visitors.failed == []
-    assert visitors.said.keys() == {"version 1", "version 2"}
+    assert visitors.responses.keys() == {"version 1", "version 2"}
 
     bad = website.commit("replicas: 3", "replicas: many")
     words = f"commit {bad[:12]} by {AUTHOR}: deploy/website.yaml:2: default/Website/hello: "

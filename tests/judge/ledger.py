@@ -41,7 +41,7 @@ class DecidedAction:
 
     key: ResourceKey
     action: e.Action
-    wanted: Fields
+    expected: Fields
     progress: str = "under way"
     has_failed: bool = False
     is_lookup: bool = False
@@ -100,7 +100,7 @@ class Resource:
     is_forced: bool = False
     is_orphaned: bool = False
     approved: str = ""
-    asked: tuple[str, object] = ("", None)
+    requested_approval: tuple[str, object] = ("", None)
     plan: object = None
     held_since: datetime | None = None  # of a configuration: its API is newer than the log
     has_been_held: bool = False
@@ -131,7 +131,7 @@ class Resource:
         )
 
     @property
-    def wanted(self) -> Fields:
+    def expected(self) -> Fields:
         """The wanted fields, with the values of references, without the ignored ones."""
         spec = {} if self.spec is None else self.spec.fields
         fields = spec if self.resolved is None else self.resolved
@@ -147,7 +147,7 @@ class Resource:
             there = (observed_object.fields, observed_object.labels, observed_object.uid)
         changed = {
             name: each
-            for name, each in self.wanted.items()
+            for name, each in self.expected.items()
             if observed_object is None or not is_as_wanted(each, observed_object.fields.get(name))
         }
         return (self.generation, self.is_declared, changed, there)
@@ -238,7 +238,7 @@ class Ledger:
             case e.SpecDeclared() if key.kind == PROVIDER_CONFIG_KIND:
                 self.configs[key.name].append(msgspec.convert(data.fields, ProviderConfigSpec))
             case e.ActionDecided(action):
-                new = DecidedAction(key, action, resource.wanted)
+                new = DecidedAction(key, action, resource.expected)
                 self.actions.setdefault(action.action_id, new)
                 self.by_key.setdefault(action.idempotency_key, new)
             case e.OwnershipClaimed(uid=str(uid)):
@@ -298,7 +298,7 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             resource.is_troubled, resource.has_news, resource.approved = False, True, ""
         case e.SpecResolved(fields=fields):
             resource.resolved, resource.is_troubled, resource.approved = fields, False, ""
-            if resource.owned is not None and resource.wanted == resource.owned.written:
+            if resource.owned is not None and resource.expected == resource.owned.written:
                 resource.redefined = 0
         case e.DefinitionObserved(definition):
             resource.definition, resource.redefined = definition.digest, definition.affected
@@ -342,11 +342,11 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
         case e.ReferenceRemoved(by):
             resource.references.pop(by, None)
         case e.ApprovalRequested(plan):
-            resource.asked, resource.plan = (plan, resource.content_to_approve), None
+            resource.requested_approval, resource.plan = (plan, resource.content_to_approve), None
         case e.ApprovalRefused():
             resource.plan = None
         case e.HoldApproved(hold="Approval"):
-            resource.plan = resource.asked[1]
+            resource.plan = resource.requested_approval[1]
         case e.HoldApproved(hold, decision):
             resource.approved = hold
             if decision == "Abandon" and resource.in_flight is not None:
@@ -467,7 +467,7 @@ def _succeed(
         resource.retiring = owned._replace(shown=resource.observed)
     is_bound = action.operation == "Update" and owned is not None and owned.uid is not None
     uid = owned.uid if is_bound and owned is not None else observed_object.uid
-    resource.owned, resource.released = Owned(action.external_name, uid, decided.wanted), None
+    resource.owned, resource.released = Owned(action.external_name, uid, decided.expected), None
     resource.observed = observed_object
 
 

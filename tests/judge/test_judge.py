@@ -372,14 +372,14 @@ def a_deletion_of_our_own_as_drift(story: Story) -> None:
 
 
 @breaks("invented_twin")
-def an_api_that_is_held_for_a_copy_of_the_log_that_nobody_made(story: Story) -> None:
+def an_api_that_is_held_for_an_invented_copy_of_the_log(story: Story) -> None:
     story.history.truth = KnownTruth()
     newer = NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4)
     story.record(FOO, TwinDetected((newer,), 1))
 
 
 @breaks("newer_object_overwritten")
-def an_update_of_what_a_copy_of_the_log_has_written(story: Story) -> None:
+def an_update_of_an_object_that_a_copy_of_the_log_wrote(story: Story) -> None:
     story.history.truth = KnownTruth()
     labels = {OWNER_LABEL: f"log1.{FOO.tokens}"}
     written_object = thing("foo", labels=labels, written_by="key-of-a-copy")
@@ -398,13 +398,13 @@ def an_action_that_begins_while_its_api_is_held(story: Story) -> None:
 
 
 @breaks("needless_hold")
-def a_person_who_is_asked_though_the_key_tells(story: Story) -> None:
+def an_approval_requested_though_the_key_decides(story: Story) -> None:
     story.history.truth = KnownTruth()
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")), ActionHeld("foo@5", "Unknown"))
 
 
 @breaks("needless_hold")
-def a_person_who_is_asked_though_a_read_tells(story: Story) -> None:
+def an_approval_requested_though_a_read_decides(story: Story) -> None:
     story.history.truth = KnownTruth(shows=True)
     story.history.promises = Promises(idempotency_keys=False)
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")), ActionHeld("foo@5", "Unknown"))
@@ -479,13 +479,13 @@ def an_object_beside_one_that_was_released(story: Story) -> None:
 
 
 @breaks("unmanaged")
-def a_released_object_that_is_deleted_as_a_stray(story: Story) -> None:
+def a_released_object_that_is_deleted_as_unmanaged(story: Story) -> None:
     release(story)
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
 
 
 @breaks("deletion_of_anothers_object")
-def a_deletion_of_what_another_resource_owns(story: Story) -> None:
+def a_deletion_of_another_resources_object(story: Story) -> None:
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
     story.record(BAR, ActionDecided(action(BAR, 2, "Delete", uid="uid-foo")))
 
@@ -515,7 +515,7 @@ def an_action_that_is_abandoned_before_a_lookup(story: Story) -> None:
 
 
 @breaks("unexplained_effect")
-def an_effect_that_was_given_up_by_the_log(story: Story) -> None:
+def an_effect_of_an_abandoned_action(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
     story.effect("Update", "foo", "key-foo-5")
     story.record(FOO, ActionAbandoned(event_id(FOO, 5), "Update", "Superseded"))
@@ -557,13 +557,13 @@ def a_retry_that_is_still_scheduled_at_a_final_rest(story: Story) -> None:
 
 
 @breaks("foreign_effect")
-def a_deletion_of_what_was_never_ours(story: Story) -> None:
+def a_deletion_of_an_object_never_owned(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Delete")))
     story.effect("Delete", "foo", "key-foo-5", "stranger")
 
 
 @breaks("foreign_effect")
-def an_update_of_what_was_released(story: Story) -> None:
+def an_update_of_a_released_object(story: Story) -> None:
     story.record(FOO, OwnershipReleased("foo", "uid-foo", "Orphaned"))
     story.record(FOO, ActionDecided(action(FOO, 6, "Update")))
     story.effect("Update", "foo", "key-foo-6")
@@ -587,7 +587,7 @@ def a_claim_by_a_label_that_decides_nothing(story: Story) -> None:
 
 
 @breaks("unfounded_claim")
-def a_return_of_what_was_never_ours(story: Story) -> None:
+def a_return_of_an_object_never_owned(story: Story) -> None:
     story.record(FOO, OwnershipClaimed("foo", "human-1", "Returned"))
 
 
@@ -605,7 +605,7 @@ def a_find_beside_the_object_under_a_name_that_we_never_used(story: Story) -> No
 
 
 @breaks("foreign_success")
-def a_creation_of_what_another_client_made(story: Story) -> None:
+def a_creation_of_another_clients_object(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Create")))
     success = ActionSucceeded(event_id(FOO, 5), "Create", 1, thing("foo", uid="human-1"))
     story.record(FOO, success)
@@ -718,7 +718,7 @@ def a_deletion_under_a_finalizer(story: Story) -> None:
 
 
 @breaks("unheeded_hold")
-def a_release_of_what_is_referenced(story: Story) -> None:
+def a_release_of_a_referenced_object(story: Story) -> None:
     story.record(FOO, ReferenceAdded("default/ShapeRef/r", "Keep"), SpecWithdrawn(2))
     story.record(FOO, OwnershipReleased("foo", "uid-foo", "Orphaned"))
 
@@ -730,12 +730,12 @@ def an_approval_by_a_service(story: Story) -> None:
 
 
 @breaks("approvals")
-def an_approval_of_what_does_not_hold(story: Story) -> None:
+def an_approval_of_a_hold_that_does_not_exist(story: Story) -> None:
     story.record(FOO, HoldApproved("LossGuard"))
 
 
 @breaks("approvals")
-def an_approval_of_a_plan_that_was_not_asked_for(story: Story) -> None:
+def an_approval_of_a_plan_without_a_request(story: Story) -> None:
     story.record(FOO, HoldApproved("Approval", plan="another"))
 
 
@@ -752,7 +752,7 @@ def a_deletion_that_the_policy_has_approved_first(story: Story) -> None:
 
 
 @breaks("unmanaged")
-def one_of_many_strays_that_is_claimed(story: Story) -> None:
+def one_of_many_unmanaged_objects_that_is_claimed(story: Story) -> None:
     story.configure(deletion_guard=DeletionGuard(max_count=2))
     observation = ExternalObserved("default", "bar", thing("bar"), "CompleteListing", 90, 3, 9)
     claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
@@ -760,7 +760,7 @@ def one_of_many_strays_that_is_claimed(story: Story) -> None:
 
 
 @breaks("unmanaged")
-def a_referenced_stray_that_is_claimed(story: Story) -> None:
+def a_referenced_unmanaged_object_that_is_claimed(story: Story) -> None:
     claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
     story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"), claimed)
 
@@ -939,13 +939,13 @@ def a_reference_of_which_the_target_does_not_know(story: Story) -> None:
 
 
 @breaks("references")
-def a_reference_that_its_target_was_never_told(story: Story) -> None:
+def a_reference_never_reported_to_its_target(story: Story) -> None:
     story.history.is_final = True
     let_reference_bar(story, FOO)
 
 
 @breaks("references")
-def a_reference_of_a_resource_that_only_claimed_a_stray(story: Story) -> None:
+def a_reference_of_a_resource_that_only_claimed_an_unmanaged_object(story: Story) -> None:
     claim_after_withdrawal(story)
     story.record(BAR, ReferenceAdded(str(GONE), "Keep"))
 

@@ -92,7 +92,7 @@ class Intake:
 
     def __init__(self) -> None:
         self.observed: dict[ResourceKey, Observed] = {}
-        self.came = asyncio.Event()
+        self.has_arrived = asyncio.Event()
         self.position_asked = asyncio.Event()
         self.position = 1
 
@@ -100,7 +100,7 @@ class Intake:
         for each in messages:
             assert isinstance(each.data, Observed)
             self.observed[each.key] = each.data
-            self.came.set()
+            self.has_arrived.set()
 
     async def last_position(self) -> int:
         self.position_asked.set()
@@ -334,7 +334,7 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
     api.meanwhile = fails_once
     watching = asyncio.create_task(stage.observer.run())
     try:
-        await asyncio.wait_for(stage.intake.came.wait(), 60)
+        await asyncio.wait_for(stage.intake.has_arrived.wait(), 60)
     finally:
         watching.cancel()
     assert api.listings > 1
@@ -381,14 +381,14 @@ async def test_an_api_with_many_new_objects_does_not_fill_the_intake(
     api = Api(*(f"n{number}" for number in range(2 * UNDECLARED_AT_ONCE + 1)))
     stage = Stage(api, _nothing_new)
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
-    await stage.intake.came.wait()
+    await stage.intake.has_arrived.wait()
     assert len(stage.intake.observed) == UNDECLARED_AT_ONCE
     assert await listing == len(stage.intake.observed) == 2 * UNDECLARED_AT_ONCE + 1
 
     stage.intake.observed.clear()
-    stage.intake.came.clear()
+    stage.intake.has_arrived.clear()
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
-    await stage.intake.came.wait()
+    await stage.intake.has_arrived.wait()
     stage.configurations.by_name["default"] = ProviderConfigSpec("test", "http://other")
     with pytest.raises(ListingRefusedError, match="changed in the meantime"):
         await listing

@@ -116,7 +116,7 @@ class Stage:
 
     def __init__(self, *objects: ExternalObject) -> None:
         self.api, self.log, self.models = Api(*objects), Log(), ReadModels()
-        self.said: list[IntakeData] = []
+        self.published: list[IntakeData] = []
         self.configurations = Configurations()
         self.configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
         kinds = KindRegistry(
@@ -143,7 +143,7 @@ class Stage:
         self.observer = Observer(**shared, kinds=kinds)
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        self.said += [each.data for each in messages]
+        self.published += [each.data for each in messages]
 
     async def last_position(self) -> int:
         return 7
@@ -163,16 +163,16 @@ class Stage:
 
     async def list(self) -> list[IntakeData]:
         """List once, and return what was published."""
-        self.said = []
+        self.published = []
         await self.observer.list_once("default", "Shape")
-        return self.said
+        return self.published
 
     async def refused(self) -> ApiReported:
         """List once, without anything to conclude; return what the API was reported with."""
-        self.said = []
+        self.published = []
         with pytest.raises(ListingRefusedError, match="newer than this log"):
             await self.observer.list_once("default", "Shape")
-        (reported,) = self.said
+        (reported,) = self.published
         assert isinstance(reported, ApiReported)
         return reported
 
@@ -245,7 +245,7 @@ async def test_an_object_is_not_reported_while_a_damaged_history_leaves_its_writ
     stage.log.damaged.add(damaged)
     config = stage.configurations.by_name["default"]
     assert await stage.reads.read([stage.models.status[str(FOO)]], config) == 0
-    assert stage.said == [], "a damaged history proves no other copy of the log either"
+    assert stage.published == [], "a damaged history proves no other copy of the log either"
     listed = [each for each in await stage.list() if isinstance(each, Observed)]
     assert [each.external_name for each in listed] == ["bar"], "the others are reported"
 
@@ -302,7 +302,7 @@ async def test_a_single_read_concludes_nothing_from_a_newer_object():
     config = stage.configurations.by_name["default"]
     rows = [stage.models.status[str(FOO)]]
     assert await stage.reads.read(rows, config) == 0
-    (reported,) = stage.said
+    (reported,) = stage.published
     assert isinstance(reported, ApiReported)
     stage.hold(reported)
     assert await stage.reads.read(rows, config) == 1

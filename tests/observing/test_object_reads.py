@@ -109,14 +109,14 @@ class Intake:
 
     def __init__(self) -> None:
         self.observed: list[Observed] = []
-        self.came = asyncio.Event()
+        self.has_arrived = asyncio.Event()
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         for each in messages:
             assert isinstance(each.data, Observed)
             assert each.key == FOO
             self.observed.append(each.data)
-            self.came.set()
+            self.has_arrived.set()
 
     async def last_position(self) -> int:
         return 7
@@ -209,7 +209,7 @@ async def test_what_is_not_ready_is_read_until_it_is(stage: Stage) -> None:
         assert not stage.intake.observed, "nothing has changed"
         stage.api.server = ExternalObject("foo", {}, "u1", outputs={"health": "up"})
         async with asyncio.timeout(10):
-            await stage.intake.came.wait()
+            await stage.intake.has_arrived.wait()
         (observation, *_) = stage.intake.observed
         assert (observation.evidence, observation.as_of, observation.object) == (
             "Read",
@@ -282,7 +282,7 @@ async def test_a_missing_object_begins_a_listing_at_once(stage: Stage) -> None:
         row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
         await stage.reads.read([row], config)
         async with asyncio.timeout(10):
-            await stage.intake.came.wait()
+            await stage.intake.has_arrived.wait()
         assert stage.observer.listings == 2
         assert [each.object for each in stage.intake.observed] == [None]
     finally:

@@ -163,7 +163,7 @@ def test_what_waits_for_another_resource_waits_since_it_named_that_one():
 
 def test_rows_say_how_a_resource_stands():
     story = converged({"type": "Square", "color": "Purple"})
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     rows = dict(rebuild(of(story)).rows())
 
     status = decode_status(rows[status_name(story.key)])
@@ -219,9 +219,9 @@ def test_a_deletion_that_waits_is_waited_for_no_more_when_another_client_has_don
 
 def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_repaired_it():
     story = converged()
-    mended = story.seen
+    mended = story.existing
     for _ in range(CONTENTION_DRIFTS):
-        story.see(repainted(story.seen, color="Blue"))
+        story.see(repainted(story.existing, color="Blue"))
         if not story.idle:
             story.succeed()
     assert to_sweep(rebuild(of(story))) == {str(story.key)}
@@ -273,7 +273,7 @@ def test_the_row_of_a_forgotten_resource_names_the_object_that_was_created_late(
     assert story.outcome == "Released"
     row = row_of(story)
     assert (row.provider_config, row.external_name, row.declared_name) == (CONFIG, "Foo", "")
-    assert row.observed_uid == story.seen.uid
+    assert row.observed_uid == story.existing.uid
 
 
 def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration():
@@ -295,7 +295,7 @@ def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missin
     story = converged(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
-    kept_object = story.seen
+    kept_object = story.existing
     story.see(None)
     assert row_of(story).released == ((kept_object.name, kept_object.uid),)
     story.see(kept_object)
@@ -305,7 +305,7 @@ def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missin
 
 def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_released():
     story = converged(policy={"deletion": "Orphan"})
-    kept_object = story.seen
+    kept_object = story.existing
     story.see(None)
     story.fail("Conflict", shown=kept_object)
     assert row_of(story).listing_disproved

@@ -45,12 +45,12 @@ class _Dies:
     pace_seconds = 0.0
 
     def __init__(self, step: int) -> None:
-        self._left = step
+        self._remaining = step
 
     async def wait(self, *, goes_first: bool = False) -> None:
         del goes_first
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -130,11 +130,11 @@ class Authority:
     def __init__(self, states: tuple[str, ...], authorizations: int) -> None:
         self._states = states
         self._authorizations = ["https://ca.test/a"] * authorizations
-        self._asked = 0
+        self._request_count = 0
 
     def find_order(self, url: str) -> Order:
-        self._asked += 1
-        status = self._states[self._asked % len(self._states)]
+        self._request_count += 1
+        status = self._states[self._request_count % len(self._states)]
         return Order(status, self._authorizations, url)
 
     def authorization(self, url: str) -> Authorization:

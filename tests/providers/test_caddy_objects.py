@@ -359,11 +359,11 @@ class EditBefore:
     pace_seconds = 0.0
 
     def __init__(self, hands: Hands, content: dict[str, Any], *, request: int) -> None:
-        self._hands, self._content, self._left = hands, content, request
+        self._hands, self._content, self._remaining = hands, content, request
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             await self._hands.does("PATCH", f"/id/{self._content['@id']}", self._content)
 
 

@@ -702,8 +702,8 @@ class KillBefore:
     is_free, pace_seconds, left = False, 0.0, int(sys.argv[2])
 
     async def wait(self, *, goes_first=False):
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
@@ -767,13 +767,13 @@ async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
         await provider.update(renewal(previous_certificate, OVER_ACME))
     assert refused.value.status == 429
     assert 3590 < (refused.value.retry_after_seconds or 0) <= 3600
-    request_count = len(gate.asked)
+    request_count = len(gate.order_times)
 
     other_fields = {**OVER_ACME, "dnsNames": ["web.test", "more.test"]}
     with pytest.raises(NotCalledError, match="no order before") as held:
         await provider.update(update(previous_certificate, other_fields))
     assert 3590 < (held.value.retry_after_seconds or 0) <= 3600
-    assert len(gate.asked) == request_count, "nobody asked again"
+    assert len(gate.order_times) == request_count, "nobody asked again"
 
     (root / "web/tls.key").unlink()
     mended = (await provider.update(update(await read_certificate(provider), OVER_ACME))).object

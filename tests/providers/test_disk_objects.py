@@ -798,13 +798,13 @@ class Meanwhile:
     pace_seconds = 0.0
 
     def __init__(self, step: int, happens: Callable[[], Awaitable[None]]) -> None:
-        self._left = step
+        self._remaining = step
         self._happens = happens
 
     async def wait(self, *, goes_first: bool = False) -> None:
         del goes_first
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             token = CALL_GATE.set(None)
             await self._happens()
             CALL_GATE.reset(token)

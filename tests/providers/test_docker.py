@@ -286,11 +286,11 @@ class CutAt:
     pace_seconds = 0.0
 
     def __init__(self, request: int, error: BaseException) -> None:
-        self.left, self.error = request, error
+        self.remaining, self.error = request, error
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             raise self.error
 
 
@@ -627,12 +627,12 @@ class _Answers:
     """A server on a local socket that says what it is told to say."""
 
     def __init__(self) -> None:
-        self.said: dict[str, tuple[int, str]] = {}
+        self.responses: dict[str, tuple[int, str]] = {}
         self.paths: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         self.paths.append(request.path)
-        status, body = self.said.get(request.path, (404, "404 page not found"))
+        status, body = self.responses.get(request.path, (404, "404 page not found"))
         return web.Response(status=status, text=body, content_type="application/json")
 
 
@@ -668,8 +668,8 @@ async def test_a_version_is_spoken_that_both_know(
     answers: tuple[_Answers, str], versions: str, spoken: str | None
 ) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, versions)
-    server.said[f"/v{spoken}/containers/json"] = (200, "[]")
+    server.responses["/version"] = (200, versions)
+    server.responses[f"/v{spoken}/containers/json"] = (200, "[]")
     async with provider_at(endpoint) as provider:
         if spoken is None:
             with pytest.raises(NotDoneError, match=r"20.10 or newer"):
@@ -680,7 +680,7 @@ async def test_a_version_is_spoken_that_both_know(
 
 async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, str]) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
     for kind in (CONTAINER, VOLUME):
         async with provider_at(endpoint, kind) as provider:
             with pytest.raises(NotDoneError, match=r"check spec.endpoint"):
@@ -689,8 +689,8 @@ async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, st
 
 async def test_a_listing_without_one_driver_is_none(answers: tuple[_Answers, str]) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
-    server.said["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
+    server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.responses["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
     async with provider_at(endpoint, VOLUME) as provider:
         with pytest.raises(NotDoneError, match="plugin x is away"):
             await listing(provider, Scope())
@@ -714,9 +714,9 @@ async def test_an_engine_that_gives_an_error_message_is_not_away(
     answers: tuple[_Answers, str],
 ) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
-    server.said["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')
-    server.said["/v1.41/containers/other/json"] = (500, "")
+    server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.responses["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')
+    server.responses["/v1.41/containers/other/json"] = (500, "")
     async with provider_at(endpoint) as provider:
         with pytest.raises(NotDoneError, match="this one is broken") as explained:
             await provider.read("any")

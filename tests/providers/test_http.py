@@ -204,9 +204,9 @@ async def test_a_call_queued_at_close_is_not_made() -> None:
         token = CALL_GATE.set(permit)
         waiting = asyncio.ensure_future(api.call("POST", "/x"))
         CALL_GATE.reset(token)
-        await permit.asked.wait()
+        await permit.is_requested.wait()
         await api.close()
-        permit.given.set()
+        permit.is_granted.set()
         with pytest.raises(NotDoneError, match="declared again"):
             await waiting
     assert server.requests == 0

@@ -627,10 +627,10 @@ class Counting:
     pace_seconds = 0.0
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.call_count = 0
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self.asked += 1
+        self.call_count += 1
 
 
 async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
@@ -650,7 +650,7 @@ async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
     token = CALL_GATE.set(counting)
     await services.updated(service, ("10.0.0.1", 80), ("10.0.0.3", 80))
     CALL_GATE.reset(token)
-    assert counting.asked <= 5, "chain and elements, one transaction, chain and elements"
+    assert counting.call_count <= 5, "chain and elements, one transaction, chain and elements"
     after = services.place.nft("list table ip reconciler", "-a")
     changed = set(before.splitlines()) ^ set(after.splitlines())
     assert 5 <= len(changed) <= 8, "its own rules; the handles of all others are what they were"

@@ -307,11 +307,11 @@ class Interrupted:
     pace_seconds = 0.0
 
     def __init__(self, request: int, what: Callable[[], None]) -> None:
-        self.left, self._what = request, what
+        self.remaining, self._what = request, what
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             self._what()
 
 
@@ -347,7 +347,7 @@ async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unla
         assert existing is not None
         assert (existing.labels, existing.fields["extensions"]) == (LABELS, {"hstore": True})
         assert await listing(databases, Scope(prefix=UNFINISHED_PREFIX)) == []
-        if interrupted.left > 0:
+        if interrupted.remaining > 0:
             break
     else:
         pytest.fail("a creation has no end")
@@ -373,7 +373,7 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
                 pass
             finally:
                 CALL_GATE.reset(token)
-            if interrupted.left > 0:
+            if interrupted.remaining > 0:
                 break
             await server.kill()
             await server.start(short / "postgres")

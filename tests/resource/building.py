@@ -352,7 +352,7 @@ class Story:
         return self.state.actions.in_flight is None
 
     @property
-    def seen(self) -> ExternalObject:
+    def existing(self) -> ExternalObject:
         assert self.state.observed.object is not None, "no object is known"
         return self.state.observed.object
 

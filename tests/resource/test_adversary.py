@@ -196,7 +196,7 @@ def test_r3_a_second_name_that_is_gone_leaves_no_listing_that_is_ignored():
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
-    young = story.seen
+    young = story.existing
     assert young.name != "Foo"
     story.see(None, name=young.name)
     assert story.action.external_name == "Foo"
@@ -211,7 +211,7 @@ def test_r3b_and_it_is_made_when_the_stranger_goes():
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
-    story.see(None, name=story.seen.name)
+    story.see(None, name=story.existing.name)
     story.fail("Conflict", shown=thing(CIRCLE))
     for _key, observation in listed(story):
         story.turn(observation)
@@ -230,7 +230,7 @@ def test_r4_a_refused_retirement_does_not_refuse_the_generation():
     assert story.action.purpose == "Retire"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(repainted(story.seen, color="Blue"), name=story.seen.name)
+    story.see(repainted(story.existing, color="Blue"), name=story.existing.name)
     assert not story.idle, (story.outcome, story.reason)
 
 
@@ -239,7 +239,7 @@ def test_r5_only_observed_nothing_is_retired():
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(CIRCLE, policy={"mode": "ObserveOnly"})
-    story.see(msgspec.structs.replace(story.seen, outputs={}), name=story.seen.name)
+    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert story.idle, story.action
 
 
@@ -268,7 +268,7 @@ def test_r7_finalizers_hold_what_serves_when_it_is_withdrawn():
 
 def test_r8_a_conflict_shows_the_old_one_itself():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", shown=msgspec.structs.replace(old, version="77"))
@@ -278,7 +278,7 @@ def test_r8_a_conflict_shows_the_old_one_itself():
 
 def test_r8b_a_conflict_without_obstacle():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", message="409: it is in use")
@@ -288,7 +288,7 @@ def test_r8b_a_conflict_without_obstacle():
 
 def test_r9_a_lookup_of_a_replacement_does_not_find_the_old_one():
     story = created_story(BY_ID)
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     for _ in range(20):
         if story.flight.is_lookup:
@@ -303,10 +303,10 @@ def test_r9_a_lookup_of_a_replacement_does_not_find_the_old_one():
 
 def test_r10_both_of_one_name_are_listed():
     story = created_story(BY_ID)
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.seen
+    young = story.existing
     assert young.name == old.name
     for _key, observation in listed(story, old, msgspec.structs.replace(young, outputs={})):
         story.turn(observation)
@@ -335,7 +335,7 @@ def test_r12_a_waiting_resource_never_writes():
     succeed_starting(story)
     story.declare({"type": "Circle", "color": {"$ref": "Block/Bar", "field": "outputs.c"}})
     assert story.outcome == "Waiting"
-    story.see(msgspec.structs.replace(story.seen, outputs={}), name=story.seen.name)
+    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert story.idle, story.action
 
 
@@ -425,7 +425,7 @@ def test_d4_a_refused_renewal_does_not_refuse_drift():
     for _ in range(3):
         if not story.idle:
             passes.issued()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.wake(600)
     assert not story.idle, (story.outcome, story.reason)
 
@@ -435,12 +435,12 @@ def test_d4_a_refused_renewal_does_not_refuse_drift():
 
 def test_r14_when_the_old_one_is_ours_again_its_absence_is_noticed():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(SQUARE)
     story.succeed()
-    assert (story.outcome, story.idle, story.seen) == ("Converged", True, old)
+    assert (story.outcome, story.idle, story.existing) == ("Converged", True, old)
     for _key, observation in listed(story):  # another client removed the old one
         story.turn(observation)
     assert not story.idle, "Converged for ever, and nothing is there"
@@ -448,7 +448,7 @@ def test_r14_when_the_old_one_is_ours_again_its_absence_is_noticed():
 
 def test_r15_when_the_old_one_is_ours_again_a_listing_proves_nothing():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(SQUARE)
@@ -472,7 +472,7 @@ def test_r17_what_is_claimed_under_the_plain_name_is_in_the_rows_under_it():
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     story.succeed()
     story.succeed()
-    story.see(None, name=story.seen.name)
+    story.see(None, name=story.existing.name)
     story.fail("Conflict", shown=thing(CIRCLE))
     assert story.state.owned is not None
     check_rows(story)

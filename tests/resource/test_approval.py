@@ -145,7 +145,7 @@ def test_what_changes_meanwhile_voids_an_approval():
     approve(story, first)
     assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
     second = last_request(story).plan
-    story.see(changed(story.seen, fields={"type": "Square", "color": "Black"}, version="9"))
+    story.see(changed(story.existing, fields={"type": "Square", "color": "Black"}, version="9"))
     assert last_request(story).plan not in (first, second), "others have changed the object"
     approve(story, second)
     assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
@@ -156,7 +156,7 @@ def test_what_changes_meanwhile_voids_an_approval():
 def test_an_observation_that_shows_nothing_new_voids_nothing():
     story = converged_story("Always")
     story.declare(BLUE)
-    assert not every(ApprovalRequested, story.see(changed(story.seen, version="another")))
+    assert not every(ApprovalRequested, story.see(changed(story.existing, version="another")))
 
 
 def test_an_approval_names_its_plan():
@@ -175,7 +175,7 @@ def test_an_approval_is_for_once():
     story.declare(BLUE)
     approve(story)
     story.succeed()
-    story.see(changed(story.seen, fields=RED, version="by hand"))
+    story.see(changed(story.existing, fields=RED, version="by hand"))
     assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift is another question"
     assert story.idle
 
@@ -184,9 +184,11 @@ def test_what_was_approved_continues_after_a_conflict_that_changed_nothing_of_it
     story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
-    story.fail("Conflict", shown=changed(story.seen, version="moved"))
+    story.fail("Conflict", shown=changed(story.existing, version="moved"))
     assert (story.action.operation, len(every(ApprovalRequested, _data(story)))) == ("Update", 1)
-    story.fail("Conflict", shown=changed(story.seen, fields={"type": "Square", "color": "Black"}))
+    story.fail(
+        "Conflict", shown=changed(story.existing, fields={"type": "Square", "color": "Black"})
+    )
     assert (story.idle, story.reason) == (True, "Approval")
 
 
@@ -231,7 +233,7 @@ def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_sec
     assert not story.idle, "the other half needs no second approval"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(changed(story.seen, fields=BLUE, version="by hand"))
+    story.see(changed(story.existing, fields=BLUE, version="by hand"))
     assert story.idle
 
 

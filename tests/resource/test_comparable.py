@@ -32,12 +32,12 @@ def created_story() -> Story:
 def test_what_is_compared_the_same_is_as_declared() -> None:
     story = created_story()
     assert story.outcome == "Converged"
-    assert story.see(story.seen) == []
+    assert story.see(story.existing) == []
 
 
 def test_drift_shows_what_is_compared_and_is_repaired_with_the_whole() -> None:
     story = created_story()
-    events = story.see(repainted(story.seen, color={"initial": "B"}))
+    events = story.see(repainted(story.existing, color={"initial": "B"}))
     assert only(DriftDetected, events).differences == (FieldDifference("color.initial", "R", "B"),)
     assert only(ActionDecided, events).action.fields == {"type": "Square", "color": "Red"}
     story.succeed(color={"initial": "R"})

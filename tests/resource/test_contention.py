@@ -24,7 +24,7 @@ def converged_story() -> Story:
 
 def overwrite(story: Story, **fields: str) -> None:
     observed_object = replace(
-        story.seen, fields={**RED, "color": "Blue", **fields}, version="by hand"
+        story.existing, fields={**RED, "color": "Blue", **fields}, version="by hand"
     )
     story.see(observed_object)
 
@@ -102,14 +102,14 @@ def test_a_new_declaration_acts_immediately_and_resets_the_count():
     story.declare({"type": "Square", "color": "Green"})
     assert story.action.fields["color"] == "Green"
     story.succeed()
-    story.see(replace(story.seen, fields=BLUE, version="by hand"))
+    story.see(replace(story.existing, fields=BLUE, version="by hand"))
     assert not story.idle
 
 
 def test_a_change_that_the_other_client_reverts_needs_no_repair():
     story = converged_story()
     overwrite_repeatedly(story)
-    original = story.seen
+    original = story.existing
     overwrite(story)
     story.see(replace(original, version="again"))
     assert story.outcome == "Converged"
@@ -152,5 +152,5 @@ def test_a_change_that_may_be_our_own_is_no_contention():
 
 def _drift() -> DriftDetected:
     story = converged_story()
-    observed_object = replace(story.seen, fields=BLUE, version="by hand")
+    observed_object = replace(story.existing, fields=BLUE, version="by hand")
     return only(DriftDetected, story.see(observed_object))

@@ -83,7 +83,7 @@ def test_scenario_31_a_refused_redelivery_of_a_deletion_is_looked_up_before_the_
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up_too(refusal: ErrorClass):
     story = converged({"color": "Red"})
-    original = story.seen
+    original = story.existing
     story.declare({"color": "Purple"})
     story.fail(refusal, redelivered=True)
     assert not every(ActionAbandoned, story.declare({"color": "Red"}))
@@ -96,7 +96,7 @@ def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up_too(refusal:
 def test_an_unwanted_write_that_a_lookup_shows_as_not_done_is_abandoned_in_doubt():
     """The worker that had it may stand still before its call."""
     story = withdrawn()
-    there = story.seen
+    there = story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -168,7 +168,7 @@ def test_a_wait_ended_on_request_keeps_the_rest_of_the_grace_for_the_lookup():
 
 def test_the_fields_of_an_update_in_doubt_count_as_ours():
     story = converged({"type": "Square"})
-    original = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("Conflict", shown=repainted(original, color="Blue"), redelivered=True)
     story.declare({"type": "Circle"})
@@ -181,7 +181,7 @@ def test_the_fields_of_an_update_in_doubt_count_as_ours():
 
 def test_a_zombies_deletion_is_in_the_history_and_the_object_is_recreated():
     story = withdrawn()
-    deletion, there = story.action, story.seen
+    deletion, there = story.action, story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -214,7 +214,7 @@ def test_a_zombies_deletion_reported_during_an_update_leads_to_a_recreation():
 
 def test_a_zombies_update_is_in_the_history_and_is_corrected():
     story = converged({"color": "Red"})
-    original = story.seen
+    original = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("NotDone", redelivered=True)
@@ -232,7 +232,7 @@ def test_a_zombies_update_is_in_the_history_and_is_corrected():
 def test_a_late_update_does_not_count_while_another_action_is_under_way():
     """The other one may have been done since: which of them the object shows is not known."""
     story = converged({"color": "Red"})
-    original = story.seen
+    original = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("NotDone", redelivered=True)
@@ -242,7 +242,7 @@ def test_a_late_update_does_not_count_while_another_action_is_under_way():
     painted = repainted(original, color="Purple")
     events = story.report(action_id=update.action_id, shown=painted, redelivered=True)
     assert [(each.late, each.outdated) for each in every(ActionSucceeded, events)] == [(True, True)]
-    assert story.seen == original
+    assert story.existing == original
     story.succeed()
     assert story.outcome == "Converged"
 
@@ -262,7 +262,7 @@ def test_a_late_creation_does_not_count_while_another_one_is_under_way():
 
 def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
     story = withdrawn()
-    deletion, there = story.action, story.seen
+    deletion, there = story.action, story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -295,7 +295,7 @@ def test_a_late_success_after_a_forced_release_explains_the_effect():
 
 def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
     story = withdrawn()
-    deletion, there = story.action, story.seen
+    deletion, there = story.action, story.existing
     story.fail("Throttled", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -305,7 +305,7 @@ def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
 
 def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
     story = converged({"color": "Red"})
-    there = story.seen
+    there = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("Throttled", redelivered=True)
@@ -313,10 +313,10 @@ def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
     story.wake(3600)
     story.look(there)
     assert story.outcome == "Converged"
-    drift = only(DriftDetected, story.see(repainted(story.seen, color="Green")))
+    drift = only(DriftDetected, story.see(repainted(story.existing, color="Green")))
     assert drift.suspected_action == "", "a person painted it green"
     story.succeed()
-    drift = only(DriftDetected, story.see(repainted(story.seen, color="Purple")))
+    drift = only(DriftDetected, story.see(repainted(story.existing, color="Purple")))
     assert drift.suspected_action == update.action_id
 
 
@@ -392,7 +392,7 @@ def test_a_report_that_was_overtaken_makes_no_older_observation_count():
 def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_up():
     """The first worker was refused; the second, which had the attempt too, heard no answer."""
     story = withdrawn()
-    there = story.seen
+    there = story.existing
     story.fail("NotDone")
     doubted = story.fail("Unknown", redelivered=True)
     assert names(doubted)[0] == "ActionDoubted"
@@ -438,7 +438,7 @@ def test_a_late_update_counts_by_the_object_that_it_met():
     story.fail("NotFound", redelivered=True)
     story.succeed()
     assert story.outcome == "Converged"
-    met = repainted(story.seen, color="Green")
+    met = repainted(story.existing, color="Green")
     events = story.report(action_id=update.action_id, shown=met, redelivered=True)
     assert not only(ActionSucceeded, events).outdated
     assert only(ActionDecided, events).action.fields == {"color": "Purple"}
@@ -499,7 +499,7 @@ def test_after_doubt_a_conflict_whose_cause_is_gone_is_looked_up_first(kind: obj
 
 def test_without_keys_an_update_that_meets_its_own_work_was_done():
     story = converged({"color": "Red"}, kind=KEYLESS)
-    original = story.seen
+    original = story.existing
     story.declare({"color": "Blue"})
     painted = repainted(original, color="Blue")
     events = story.fail("Conflict", shown=painted, redelivered=True)
@@ -509,7 +509,7 @@ def test_without_keys_an_update_that_meets_its_own_work_was_done():
 
 def test_at_its_first_delivery_an_update_that_meets_another_version_conflicts():
     story = converged({"color": "Red"}, kind=KEYLESS)
-    original = story.seen
+    original = story.existing
     story.declare({"color": "Blue"})
     events = story.fail("Conflict", shown=repainted(original, color="Blue"))
     assert only(ActionFailed, events).error.error_class == "Conflict"
@@ -552,7 +552,7 @@ def test_a_kept_refusal_settles_the_call_of_another_worker():
 def test_a_write_that_perhaps_never_happened_is_decided_again():
     """The API still has what the write before it left, so it has not refused this one."""
     story = converged({"color": "Red"})
-    original = story.seen
+    original = story.existing
     story.declare({"color": "Red", "size": {"w": 2, "h": 1}})
     events = story.fail("Conflict", shown=original, redelivered=True)
     assert not every(DriftDetected, events), "nobody changed the size"
@@ -562,7 +562,7 @@ def test_a_write_that_perhaps_never_happened_is_decided_again():
 
 def test_a_write_in_doubt_that_was_done_counts_as_written():
     story = converged({"color": "Red"})
-    original = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Red"})
     written_object = repainted(original, type="Square")
     story.fail("Conflict", shown=written_object, redelivered=True)
@@ -572,7 +572,7 @@ def test_a_write_in_doubt_that_was_done_counts_as_written():
 
 def test_what_confirms_a_write_is_reported_once():
     story = converged({"color": "Red"})
-    original = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Red"})
     written_object = repainted(original, type="Square")
     events = story.fail("Conflict", shown=written_object, redelivered=True)
@@ -583,7 +583,7 @@ def test_what_confirms_a_write_is_reported_once():
 @pytest.mark.parametrize("keys", [True, False])
 def test_a_conflict_that_shows_the_key_of_the_update_shows_its_own_work(keys: bool):
     story = converged({"color": "Red"}, kind=kind_that_can(keys=keys))
-    original = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Red"})
     written_object = repainted(original, type="Square")
     written_object = replace(written_object, written_by=story.action.idempotency_key)
@@ -613,7 +613,7 @@ def test_a_grace_above_the_longest_wait_ends_after_that_wait():
 
 def test_an_abandoned_write_that_never_happened_is_decided_again():
     story = converged({"color": "Red"})
-    original = story.seen
+    original = story.existing
     larger = {"color": "Red", "size": {"w": 2, "h": 1}}
     story.declare(larger)
     story.fail("Throttled", redelivered=True)
@@ -675,7 +675,7 @@ def test_a_late_report_of_a_creation_does_not_own_what_was_adopted_meanwhile(
 def test_an_id_that_returns_is_owned_by_the_late_report_of_its_creation():
     """Where the name serves as the id, another object of the resource had the same id before."""
     story = converged({"color": "Red"}, kind=KEYLESS)
-    original = story.seen
+    original = story.existing
     story.withdraw()
     story.succeed()
     story.declare({"color": "Red"})

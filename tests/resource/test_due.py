@@ -73,11 +73,11 @@ def test_what_the_api_has_rejected_is_not_written_again_when_it_is_due():
     """Another client can make the object so, and the same write would be rejected each time."""
     passes = Passes()
     story = passes.story
-    outputs = story.seen.outputs
+    outputs = story.existing.outputs
     story.declare({"color": "Invisible"})
     story.fail("Refused", message="color Invisible is unknown")
     assert story.outcome == "Failed"
-    created_object = repainted(story.seen, color="Invisible")
+    created_object = repainted(story.existing, color="Invisible")
     story.see(
         msgspec.structs.replace(created_object, fields={"color": "Invisible"}, outputs=outputs)
     )
@@ -131,7 +131,7 @@ def test_a_renewal_is_tried_again_under_its_key(error_class: str):
 def test_a_renewal_that_met_another_object_state_is_timed_again():
     passes = Passes()
     passes.fires(timedelta(hours=17))
-    passes.story.fail("Conflict", shown=repainted(passes.story.seen))
+    passes.story.fail("Conflict", shown=repainted(passes.story.existing))
     assert (passes.story.action.operation, passes.story.action.purpose) == ("Update", "Renew")
 
 

@@ -104,7 +104,7 @@ def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_own
     end: str, mode: str
 ):
     story = converged(policy={"deletion": "Orphan"} if end == "released" else {})
-    known_object = story.seen
+    known_object = story.existing
     story.see(None)
     story.fail("Conflict", shown=known_object)
     assert story.outcome == "Converged"

@@ -39,7 +39,7 @@ def test_what_was_planned_before_something_happened_is_refused_and_changes_nothi
     story = converged()
     declaration = planned(story)
     version = story.state.version
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     assert story.turn(declaration) == []
     assert story.answer == Reply(
         False,

@@ -46,7 +46,7 @@ def refused(kind: Kind = BLOCK) -> Story:
 def test_what_was_made_is_owned_and_the_refusal_is_reported(kind: Kind):
     story = refused(kind)
     assert story.state.owned is not None
-    assert story.state.owned.uid == story.seen.uid
+    assert story.state.owned.uid == story.existing.uid
     assert (story.outcome, story.reason) == ("Failed", "Refused")
     assert story.state.outcome is not None
     assert story.state.outcome.message == "Red is not painted here"
@@ -61,14 +61,14 @@ def test_the_log_explains_the_effect():
     assert success.refused is not None
     [action] = [each.data.action for each in story.log if isinstance(each.data, ActionDecided)]
     assert success.action_id == action.action_id
-    effect = Effect(1.0, "Create", "Foo", story.seen.uid or "", action.idempotency_key)
+    effect = Effect(1.0, "Create", "Foo", story.existing.uid or "", action.idempotency_key)
     log = [Recorded(position, 0.0, event) for position, event in enumerate(story.log, start=1)]
     assert findings(History(log=log, messages=None, effects=[effect])) == []
 
 
 def test_what_was_made_goes_when_it_is_withdrawn():
     story = refused()
-    uid = story.seen.uid
+    uid = story.existing.uid
     story.withdraw()
     assert (story.action.operation, story.action.uid) == ("Delete", uid)
     story.succeed()
@@ -89,8 +89,8 @@ def test_what_was_made_goes_though_it_was_withdrawn_before_the_refusal():
 
 def test_an_observation_of_it_is_no_drift_and_calls_nothing():
     story = refused()
-    assert story.see(story.seen) == []
-    story.see(msgspec.structs.replace(story.seen, outputs={"port": 1}))
+    assert story.see(story.existing) == []
+    story.see(msgspec.structs.replace(story.existing, outputs={"port": 1}))
     assert not any(type(each.data).__name__ == "DriftDetected" for each in story.log)
     assert story.idle
     assert story.outcome == "Failed"
@@ -101,7 +101,7 @@ def test_a_new_generation_continues_from_it():
     story.declare({"type": "Square", "color": "Blue"})
     assert story.action.operation == "Update"
     story.succeed()
-    assert (story.outcome, story.seen.fields["color"]) == ("Converged", "Blue")
+    assert (story.outcome, story.existing.fields["color"]) == ("Converged", "Blue")
 
 
 def test_a_refusal_before_anything_was_made_is_one_as_ever():
@@ -124,7 +124,7 @@ def test_what_carries_neither_the_key_nor_our_label_is_not_ours(labels: dict[str
 
 def test_a_half_made_replacement_stands_beside_and_both_go():
     story = created_story(replace(BESIDE, name="Block"))
-    old = story.seen
+    old = story.existing
     story.declare({"type": "Circle", "color": "Red"})
     half = msgspec.structs.replace(half_of(story), fields={"type": "Circle"})
     story.fail("Refused", shown=half)

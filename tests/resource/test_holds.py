@@ -104,7 +104,7 @@ def test_a_finalizer_holds_what_is_to_be_kept_away():
 
 def test_what_is_declared_is_corrected_though_it_has_a_finalizer():
     story = finalized()
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     assert story.action.operation == "Update"
 
 
@@ -204,7 +204,7 @@ def test_a_forced_release_counts_against_references_that_are_reported_again():
     story = referenced("Keep")
     story.withdraw()
     story.turn(ForcedRelease("shop is gone"))
-    story.fail("Conflict", shown=story.seen)
+    story.fail("Conflict", shown=story.existing)
     story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
     assert story.outcome != "Held"
     assert story.action.operation == "Delete"
@@ -266,7 +266,7 @@ def test_a_loss_of_nearly_everything_at_once_is_not_believed():
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "LossGuard")
     assert missing(story, 12, 14) == [], "the same again is no event"
-    story.see(story.seen)
+    story.see(story.existing)
     assert story.outcome == "Converged"
 
 

@@ -43,19 +43,19 @@ def test_a_repair_delayed_by_contention_is_made_immediately():
 
 def test_the_next_read_is_recorded_though_it_shows_nothing_new():
     story = converged()
-    assert story.see(story.seen) == []
+    assert story.see(story.existing) == []
     assert ask(story) == ["ReconcileAccepted"]
-    assert every(ExternalObserved, story.see(story.seen))
-    assert story.see(story.seen) == [], "it was asked for once"
+    assert every(ExternalObserved, story.see(story.existing))
+    assert story.see(story.existing) == [], "it was asked for once"
 
 
 def test_a_read_from_before_the_request_does_not_answer_it():
     story = converged()
     position_before = story.state.observed.position
     ask(story)
-    existing = Observed(CONFIG, story.seen.name, story.seen, as_of=position_before)
+    existing = Observed(CONFIG, story.existing.name, story.existing, as_of=position_before)
     assert story.turn(existing) == []
-    assert every(ExternalObserved, story.see(story.seen))
+    assert every(ExternalObserved, story.see(story.existing))
 
 
 def test_a_repeated_request_message_is_answered_again():
@@ -85,4 +85,4 @@ def test_a_paused_resource_is_refreshed_and_left_as_it_is():
     story = converged()
     story.declare(policy=Policy(paused=True))
     assert ask(story) == ["ReconcileAccepted"]
-    assert every(ActionDecided, story.see(repainted(story.seen))) == []
+    assert every(ActionDecided, story.see(repainted(story.existing))) == []

@@ -62,18 +62,18 @@ def test_an_observation_is_ignored_while_an_action_is_in_flight():
 
 def test_an_older_observation_never_reverts_a_newer():
     story = converged()
-    green = repainted(story.seen, color="Green")
+    green = repainted(story.existing, color="Green")
     story.declare({"type": "Square", "color": "Red"}, policy={"mode": "CreateOnly"})
     story.see(green)
     newest = story.state.observed.position
     assert story.see(None, as_of=newest - 1) == []
-    assert story.seen == green
+    assert story.existing == green
 
 
 def test_an_observation_from_the_future_does_not_block_later_ones():
     story = converged(policy={"mode": "CreateOnly"})
-    story.see(repainted(story.seen, color="Green"), as_of=10**9)
-    assert names(story.see(repainted(story.seen, color="Blue")))[0] == "ExternalObserved"
+    story.see(repainted(story.existing, color="Green"), as_of=10**9)
+    assert names(story.see(repainted(story.existing, color="Blue")))[0] == "ExternalObserved"
 
 
 @pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
@@ -128,7 +128,7 @@ def test_a_raised_grace_counts_from_the_write_that_raised_it_by_the_clock_of_the
     story.now += clock_ahead
     story.declare()
     story.succeed()
-    known_object = story.seen
+    known_object = story.existing
     story.stored_at += timedelta(seconds=5)
     story.see(None)
     story.stored_at += timedelta(seconds=1)
@@ -223,7 +223,7 @@ def test_while_the_grace_is_not_known_an_observation_proves_nothing():
 def returned_after(seconds: float) -> Story:
     """A listing lacks an object so long after its creation; then it exists all the same."""
     story = converged()
-    known_object = story.seen
+    known_object = story.existing
     story.now += timedelta(seconds=seconds)
     story.see(None)
     story.now += timedelta(seconds=1)
@@ -240,9 +240,11 @@ def test_an_object_that_returns_soon_after_it_was_gone_proves_lag_and_raises_the
     story.declare({"color": "Blue"})
     story.succeed()
     began = story.now + timedelta(seconds=9)
-    assert story.see(repainted(story.seen, color="Red"), began_at=began) == []
+    assert story.see(repainted(story.existing, color="Red"), began_at=began) == []
     began = story.now + timedelta(seconds=10)
-    assert "DriftDetected" in names(story.see(repainted(story.seen, color="Red"), began_at=began))
+    assert "DriftDetected" in names(
+        story.see(repainted(story.existing, color="Red"), began_at=began)
+    )
 
 
 def test_a_raised_grace_lasts_for_the_next_object_and_is_raised_again():
@@ -251,7 +253,7 @@ def test_a_raised_grace_lasts_for_the_next_object_and_is_raised_again():
     absence_events = story.see(None, began_at=story.now, evidence="Read")
     assert "ActionDecided" in names(absence_events)
     story.succeed()
-    known_object, made_at = story.seen, story.now
+    known_object, made_at = story.existing, story.now
     assert story.see(None, began_at=made_at + timedelta(seconds=9)) == []
     story.now = made_at + timedelta(seconds=12)
     assert "ActionDecided" in names(story.see(None, began_at=story.now))
@@ -282,7 +284,7 @@ def test_a_raised_grace_does_not_lower_a_declared_one():
     story.declare()
     story.stored_at = story.now
     story.succeed()
-    known_object = story.seen
+    known_object = story.existing
     story.stored_at += timedelta(seconds=40)
     story.see(None, age_seconds=2.0)
     story.fail("Conflict", shown=known_object)
@@ -310,7 +312,7 @@ def test_where_names_are_not_unique_another_of_its_name_says_nothing_of_ours():
     assert story.turn(deleted_observation) == []
     assert story.see(thing(uid="another")) == []
     deleted_observation = msgspec.structs.replace(
-        deleted_observation, as_of=story.position, absent_uid=story.seen.uid
+        deleted_observation, as_of=story.position, absent_uid=story.existing.uid
     )
     assert "OwnershipReleased" in names(story.turn(deleted_observation))
 
@@ -369,7 +371,7 @@ def test_a_new_version_resolves_a_conflict_that_showed_no_object():
     for _ in range(4):
         story.fail("Conflict")
     assert story.idle
-    touched = repainted(story.seen)
+    touched = repainted(story.existing)
     assert names(story.see(touched)) == ["ExternalObserved"]
     story.wake(600)
     assert story.action.version == touched.version
@@ -381,13 +383,13 @@ def test_of_two_observations_that_began_together_the_last_reported_counts():
     first = story.command(Observed(CONFIG, "Foo", thing({"color": "Red"}), as_of=1))
     second = story.command(Observed(CONFIG, "Foo", thing({"color": "Blue"}), as_of=1))
     story.give([first, second])
-    assert story.seen.fields == {"color": "Blue"}
+    assert story.existing.fields == {"color": "Blue"}
     assert story.give([first]) == []
 
 
 def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion():
     story = converged()
-    known_object = story.seen
+    known_object = story.existing
     story.see(None)
     story.fail("Conflict", shown=known_object)
     story.withdraw()

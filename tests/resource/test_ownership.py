@@ -126,7 +126,7 @@ def test_an_object_of_another_owner_is_never_removed_from_an_exclusive_scope():
 
 def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
     story = converged(policy={"mode": "CreateOnly"})
-    story.see(relabelled(story.seen, ANOTHER))
+    story.see(relabelled(story.existing, ANOTHER))
     story.withdraw()
     assert story.idle
     assert story.outcome == "Disputed"
@@ -136,7 +136,7 @@ def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
 def test_an_object_that_another_owner_took_is_not_written_over():
     """Two owners that each restore their label would never stop."""
     story = converged()
-    own_object = story.seen
+    own_object = story.existing
     story.see(relabelled(own_object, ANOTHER))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
@@ -147,7 +147,7 @@ def test_an_object_that_another_owner_took_is_not_written_over():
 
 def test_an_object_whose_owner_label_was_only_stripped_is_deleted_at_withdrawal():
     story = converged(policy={"mode": "CreateOnly"})
-    story.see(relabelled(story.seen, {}))
+    story.see(relabelled(story.existing, {}))
     story.withdraw()
     assert story.action.operation == "Delete"
 
@@ -195,7 +195,7 @@ def test_a_delete_that_met_another_object_leaves_it_alone():
 def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdrawn: bool):
     """Some APIs have no ids: the uid is in the object's metadata, which any client may remove."""
     story = converged()
-    bare = replace(relabelled(story.seen, {}), uid=None)
+    bare = replace(relabelled(story.existing, {}), uid=None)
     if is_withdrawn:
         story.withdraw()
     else:
@@ -313,7 +313,7 @@ def test_the_owner_label_names_the_log_and_the_resource():
 
 def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
     story = converged()
-    existing = story.seen
+    existing = story.existing
     story.see(None)
     assert story.action.operation == "Create"
     events = story.fail("Conflict", shown=existing)
@@ -324,7 +324,7 @@ def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
 
 def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
     story = converged()
-    existing = story.seen
+    existing = story.existing
     events = story.see(replace(existing, uid="forged", labels={}))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert story.outcome == "Conflict"

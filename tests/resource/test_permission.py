@@ -79,7 +79,7 @@ def test_a_resource_is_held_that_uses_of_the_host_what_is_not_allowed(mode: str)
 def test_what_is_not_allowed_any_more_is_neither_changed_nor_deleted():
     story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.configs[CONFIG] = SHARED
-    events = story.see(repainted(story.seen, color="Green"))
+    events = story.see(repainted(story.existing, color="Green"))
     assert "ActionDecided" not in names(events)
     assert (story.outcome, story.reason) == ("Held", "NotPermitted")
     assert story.state.owned is not None

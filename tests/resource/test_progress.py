@@ -58,7 +58,9 @@ class Slow:
 
     def reaches(self, percent: int, seconds: float, **outputs: str) -> list[str]:
         self.story.stored_at = START + timedelta(seconds=seconds)
-        existing = msgspec.structs.replace(self.story.seen, outputs={"percent": percent, **outputs})
+        existing = msgspec.structs.replace(
+            self.story.existing, outputs={"percent": percent, **outputs}
+        )
         return names(self.story.see(existing))
 
     @property

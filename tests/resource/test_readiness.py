@@ -48,15 +48,17 @@ def test_what_is_as_declared_may_not_be_ready():
 def test_an_outcome_says_that_it_became_ready_and_that_it_is_no_more():
     story = started("down")
     for health, status in (("up", "True"), ("down", "False")):
-        observed_object = msgspec.structs.replace(story.seen, outputs={"health": health})
+        observed_object = msgspec.structs.replace(story.existing, outputs={"health": health})
         assert names(story.see(observed_object)) == ["ExternalObserved", "OutcomeRecorded"]
         assert (story.outcome, condition(story, "Ready").status) == ("Converged", status)
-    assert story.see(story.seen) == [], "the same again is no event"
+    assert story.see(story.existing) == [], "the same again is no event"
 
 
 def test_a_changed_output_is_no_drift_and_no_action():
     story = started("up")
-    observed_object = msgspec.structs.replace(story.seen, outputs={"health": "up", "port": 5432})
+    observed_object = msgspec.structs.replace(
+        story.existing, outputs={"health": "up", "port": 5432}
+    )
     assert names(story.see(observed_object)) == ["ExternalObserved"]
     assert story.idle
 

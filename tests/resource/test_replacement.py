@@ -98,15 +98,15 @@ def check_rows(story: Story) -> None:
 
 
 def test_34_a_replacement_is_two_recorded_actions(story: Story):
-    original = story.seen
+    original = story.existing
     story.declare(CIRCLE)
     story.succeed()
     check_rows(story)
     story.succeed()
     check_rows(story)
     assert story.outcome == "Converged"
-    assert story.seen.fields == CIRCLE
-    assert story.seen.uid != original.uid
+    assert story.existing.fields == CIRCLE
+    assert story.existing.uid != original.uid
     assert story.state.retiring is None
     first, second = decided(story)[1:]
     if story.kind is IN_PLACE:
@@ -117,7 +117,7 @@ def test_34_a_replacement_is_two_recorded_actions(story: Story):
 
 def test_a_replacement_stands_beside_until_it_is_ready():
     story = created_story()
-    original = story.seen
+    original = story.existing
     story.declare(CIRCLE)
     assert story.action.external_name.startswith("Foo-")
     succeed_starting(story)
@@ -125,7 +125,7 @@ def test_a_replacement_stands_beside_until_it_is_ready():
     assert story.state.retiring is not None
     assert (story.outcome, story.state.retiring.uid) == ("Converged", original.uid)
     assert story.wake() == []
-    story.see(msgspec.structs.replace(story.seen, outputs={}), name=story.seen.name)
+    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert (story.action.operation, story.action.purpose) == ("Delete", "Retire")
     assert (story.action.external_name, story.action.uid) == ("Foo", original.uid)
 
@@ -137,7 +137,7 @@ def test_what_the_api_can_change_is_changed_in_place(story: Story):
 
 def test_a_listing_of_the_old_one_is_no_news_about_the_new_one():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     assert story.see(old) == []
@@ -146,10 +146,10 @@ def test_a_listing_of_the_old_one_is_no_news_about_the_new_one():
 
 def test_a_new_one_that_is_gone_gives_way_to_the_old_one():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    events = story.see(None, name=story.seen.name)
+    events = story.see(None, name=story.existing.name)
     assert every(OwnershipReleased, events)
     check_rows(story)
     assert story.state.owned is not None
@@ -159,10 +159,10 @@ def test_a_new_one_that_is_gone_gives_way_to_the_old_one():
 
 def test_of_a_second_change_the_one_that_nobody_wants_goes():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.seen
+    young = story.existing
     story.declare({"type": "Triangle", "color": "Red"})
     assert (story.action.operation, story.action.uid) == ("Delete", young.uid)
     story.succeed()
@@ -172,16 +172,16 @@ def test_of_a_second_change_the_one_that_nobody_wants_goes():
     story.succeed()
     story.succeed()
     check_rows(story)
-    assert (story.outcome, story.seen.fields["type"]) == ("Converged", "Triangle")
+    assert (story.outcome, story.existing.fields["type"]) == ("Converged", "Triangle")
     assert story.state.retiring is None
 
 
 def test_withdrawn_in_the_middle_both_are_removed():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.seen
+    young = story.existing
     story.withdraw()
     removed = [story.action.uid]
     story.succeed()
@@ -195,22 +195,22 @@ def test_withdrawn_in_the_middle_both_are_removed():
 
 def test_a_replacement_that_the_api_refuses_leaves_the_old_one():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     story.fail("Refused", message="no such type")
     check_rows(story)
     assert (story.outcome, story.state.retiring) == ("Failed", None)
-    assert story.seen == old
+    assert story.existing == old
 
 
 def test_a_second_name_that_is_taken_is_followed_by_another():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     first = story.action.external_name
     story.fail("Conflict", shown=thing(CIRCLE, name=first))
     check_rows(story)
-    assert story.seen == old, "what is in the way of the new one is not our object"
+    assert story.existing == old, "what is in the way of the new one is not our object"
     assert story.action.external_name not in ("Foo", first)
 
 
@@ -230,7 +230,7 @@ def test_a_foreign_object_under_the_name_of_the_old_one_is_left_alone():
     story.fail("Conflict", shown=thing(SQUARE))
     check_rows(story)
     assert (story.outcome, story.state.retiring) == ("Converged", None)
-    assert story.seen.fields == CIRCLE
+    assert story.existing.fields == CIRCLE
 
 
 def test_a_replacement_whose_answer_was_lost_is_made_once():
@@ -260,12 +260,12 @@ def released(kind: Kind = BESIDE) -> Story:
 @pytest.mark.parametrize("kind", [BESIDE, BY_ID], ids=["beside", "by id"])
 def test_a_released_replacement_is_in_the_way_of_its_resource_declared_again(kind: Kind):
     story = released(kind)
-    kept_object = story.seen
+    kept_object = story.existing
     story.declare(CIRCLE)
     check_rows(story)
     assert (story.idle, story.outcome, story.reason) == (True, "Conflict", "AlreadyExists")
     story.see(None, name="Foo", absent_uid="another")
-    assert story.seen == kept_object, "nothing is concluded from what the declared name shows"
+    assert story.existing == kept_object, "nothing is concluded from what the declared name shows"
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     check_rows(story)
     assert story.state.owned is not None
@@ -282,7 +282,7 @@ def test_a_released_replacement_is_in_the_way_of_its_resource_declared_again(kin
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_released_replacement_that_is_gone_is_not_in_the_way(is_replaced: bool):
     story = released()
-    name = story.seen.name
+    name = story.existing.name
     story.declare(CIRCLE, policy={"adoption": "Adopt", "mode": "ObserveOnly"})
     story.see(thing(CIRCLE, name=name) if is_replaced else None, name=name)
     check_rows(story)
@@ -303,13 +303,13 @@ def test_a_released_replacement_is_not_looked_for_in_another_api():
 
 def test_a_replaced_object_that_is_released_with_its_replacement_is_not_unmanaged():
     story = created_story()
-    old = story.seen
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(CIRCLE, policy={"mode": "ObserveOnly"})
     story.withdraw()
     check_rows(story)
-    new = story.seen
+    new = story.existing
     assert rows(story)[0].released == ((old.name, old.uid), (new.name, new.uid))
 
 
@@ -377,7 +377,7 @@ def in_doubt_under_its_second_name() -> tuple[Story, ExternalObject]:
     story.fail("Unknown")
     story.wake(60)
     story.succeed()
-    late = msgspec.structs.replace(story.seen, uid="late")
+    late = msgspec.structs.replace(story.existing, uid="late")
     story.succeed()
     assert (story.idle, late.name != "Foo") == (True, True)
     return story, late
@@ -414,7 +414,7 @@ def test_a_replacement_that_was_created_under_another_uid_is_not_leaked():
     story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
-    real = msgspec.structs.replace(story.seen, uid="real")
+    real = msgspec.structs.replace(story.existing, uid="real")
     story.see(real, name=real.name)
     assert rows(story)[0].uncertain_names == (real.name,), "a listing reports it to the resource"
     check_rows(story)
@@ -429,7 +429,7 @@ def test_a_replacement_of_another_uid_that_its_deletion_did_not_meet_is_not_leak
     story = created_story()
     story.declare(CIRCLE)
     story.succeed()
-    real = msgspec.structs.replace(story.seen, uid="real")
+    real = msgspec.structs.replace(story.existing, uid="real")
     story.succeed()
     story.withdraw()
     story.report(absent=True)
@@ -460,13 +460,13 @@ def test_a_late_object_is_all_that_is_left_when_the_replacement_is_missing():
     story = replaced_in_doubt()
     assert story.state.owned is not None
     name = story.state.owned.external_name
-    story.see(msgspec.structs.replace(story.seen, outputs={"starting": True}), name=name)
+    story.see(msgspec.structs.replace(story.existing, outputs={"starting": True}), name=name)
     story.see(SECOND)
     assert story.idle, "nothing is deleted before the replacement is ready"
     story.see(None, name=name)
     check_rows(story)
     assert story.state.owned is not None
-    assert (story.state.owned.uid, story.seen) == ("late", SECOND)
+    assert (story.state.owned.uid, story.existing) == ("late", SECOND)
 
 
 def _loses(fields: Fields | None, observed_object: ExternalObject) -> str:
@@ -520,7 +520,7 @@ def test_our_label_alone_replaces_nothing_that_was_adopted():
     story.see(thing(SQUARE))
     story.declare(SQUARE, policy={"adoption": "Adopt"})
     assert (story.outcome, story.idle) == ("Converged", True)
-    assert OWNER_LABEL not in story.seen.labels
+    assert OWNER_LABEL not in story.existing.labels
 
 
 def test_a_declared_label_replaces_where_labels_cannot_be_changed():
@@ -530,5 +530,5 @@ def test_a_declared_label_replaces_where_labels_cannot_be_changed():
 
 
 def test_drift_of_an_immutable_field_replaces_too(story: Story):
-    story.see(repainted(story.seen, type="Circle"))
+    story.see(repainted(story.existing, type="Circle"))
     assert story.action.purpose == "Replace"

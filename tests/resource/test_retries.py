@@ -208,7 +208,7 @@ def test_an_update_of_two_attempts_is_not_abandoned():
 def test_an_abandoned_update_that_did_happen_leaves_no_field_behind():
     # The worker died after the call, and the redelivered attempt found the API down.
     story = converged({"type": "Square"})
-    original = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("NotDone")
     story.declare({"type": "Circle"})
@@ -381,7 +381,7 @@ def test_a_refused_deletion_is_tried_at_the_longest_interval():
 
 def test_a_conflict_shows_what_is_there_and_is_answered_at_once():
     story = converged()
-    existing = story.seen
+    existing = story.existing
     story.declare({"type": "Circle"})
     events = story.fail("Conflict", shown=repainted(existing, type="Circle", color="Green"))
     assert only(ActionDecided, events).action.version == f"{existing.version}+"
@@ -440,7 +440,7 @@ def test_a_failure_then_success_starts_the_back_off_anew():
         story.fail("Unknown")
         story.wake(3600)
     story.succeed()
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     assert only(RetryScheduled, story.fail("Unknown")).delay_seconds == 0.75
 
 
@@ -469,7 +469,7 @@ def test_a_foreign_object_in_the_way_of_a_retry_is_left_alone():
 def test_an_update_of_unknown_end_that_did_happen_leaves_no_field_behind():
     # The first attempt was done, and its key was forgotten by the API before the second.
     story = converged({"type": "Square"})
-    original = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("Unknown")
     story.declare({"type": "Circle"})

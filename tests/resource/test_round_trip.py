@@ -426,7 +426,7 @@ def test_no_text_breaks_the_decoder(text: str):
 
 def test_a_stored_history_folds_to_the_same_state_in_two_parts():
     story = converged(labels={"team": "a"})
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     stored = [encode_log(event) for event in story.log]
     decoded = [decode_log(each) for each in stored]
     for cut in range(len(decoded) + 1):

@@ -49,7 +49,7 @@ def failed(
 def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     for color in ("Blue", "Green"):
-        story.see(repainted(story.seen, color=color))
+        story.see(repainted(story.existing, color=color))
         story.fail("NotDone")
         story.wake(600)
         story.succeed()
@@ -109,7 +109,7 @@ def test_the_base_of_a_write_is_recorded_where_it_is_not_all_of_it() -> None:
     story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     created = only(ActionDecided, [each.data for each in story.log])
     assert created.base is None
-    update = only(ActionDecided, story.see(repainted(story.seen, color="Blue", size=3)))
+    update = only(ActionDecided, story.see(repainted(story.existing, color="Blue", size=3)))
     assert update.action.fields == {"color": "Red", "size": 3}
     assert update.base == Base(), "the desired fields, and all labels"
 

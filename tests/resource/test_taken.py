@@ -164,7 +164,7 @@ def test_two_resources_of_one_object_do_not_both_adopt_it():
     events = story.declare({"type": "Square"}, policy={"adoption": "Adopt"})
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
-    events = story.see(story.seen, belongs_to="")
+    events = story.see(story.existing, belongs_to="")
     assert only(OwnershipClaimed, events).reason == "Adopted"
 
 
@@ -189,10 +189,12 @@ def test_under_another_external_name_it_is_another_object():
 
 def test_what_two_resources_own_neither_deletes():
     story = converged()
-    story.see(story.seen, belongs_to=ANOTHER)
+    story.see(story.existing, belongs_to=ANOTHER)
     assert not every(ActionDecided, story.withdraw())
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
-    assert only(ActionDecided, story.see(story.seen, belongs_to="")).action.operation == "Delete"
+    assert (
+        only(ActionDecided, story.see(story.existing, belongs_to="")).action.operation == "Delete"
+    )
 
 
 # --- a write that meets another object, which has taken the place of ours
@@ -203,7 +205,7 @@ def met() -> Story:
     story = converged({"color": "Red"})
     story.declare({"color": "Blue"})
     assert story.action.uid is not None
-    painted = relabelled(repainted(story.seen, color="Blue"), owned_labels())
+    painted = relabelled(repainted(story.existing, color="Blue"), owned_labels())
     events = story.report(shown=replace(painted, uid="persons"))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert not every(DriftDetected, events)

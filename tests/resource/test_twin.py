@@ -190,7 +190,7 @@ def test_nothing_is_corrected_or_deleted_while_the_api_is_held():
     story.declare(RED)
     story.succeed()
     story.twins["default"] = HELD
-    events = story.see(replace(story.seen, fields=BLUE))
+    events = story.see(replace(story.existing, fields=BLUE))
     assert every(DriftDetected, events), "what is seen is recorded"
     assert not every(ActionDecided, events)
     assert not every(ActionDecided, story.withdraw())

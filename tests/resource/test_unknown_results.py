@@ -265,7 +265,7 @@ def test_a_lookup_passes_over_the_objects_that_existed_before_the_creation():
     story = Story(kind=replaced_by_id(NAMELESS))
     story.declare({"type": "Square"})
     story.succeed()
-    replaced = story.seen.uid
+    replaced = story.existing.uid
     story.declare({"type": "Circle"})
     assert story.action.operation == "Create"
     looked = only(LookupDecided, unknown(story))
@@ -641,7 +641,7 @@ def updating() -> Story:
 def test_an_update_that_a_lookup_shows_as_done_is_done():
     story = updating()
     assert (
-        only(ActionSucceeded, story.look(repainted(story.seen, color="Purple"))).found_by
+        only(ActionSucceeded, story.look(repainted(story.existing, color="Purple"))).found_by
         == "Content"
     )
     assert story.outcome == "Converged"
@@ -649,13 +649,13 @@ def test_an_update_that_a_lookup_shows_as_done_is_done():
 
 def test_an_update_that_a_lookup_shows_as_not_done_is_called_again():
     story = updating()
-    assert only(ActionRetried, story.look(story.seen)).action == story.action
+    assert only(ActionRetried, story.look(story.existing)).action == story.action
 
 
 def test_an_update_that_a_lookup_shows_as_overtaken_is_decided_anew():
     story = updating()
     previous_action = story.action
-    decided = only(ActionDecided, story.look(repainted(story.seen, color="Green")))
+    decided = only(ActionDecided, story.look(repainted(story.existing, color="Green")))
     assert decided.action.version != previous_action.version
 
 
@@ -668,7 +668,7 @@ def test_a_deletion_is_done_when_a_lookup_shows_nothing_and_called_again_when_it
     story = converged()
     story.withdraw()
     unknown(story, 3)
-    assert every(ActionRetried, story.look(story.seen))
+    assert every(ActionRetried, story.look(story.existing))
     unknown(story, 3)
     assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
     assert story.outcome == "Deleted"
@@ -741,10 +741,10 @@ def test_a_label_alone_makes_nothing_ours():
 
 def test_a_label_that_is_taken_off_is_restored_or_reported():
     story = converged()
-    story.see(relabelled(story.seen, {}))
+    story.see(relabelled(story.existing, {}))
     assert story.action.labels["reconciler/owner"] == FOO_OWNER
     story = converged(policy={"ownerLabel": "Report"})
-    story.see(relabelled(story.seen, {}))
+    story.see(relabelled(story.existing, {}))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "LabelMissing")
 

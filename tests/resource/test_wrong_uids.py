@@ -29,7 +29,7 @@ from tests.resource.test_observations import UNCONDITIONAL
 def created() -> tuple[Story, ExternalObject]:
     """A resource is created; the API shows the object with another uid than its answer had."""
     story = converged()
-    return story, replace(story.seen, uid="real")
+    return story, replace(story.existing, uid="real")
 
 
 assert BLOCK.capabilities is not None
@@ -42,7 +42,7 @@ def created_by_id(*, marked: bool = True) -> tuple[Story, ExternalObject]:
     story = converged(kind=BY_ID)
     created = story.state.actions.ended[-1].action
     key = created.idempotency_key if marked else "key"
-    return story, replace(story.seen, uid="real", written_by=key)
+    return story, replace(story.existing, uid="real", written_by=key)
 
 
 def later(story: Story, seconds: float) -> Story:
@@ -128,14 +128,14 @@ def test_an_api_that_answers_without_an_object_has_named_no_uid():
 def test_a_slow_api_has_more_time():
     slow = replace(SHARED, resync_seconds=600.0)
     story = converged(configs={CONFIG: slow})
-    created_object = replace(story.seen, uid="real")
+    created_object = replace(story.existing, uid="real")
     assert every(OwnershipClaimed, later(story, 900).see(created_object))
 
 
 def test_once_a_look_has_shown_the_uid_another_one_is_another_object():
     story, created_object = created()
     story.declare({"type": "Square"}, policy={"mode": "CreateOnly"})
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.see(created_object)
     assert story.outcome == "Conflict"
 
@@ -151,7 +151,7 @@ def test_once_a_write_has_met_the_uid_another_one_is_another_object():
 def test_a_label_that_our_own_write_may_have_put_on_it_proves_nothing():
     """An update of unknown result, which the API does not bind to an object, may have met it."""
     story = converged(kind=changed(BLOCK, capabilities=UNCONDITIONAL))
-    first = story.seen
+    first = story.existing
     story.declare({"type": "Circle"})
     story.fail("Unknown")
     story.declare({"type": "Square", "color": "Red"})
@@ -230,7 +230,7 @@ def test_the_object_of_an_abandoned_creation_is_deleted_and_ours_stays():
 
 def test_the_object_of_an_abandoned_creation_is_deleted_though_ours_was_listed_first():
     story, created_object = superseded()
-    story.see(replace(story.seen, version="2"))
+    story.see(replace(story.existing, version="2"))
     assert only(OwnershipClaimed, story.see(created_object)).uid == "late"
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
 
@@ -324,7 +324,7 @@ def test_an_object_that_nobody_has_with_the_label_of_a_resource_of_its_kind(
 def test_that_an_earlier_object_is_absent_does_not_show_that_no_other_exists():
     """The observer had read the released uid: an object of the same name may exist all the time."""
     story, _ = created_by_id()
-    uid, began = story.seen.uid, story.position
+    uid, began = story.existing.uid, story.position
     story.declare({"type": "Square", "color": "Red"}, policy={"mode": "ObserveOnly"})
     story.see(None, evidence="Read", as_of=began, absent_uid=uid)
     assert story.outcome == "Waiting"

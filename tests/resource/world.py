@@ -62,7 +62,7 @@ class Api:
         self._judge = judge
         self._serial = 0
         self.object: ExternalObject | None = None
-        self.kept: dict[str, ExternalObject | None] = {}
+        self.stored_results: dict[str, ExternalObject | None] = {}
         self.effects = 0
 
     def next(self) -> str:
@@ -71,8 +71,8 @@ class Api:
 
     def call(self, action: Action, *, shows_obstacle: bool) -> Result:
         assert self._judge.call(Call(0.0, action)) == []
-        if action.idempotency_key in self.kept:
-            return self.kept[action.idempotency_key], None
+        if action.idempotency_key in self.stored_results:
+            return self.stored_results[action.idempotency_key], None
         existing = self.object
         if existing is None and action.operation == "Update":
             return None, ActionError("NotFound", "it is not there")
@@ -84,7 +84,7 @@ class Api:
         if is_taken:
             return (existing if shows_obstacle else None), ActionError("Conflict", "in the way")
         self._do(action, existing)
-        self.kept[action.idempotency_key] = self.object
+        self.stored_results[action.idempotency_key] = self.object
         return self.object, None
 
     def _do(self, action: Action, existing: ExternalObject | None) -> None:
@@ -229,10 +229,10 @@ class World:
             error = ActionError("NotDone", "connection refused")
         elif fault == "throttled":
             error = ActionError("Throttled", "slower", 429, 5.0)
-        elif fault == "permanent" and flight.action.idempotency_key not in self.api.kept:
+        elif fault == "permanent" and flight.action.idempotency_key not in self.api.stored_results:
             error = ActionError("Refused", "no", 422)
         elif fault == "permanent":
-            observed_object = self.api.kept[flight.action.idempotency_key]
+            observed_object = self.api.stored_results[flight.action.idempotency_key]
         self._report(flight, observed_object, error, redelivered=redelivered)
 
     def wake_stuck(self) -> None:

@@ -29,7 +29,7 @@ class RoleProcess:
                 env={**os.environ, "NO_COLOR": "1", **environment},
             )
 
-    def said(self, words: str) -> int:
+    def count_lines(self, words: str) -> int:
         """How often it has logged a line with these words."""
         return sum(words in line for line in self._log.read_text(errors="replace").splitlines())
 
@@ -47,7 +47,7 @@ async def wait_for_log_line(world: World, processes: list[RoleProcess], words: s
 
     async def have_logged() -> bool:
         assert not any(each.has_ended() for each in processes), "a process ended by itself"
-        return all(each.said(words) for each in processes)
+        return all(each.count_lines(words) for each in processes)
 
     await world.until(have_logged, f"{words!r} in every process's log", seconds=30)
 

@@ -43,7 +43,7 @@ def test_an_outcome_leads_back_to_the_declaration():
 
 def test_a_repair_leads_back_to_the_observation():
     story = converged()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.succeed()
     assert chain_types(story) == [
         "ExternalObserved",
@@ -69,7 +69,7 @@ def test_a_chain_goes_forward_and_ends():
     for color in ("Green", "Blue", "Red"):
         story.declare({"type": "Square", "color": color})
         story.succeed()
-        story.see(repainted(story.seen, color="Yellow"))
+        story.see(repainted(story.existing, color="Yellow"))
         story.succeed()
     for event in story.log:
         chain = why("x", history(story)[: event.resourceversion]).chain
@@ -80,7 +80,7 @@ def test_a_field_has_its_values_each_with_who_made_it_so():
     story = converged()
     story.declare({"type": "Square", "color": "Green"})
     story.succeed()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.succeed()
     answer = why("x", history(story), "color")
     assert [each.value for each in answer.wanted] == ["Red", "Green"]
@@ -99,7 +99,7 @@ def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
     story = converged()
     for number in range(CONTENTION_DRIFTS):
         assert not why("x", history(story)).repeated_drifts
-        story.see(repainted(story.seen, color=("Blue", "Yellow")[number % 2]))
+        story.see(repainted(story.existing, color=("Blue", "Yellow")[number % 2]))
         story.wake(seconds=60)  # the last repair waits
         story.succeed()
         story.now = story.now.replace(minute=number + 1)
@@ -114,7 +114,7 @@ def test_changes_of_long_ago_are_no_contention():
     story = converged()
     for number in range(CONTENTION_DRIFTS):
         story.now = story.now.replace(hour=2 * number + 1)
-        story.see(repainted(story.seen, color="Blue"))
+        story.see(repainted(story.existing, color="Blue"))
         story.succeed()
     assert not why("x", history(story)).repeated_drifts
 

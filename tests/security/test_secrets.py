@@ -86,7 +86,7 @@ async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
             for status in references:
                 await _wait_for_failure(client, f"default/Shape/s{status}")
             await _wait_for_listing(client)
-        received_headers = {header for api in apis.values() for header in api.heard}
+        received_headers = {header for api in apis.values() for header in api.received}
         assert received_headers == {f"Bearer {FROM_VARIABLE}", f"Bearer {FROM_FILE}"}
         stored = await _everything_stored(nc)
         output_lines = await asyncio.to_thread(_commands, tmp_path, url)

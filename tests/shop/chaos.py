@@ -109,14 +109,14 @@ class RunRecord:
     creations: int = 0
     events: int = 0
     settle_seconds: float = 0.0
-    found: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
 
     def __str__(self) -> str:
         troubles = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
         lines = [
             f"seed {self.seed}: {self.events} events, {self.creations} containers were made,"
             f" settled in {self.settle_seconds:.1f} s; {troubles}",
-            *(f"  FOUND {each}" for each in self.found),
+            *(f"  FOUND {each}" for each in self.problems),
         ]
         return "\n".join(lines)
 
@@ -488,19 +488,19 @@ async def chaos(folder: Path, *, seed: int, rounds: int) -> RunRecord:
     async with Shop(folder).here() as shop:
         killer = Killer(shop, seed, record)
         await killer.rounds(rounds // 3)  # while it is made
-        record.found, _ = await shop.until(shop.not_as_declared)
+        record.problems, _ = await shop.until(shop.not_as_declared)
         await killer.rounds(rounds)
-        record.found, record.settle_seconds = await shop.until(shop.not_as_declared)
-        record.found += (await shop.until(shop.unexplained))[0]
-        if not record.found:
+        record.problems, record.settle_seconds = await shop.until(shop.not_as_declared)
+        record.problems += (await shop.until(shop.unexplained))[0]
+        if not record.problems:
             order = [each.key for each in shop.manifests]  # the database first: the wrong order
             await shop.again(lambda: shop.client.withdraw_many(order))
             hands = {"container removed", "container changed", "grant revoked", "password changed"}
             await killer.rounds(rounds // 3, without=frozenset(hands))
             remaining, seconds = await shop.until(shop.find_leftovers)
             record.settle_seconds += seconds
-            record.found += remaining
-            record.found += (await shop.until(shop.unexplained))[0]
+            record.problems += remaining
+            record.problems += (await shop.until(shop.unexplained))[0]
         record.creations = sum(each["Action"] == "create" for each in shop.witness.events)
         record.events = len((await read_bus(shop.nc)).log)
     return record
@@ -516,11 +516,11 @@ def main() -> int:
     with short_folder() as folder:
         record = asyncio.run(chaos(folder, seed=options.seed, rounds=options.rounds))
         print(record)
-        if record.found:
+        if record.problems:
             log_folder = Path(f"{folder}-logs")
             shutil.copytree(folder / "logs", log_folder)
             print(f"  the logs are in {log_folder}", file=sys.stderr)
-    return 1 if record.found else 0
+    return 1 if record.problems else 0
 
 
 if __name__ == "__main__":

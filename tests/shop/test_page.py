@@ -104,7 +104,7 @@ class Visitor:
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
-        self._shown = 0
+        self._pages_shown = 0
 
     def sql_goes_through(self, message: str = "") -> None:
         """Containers do SQL: orders are taken, billed, and counted in the volume."""
@@ -144,8 +144,8 @@ class Visitor:
 
     def get(self, message: str) -> None:
         """All are as declared at first; later what others need is kept."""
-        self._shown += 1
-        if self._shown == 1:
+        self._pages_shown += 1
+        if self._pages_shown == 1:
             self.all_converged(message)
             return
         assert len(re.findall(r" Held +2 withdrawn .* Referenced ", message)) == 4, message

@@ -73,7 +73,7 @@ def simulate(
 def _one(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
     result = run(plan)
     if result.violations and smallest:
-        plan = _made_smaller(plan)
+        plan = _shrink_plan(plan)
     if trace or result.violations:
         result = run(plan, tell=print if trace else None)
         print("\n".join(lines(plan)))
@@ -86,7 +86,7 @@ def _one(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
     return 1 if result.violations else 0
 
 
-def _made_smaller(plan: Plan) -> Plan:
+def _shrink_plan(plan: Plan) -> Plan:
     def first_violation(each: Plan) -> str | None:
         violations = run(each).violations
         return violations[0] if violations else None

@@ -67,7 +67,7 @@ class Api:
         self._time = time
         self.objects: dict[str, ExternalObject] = {}
         self.changes: list[Change] = []
-        self.kept: dict[str, Kept] = {}
+        self.stored_effects: dict[str, Kept] = {}
         self._kept_refusals: dict[str, RefusalError] = {}
         self.tried: set[str] = set()
         self.misnamed: set[str] = set()
@@ -101,8 +101,8 @@ class Api:
         """
         self.calls += 1
         self.before_call(action)
-        if self.traits.idempotency_keys and action.idempotency_key in self.kept:
-            return self.kept[action.idempotency_key], True
+        if self.traits.idempotency_keys and action.idempotency_key in self.stored_effects:
+            return self.stored_effects[action.idempotency_key], True
         if action.idempotency_key in self._kept_refusals:
             raise self._kept_refusals[action.idempotency_key]
         place = self._place_of(action)
@@ -118,8 +118,8 @@ class Api:
             after = replace(after, fields={**after.fields, "color": UNPAINTED})
         if existing is not None or after is not None:
             self._change(place, after, action.idempotency_key)
-        self.kept[action.idempotency_key] = Kept(self.shown(self.objects.get(place)))
-        return self.kept[action.idempotency_key], False
+        self.stored_effects[action.idempotency_key] = Kept(self.shown(self.objects.get(place)))
+        return self.stored_effects[action.idempotency_key], False
 
     def _place_of(self, action: Action) -> str:
         """Say which object is meant: where names are not unique, that of the id, or a new one."""
@@ -147,8 +147,8 @@ class Api:
         self.calls += 1
         self.before_call(action)
         key = second_key(action)
-        if self.traits.idempotency_keys and key in self.kept:
-            return self.kept[key], True
+        if self.traits.idempotency_keys and key in self.stored_effects:
+            return self.stored_effects[key], True
         place = self._place(action.external_name, created_object.uid)
         existing = self.objects.get(place)
         if existing is None:
@@ -159,8 +159,8 @@ class Api:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
         after = self._after(action, fields, existing)
         self._change(place, after, key)
-        self.kept[key] = Kept(self.shown(self.objects.get(place)))
-        return self.kept[key], False
+        self.stored_effects[key] = Kept(self.shown(self.objects.get(place)))
+        return self.stored_effects[key], False
 
     def _check(
         self,

@@ -46,7 +46,7 @@ def end(world: World) -> list[str]:
     for _ in range(_MAX_LETTING_GO):
         _settle(world)
         violations = list(world.checks.violations) or list(_problems(world))
-        if violations or not _anything_is_kept(world):
+        if violations or not _is_anything_retained(world):
             return violations
         world.tell("--- what is held is let go")
         world.publisher.let_go()
@@ -54,7 +54,7 @@ def end(world: World) -> list[str]:
     return ["it is held, whatever was let go and approved"]
 
 
-def _anything_is_kept(world: World) -> bool:
+def _is_anything_retained(world: World) -> bool:
     ledger = world.checks.ledger
     return any(
         is_held(ledger, resource, for_ever=False)

@@ -27,7 +27,7 @@ from tests.simulation.provider import SimulatedProvider
 # --- time
 
 
-def _nothing_is_ever_due(patch: Patch) -> None:
+def _no_renewal_is_due(patch: Patch) -> None:
     def never(
         observed_object: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Conclusion
     ) -> Step:
@@ -36,7 +36,7 @@ def _nothing_is_ever_due(patch: Patch) -> None:
     patch.setattr(next_step, "renewal_step", never)
 
 
-def _due_by_the_deciders_own_clock(patch: Patch) -> None:
+def _renewed_by_the_deciders_own_clock(patch: Patch) -> None:
     really = renewal.renewal_step
 
     def renewal_step(
@@ -48,7 +48,7 @@ def _due_by_the_deciders_own_clock(patch: Patch) -> None:
     patch.setattr(next_step, "renewal_step", renewal_step)
 
 
-def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
+def _renewals_are_woken_by_timers_alone(patch: Patch) -> None:
     really: Any = vars(Sweeper)["_to_wake"]
 
     def to_wake(
@@ -67,7 +67,7 @@ def _always_ready(_fields: Fields, observed_object: ExternalObject) -> Readiness
     return READY
 
 
-def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
+def _replaced_objects_do_not_wait_for_the_new_one(patch: Patch) -> None:
     really: Any = vars(next_step)["_conclude_as_declared"]
 
     def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
@@ -79,7 +79,7 @@ def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
     patch.setattr(next_step, "_conclude_as_declared", as_declared)
 
 
-def _readiness_is_told_once(patch: Patch) -> None:
+def _readiness_is_reported_once(patch: Patch) -> None:
     really: Any = vars(next_step)["_conclude_as_declared"]
 
     def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
@@ -99,7 +99,7 @@ def _readiness_is_told_once(patch: Patch) -> None:
 # --- an API without a listing
 
 
-def _what_cannot_be_listed_is_not_read(patch: Patch) -> None:
+def _unlisted_objects_are_not_read(patch: Patch) -> None:
     async def read(
         self: ObjectReads, _rows: Iterable[StatusRow], _config: ProviderConfigSpec
     ) -> int:
@@ -111,7 +111,7 @@ def _what_cannot_be_listed_is_not_read(patch: Patch) -> None:
 # --- ids made by the server
 
 
-def _what_was_labelled_is_made_again(patch: Patch) -> None:
+def _labeled_objects_are_recreated(patch: Patch) -> None:
     def always(_action: Action, _capabilities: Capabilities) -> bool:
         return True
 
@@ -130,7 +130,7 @@ def _objects_are_known_by_their_names(patch: Patch) -> None:
 # --- effects of several calls
 
 
-def _what_was_made_before_a_refusal_is_nobodys(patch: Patch) -> None:
+def _half_made_objects_have_no_owner(patch: Patch) -> None:
     def never(existing: ExternalObject | None, _action: Action, _context: Context) -> bool:
         return False
 
@@ -138,13 +138,13 @@ def _what_was_made_before_a_refusal_is_nobodys(patch: Patch) -> None:
 
 
 MUTATIONS_OF_REAL_APIS = (
-    Mutation("nothing is ever due", _nothing_is_ever_due),
-    Mutation("due by the decider's own clock", _due_by_the_deciders_own_clock),
-    Mutation("due by a timer alone", _what_is_due_is_woken_by_its_timer_alone),
-    Mutation("replaced before the new is ready", _what_was_replaced_does_not_wait_for_the_new_one),
-    Mutation("readiness is told once", _readiness_is_told_once),
-    Mutation("what cannot be listed is not read", _what_cannot_be_listed_is_not_read),
-    Mutation("what was labelled is made again", _what_was_labelled_is_made_again),
+    Mutation("nothing is ever due", _no_renewal_is_due),
+    Mutation("due by the decider's own clock", _renewed_by_the_deciders_own_clock),
+    Mutation("due by a timer alone", _renewals_are_woken_by_timers_alone),
+    Mutation("replaced before the new is ready", _replaced_objects_do_not_wait_for_the_new_one),
+    Mutation("readiness is told once", _readiness_is_reported_once),
+    Mutation("what cannot be listed is not read", _unlisted_objects_are_not_read),
+    Mutation("what was labelled is made again", _labeled_objects_are_recreated),
     Mutation("objects are known by their names", _objects_are_known_by_their_names),
-    Mutation("a refused beginning is nobody's", _what_was_made_before_a_refusal_is_nobodys),
+    Mutation("a refused beginning is nobody's", _half_made_objects_have_no_owner),
 )

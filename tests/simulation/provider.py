@@ -64,7 +64,7 @@ class SimulatedProvider:
         if not self._api.traits.two_calls:
             effect = await self._write(action)
             return self._with_wrong_uid(effect) if self._api.traits.wrong_uids else effect
-        effect = await self._begun(action)
+        effect = await self._start_call(action)
         half = effect.object
         if half is None:
             raise NotFoundError("it is gone again", status=404)
@@ -79,7 +79,7 @@ class SimulatedProvider:
         self._api.misnamed.add(wrong)
         return replace(effect, object=replace(effect.object, uid=wrong))
 
-    async def _begun(self, action: Action) -> Effect:
+    async def _start_call(self, action: Action) -> Effect:
         """Make the first of two calls, or find what it has made."""
         try:
             return await self._write(action)
@@ -110,18 +110,18 @@ class SimulatedProvider:
 
     async def update(self, action: Action) -> Effect:
         if not self._api.traits.conditional_writes:
-            await self._look_before(action)
+            await self._read_before(action)
         return await self._write(action)
 
     async def delete(self, action: Action) -> Effect:
         if not self._api.traits.conditional_writes:
             try:
-                await self._look_before(action)
+                await self._read_before(action)
             except NotFoundError:
                 return Effect(None, absent=True)
         return await self._write(action)
 
-    async def _look_before(self, action: Action) -> None:
+    async def _read_before(self, action: Action) -> None:
         """Where a write cannot be bound to an object, a look comes first."""
         existing = await self.read(action.external_name, action.uid)
         if existing is None:
@@ -244,7 +244,7 @@ class Lies:
         self._time = time
         self._armed: list[ListingFails] = []
         self.left_out: list[tuple[float, str]] = []
-        self.told = 0
+        self.report_count = 0
 
     def arm(self, fault: ListingFails) -> None:
         """Have the next listing fail."""
@@ -258,7 +258,7 @@ class Lies:
         """Take the fault of the listing that begins."""
         if not self._armed:
             return None
-        self.told += 1
+        self.report_count += 1
         return self._armed.pop(0)
 
     def leave_out(

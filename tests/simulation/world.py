@@ -148,7 +148,7 @@ class World:
         name = type(step).__name__
         self.happened[name] += 1
         if self._tell is not None:
-            self.tell(f"STEP {p.told(step)}")
+            self.tell(f"STEP {p.describe_step(step)}")
         if not self.publisher.take(step):
             _TAKE[type(step)](self, step)
 

@@ -64,13 +64,13 @@ class Reading(Generic[Delivery]):
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
-        self._asked: asyncio.Future[Sequence[Delivery]] | None = None
+        self._pending: asyncio.Future[Sequence[Delivery]] | None = None
 
     async def within(self, seconds: float | None) -> list[Delivery]:
         """Return the next messages, or none if none come in time."""
-        pending = self._asked or asyncio.ensure_future(self.reader.next_batch())
+        pending = self._pending or asyncio.ensure_future(self.reader.next_batch())
         completed, _ = await asyncio.wait([pending], timeout=seconds)
-        self._asked = None if completed else pending
+        self._pending = None if completed else pending
         return list(pending.result()) if completed else []
 
     async def until(self, expected: int, *, but: Iterable[Delivery] = ()) -> list[Delivery]:
@@ -92,8 +92,8 @@ class Reading(Generic[Delivery]):
 
     def close(self) -> None:
         """Drop the open request."""
-        if self._asked is not None:
-            self._asked.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
 
 class Bus(ABC):
