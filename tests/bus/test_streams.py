@@ -31,9 +31,10 @@ from infra.bus.streams import (
 )
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
+from infra.jetstream.follow import follow
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from infra.jetstream.topology import delete_stream
+from infra.jetstream.topology import consumer_infos, delete_stream
 from reconciler.cli.checks.bus import check_streams
 from reconciler.errors import ConfigurationError
 from reconciler.ports import ResourceAppend
@@ -157,6 +158,25 @@ async def test_a_consumer_that_delivers_less_is_reported_and_restored(
         after = await api_request(nc, question, None)
         assert without_metadata(after["config"]) == without_metadata(before)
         assert not after.get("paused")
+    finally:
+        await nc.close()
+
+
+async def test_a_paused_consumer_with_which_a_role_reads_is_reported(fresh_bus_url: str) -> None:
+    """`init` does not know its random name, so it cannot resume it."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        async with follow(nc, LOG):
+            [consumer] = await consumer_infos(nc, LOG)
+            pause = {"pause_until": "2099-01-01T00:00:00Z"}
+            await api_request(nc, f"CONSUMER.PAUSE.{LOG}.{consumer['name']}", pause)
+            [finding] = await check_streams(nc)
+            assert (finding.verdict, finding.remedy) == (
+                "fail",
+                "Restart the roles, which create new ones.",
+            )
+            assert f"LOG_1/{consumer['name']}" in finding.found
     finally:
         await nc.close()
 

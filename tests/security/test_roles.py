@@ -290,6 +290,36 @@ def test_outcomes_are_watched(guarded: Guarded, cli: Cli, user: str) -> None:
     watching.communicate(timeout=PATIENCE_SECONDS)
 
 
+def test_a_denied_document_hides_no_result_of_the_others(
+    guarded: Guarded, tmp_path: Path, name: str
+) -> None:
+    """Otherwise the user believes that nothing was declared or deleted."""
+    cli, key = Inside(tmp_path), str(guarded.key("acme"))
+    both = "\n---\n".join(
+        circle(name).replace('"name"', f'"namespace": "{namespace}", "name"', 1)
+        for namespace in ("acme", "other")
+    )
+    options = ("-f", "-", "-o", "json", "--nkey", key, "--nats-url", guarded.bus.url)
+    for command in ("apply", "delete"):
+        ran = cli.run(command, *options, text=both)
+        assert ran.status == 1
+        accepted, denied = ran.json
+        assert accepted["resource"] == f"acme/Shape/{name}"
+        assert accepted["accepted"]
+        assert (denied["resource"], denied["reason"]) == (f"other/Shape/{name}", "Denied")
+        assert "permission denied" in denied["message"]
+
+
+def test_a_service_sends_a_kind_whose_name_resembles_an_installed_one(
+    guarded: Guarded, tmp_path: Path, name: str
+) -> None:
+    """It may not read the definitions, by which a misspelled name is recognized."""
+    text = circle(name).replace("Shape", "Shapes").replace('"name"', '"namespace": "acme", "name"')
+    options = ("-f", "-", "--nkey", str(guarded.key("acme")), "--nats-url", guarded.bus.url)
+    ran = Inside(tmp_path).run("apply", *options, text=text)
+    assert "kind 'Shapes' is not registered" in ran.out  # the decider's answer
+
+
 def test_an_installer_upgrades(commands: Run) -> None:
     commands("installer", "init")
 
