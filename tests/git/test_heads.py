@@ -99,10 +99,25 @@ async def test_servers_that_hang_leave_room_for_the_sources_of_others(looks: Hea
 async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_come(
     looks: Heads, hanging: list[asyncio.Task[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.05)
     async with asyncio.timeout(5):
         assert await looks.refresh(source_of("hostile", 99), is_requested=False) == {}
     assert not any(each.done() for each in hanging)
+
+
+async def test_reads_of_withdrawn_sources_end(
+    looks: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise they occupy the slots for a minute each."""
+    monkeypatch.setattr(heads, "_LISTING_SECONDS", 0.01)
+    await asyncio.gather(
+        *(looks.refresh(source_of("hostile", each), is_requested=False) for each in range(20))
+    )
+    billing = source_of("billing")
+    looks.keep_only_sources([billing.parent])
+    async with asyncio.timeout(5):
+        while looks.has_reads:  # noqa: ASYNC110 - nothing reports the end
+            await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("fresh", [False, True])

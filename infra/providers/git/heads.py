@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from infra.providers.composition.contents import ContentRefusedError, Contents
 from infra.providers.git.checks import Check, checked_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Reply, Request, read_source
+from infra.providers.git.slots import ReadSlots
 from reconciler.composites.git_source import PROBLEM, REVISION, SOURCE, describe_revision
 from reconciler.errors import (
     ConfigurationError,
@@ -33,13 +34,6 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider.secrets import Secrets
-
-_MAX_CONCURRENT_READS: Final = 4
-_MAX_READS_PER_NAMESPACE: Final = 2
-"""Concurrent reads for one namespace: servers that hang must leave room for others."""
-
-_TURN_SECONDS: Final = 30.0
-"""A read that gets no slot within this time is not made, unless it was requested."""
 
 _LISTING_SECONDS: Final = 2.0
 """A listing or a check of refs waits for slow servers no longer, because of other sources."""
@@ -117,8 +111,7 @@ class Heads:
         self._timeout_seconds = timeout_seconds
         self._allow = allow
         self._known: dict[str, Head] = {}
-        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
-        self._namespace_slots: dict[str, asyncio.Semaphore] = {}
+        self._slots = ReadSlots(time.monotonic)
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._interim_outputs: dict[str, Fields] = {}
@@ -156,7 +149,8 @@ class Heads:
         except TimeoutError:
             self._interim_outputs[spec.parent] = outputs = self.known_outputs(spec)
             return outputs
-        task.result()
+        if not task.cancelled():  # as the read of a source that was withdrawn meanwhile
+            task.result()
         return self.known_outputs(spec)
 
     def _start_read(self, spec: ComposedSetSpec, *, is_requested: bool) -> asyncio.Task[None]:
@@ -178,9 +172,7 @@ class Heads:
 
     async def _update(self, spec: ComposedSetSpec, *, is_requested: bool) -> None:
         """Read a source, store its content, and replace the known head."""
-        async with self._turn(_namespace(spec), None if is_requested else _TURN_SECONDS) as is_ours:
-            if not is_ours:
-                return
+        async with self._slots.turn(spec.parent, _namespace(spec)):
             head = self._known.get(spec.parent)
             if is_requested or head is None or _is_due(head, spec):
                 head = await self._read(spec, head, asyncio.get_running_loop().time())
@@ -196,22 +188,6 @@ class Heads:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    @asynccontextmanager
-    async def _turn(self, namespace: str, seconds: float | None) -> AsyncGenerator[bool]:
-        """Wait for a slot of a namespace and one of all. Return whether both were free in time."""
-        slots = self._namespace_slots.setdefault(
-            namespace, asyncio.Semaphore(_MAX_READS_PER_NAMESPACE)
-        )
-        async with AsyncExitStack() as stack:
-            is_ours = True
-            try:
-                async with asyncio.timeout(seconds):
-                    await stack.enter_async_context(slots)
-                    await stack.enter_async_context(self._slots)
-            except TimeoutError:
-                is_ours = False
-            yield is_ours
 
     async def _store_content(
         self, spec: ComposedSetSpec, head: Head, content: StoredContent
@@ -240,19 +216,22 @@ class Heads:
         had_news, self._has_news = self._has_news, False
         return had_news
 
+    @property
+    def has_reads(self) -> bool:
+        """Whether a read is running or waits for its slot."""
+        return bool(self._reads or self._checks)
+
     def keep_only_sources(self, parents: Collection[str]) -> None:
-        """Forget all other sources."""
+        """Forget all other sources, and stop their reads."""
         self._known = {parent: head for parent, head in self._known.items() if parent in parents}
-        namespaces = {ResourceKey.parse(parent).namespace for parent in parents}
-        self._namespace_slots = {
-            name: each for name, each in self._namespace_slots.items() if name in namespaces
-        }
+        self._slots.keep(parents, {ResourceKey.parse(parent).namespace for parent in parents})
+        for parent, task in (*self._reads.items(), *self._checks.items()):
+            if parent not in parents:
+                task.cancel()
 
     async def _check_refs(self, parent: str, head: Head, now: float) -> None:
         namespace = ResourceKey.parse(parent).namespace
-        async with self._turn(namespace, _TURN_SECONDS) as is_ours:
-            if not is_ours:
-                return
+        async with self._slots.turn(parent, namespace):
             try:
                 is_same = head.problem is None and await self._is_at(head, namespace)
             except GitError as error:

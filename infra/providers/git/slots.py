@@ -1,0 +1,109 @@
+"""Slots for concurrent reads of repositories, shared so that servers that hang delay few sources.
+
+A server may take a minute for each read of each of its sources, in any number of namespaces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+MAX_READS: Final = 4
+MAX_READS_PER_NAMESPACE: Final = 2
+
+MAX_UNPROVEN_READS: Final = 3
+"""Limit on reads of sources whose last read did not end within ``QUICK_SECONDS``."""
+
+QUICK_SECONDS: Final = 10.0
+_HALF_LIFE_SECONDS: Final = 300.0  # of the time that a namespace has used
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    source: str
+    namespace: str
+    number: int
+    granted: asyncio.Future[None]
+    is_unproven: bool = False
+
+
+class ReadSlots:
+    """Grants a free slot to the namespace that has the fewest reads and used the least time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._waiting: list[_Turn] = []
+        self._running: list[_Turn] = []
+        self._quick: set[str] = set()
+        self._used: dict[str, tuple[float, float]] = {}  # seconds, as of a time
+
+    @asynccontextmanager
+    async def turn(self, source: str, namespace: str) -> AsyncGenerator[None]:
+        """Wait for a slot, and hold it until the context ends."""
+        granted = asyncio.get_running_loop().create_future()
+        turn = _Turn(source, namespace, next(self._numbers), granted)
+        self._waiting.append(turn)
+        self._grant()
+        began = None
+        try:
+            await granted
+            began = self._clock()
+            yield
+        finally:
+            self._end(turn, began)
+
+    def keep(self, sources: Collection[str], namespaces: Collection[str]) -> None:
+        """Forget all other sources and namespaces."""
+        self._quick.intersection_update(sources)
+        self._used = {name: used for name, used in self._used.items() if name in namespaces}
+
+    def _end(self, turn: _Turn, began: float | None) -> None:
+        if turn in self._waiting:
+            self._waiting.remove(turn)
+            return
+        self._running.remove(turn)
+        if began is not None:
+            now = self._clock()
+            self._used[turn.namespace] = self._used_seconds(turn.namespace) + now - began, now
+            if now - began <= QUICK_SECONDS:
+                self._quick.add(turn.source)
+            else:
+                self._quick.discard(turn.source)
+        self._grant()
+
+    def _grant(self) -> None:
+        while len(self._running) < MAX_READS:
+            reads = Counter(each.namespace for each in self._running)
+            has_unproven_slot = sum(each.is_unproven for each in self._running) < MAX_UNPROVEN_READS
+            eligible = [
+                each
+                for each in self._waiting
+                if reads[each.namespace] < MAX_READS_PER_NAMESPACE
+                and (has_unproven_slot or each.source in self._quick)
+            ]
+            if not eligible:
+                return
+            turn = min(
+                eligible,
+                key=lambda each: (
+                    reads[each.namespace],
+                    self._used_seconds(each.namespace),
+                    each.number,
+                ),
+            )
+            self._waiting.remove(turn)
+            self._running.append(turn)
+            turn.is_unproven = turn.source not in self._quick
+            if not turn.granted.done():  # otherwise its task was canceled, and ends the turn
+                turn.granted.set_result(None)
+
+    def _used_seconds(self, namespace: str) -> float:
+        """Return the time that a namespace has used; older use counts less."""
+        seconds, at = self._used.get(namespace, (0.0, 0.0))
+        return seconds * 0.5 ** ((self._clock() - at) / _HALF_LIFE_SECONDS)

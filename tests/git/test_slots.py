@@ -1,0 +1,125 @@
+"""Servers that hang, in any number of namespaces, leave slots for the sources of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from infra.providers.git.slots import (
+    MAX_READS,
+    MAX_READS_PER_NAMESPACE,
+    MAX_UNPROVEN_READS,
+    QUICK_SECONDS,
+    ReadSlots,
+)
+
+
+class Reads:
+    """Reads that hold their slots until they are ended."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slots = ReadSlots(lambda: self.now)
+        self.running: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, *sources: str) -> None:
+        """Start reads of sources, named ``namespace/name``."""
+        for source in sources:
+            self._ends[source] = asyncio.Event()
+            self._tasks[source] = asyncio.create_task(self._read(source))
+        await self._settle()
+
+    async def end(self, *sources: str, after: float) -> None:
+        """End reads after a time."""
+        self.now += after
+        for source in sources:
+            self._ends[source].set()
+        await self._settle()
+
+    async def prove(self, *sources: str) -> None:
+        """Make sources quick ones."""
+        for source in sources:
+            await self.start(source)
+            await self.end(source, after=0.1)
+
+    def cancel(self, *sources: str) -> None:
+        for source in sources:
+            self._tasks[source].cancel()
+
+    async def _read(self, source: str) -> None:
+        async with self.slots.turn(source, source.partition("/")[0]):
+            self.running.append(source)
+            try:
+                await self._ends[source].wait()
+            finally:
+                self.running.remove(source)
+
+    @staticmethod
+    async def _settle() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def reads() -> Iterator[Reads]:
+    reads = Reads()
+    yield reads
+    reads.cancel(*reads._tasks)  # pyright: ignore[reportPrivateUsage]
+
+
+HOSTILE = [f"{namespace}/{number}" for namespace in ("m1", "m2", "m3") for number in range(4)]
+
+
+async def test_a_namespace_has_a_part_of_the_slots(reads: Reads) -> None:
+    sources = [f"shop/{number}" for number in range(5)]
+    await reads.prove(*sources)
+    await reads.start(*sources)
+    assert reads.running == sources[:MAX_READS_PER_NAMESPACE]
+
+
+async def test_unproven_sources_leave_slots_for_quick_ones(reads: Reads) -> None:
+    await reads.prove("shop/a", "shop/b")
+    await reads.start(*HOSTILE)
+    assert len(reads.running) == MAX_UNPROVEN_READS
+    await reads.start("shop/a", "shop/b")
+    assert len(reads.running) == MAX_READS
+    assert reads.running[-1] == "shop/a"
+
+
+async def test_a_source_that_was_slow_once_is_unproven(reads: Reads) -> None:
+    await reads.prove(*HOSTILE)
+    await reads.start(*HOSTILE)
+    slow = list(reads.running)
+    assert len(slow) == MAX_READS
+    await reads.end(*slow, after=QUICK_SECONDS + 1)
+    for number in range(3):
+        slow = list(reads.running)
+        await reads.end(*slow, after=QUICK_SECONDS + 1)
+        await reads.start(*slow)
+        assert len(reads.running) <= MAX_READS, number
+    assert len(reads.running) == MAX_UNPROVEN_READS
+
+
+async def test_a_new_source_of_another_namespace_is_served_next(reads: Reads) -> None:
+    await reads.start(*HOSTILE)
+    await reads.end(*list(reads.running), after=60)
+    await reads.start("shop/new")
+    first, *others = reads.running
+    await reads.end(first, after=60)
+    assert reads.running == [*others, "shop/new"]
+
+
+async def test_a_canceled_read_frees_its_slot_and_its_place(reads: Reads) -> None:
+    await reads.start(*HOSTILE)
+    running = list(reads.running)
+    waiting = [each for each in HOSTILE if each not in running]
+    reads.cancel(*waiting[:-1])
+    await asyncio.sleep(0)
+    reads.cancel(*running)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert reads.running == waiting[-1:]
