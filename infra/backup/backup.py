@@ -1,6 +1,6 @@
 """Save a log to a file while the system runs.
 
-The backup is as of one position of the log. Undecided messages of the intake are read before that
+The backup is as of one position in the log. Undecided messages in the intake are read before that
 position is determined. Those decided in between are also in the log, where the restore detects
 them.
 """
@@ -39,7 +39,7 @@ _AT_ONCE: Final = 1_000
 
 
 class SavedLog(msgspec.Struct, frozen=True, rename="camel"):
-    """The content of a backup, and the damage of the log at that time."""
+    """The content of a backup, and the damage to the log at that time."""
 
     file: str
     log_id: str
@@ -60,8 +60,8 @@ async def save_log(
 ) -> SavedLog:
     """Write a backup of the current log, or one without events if only an intake exists.
 
-    ``all_declarations``: also include decided ones that the intake still has, for a log that will
-    be set back in time. If an error is raised, there is no file.
+    ``all_declarations``: include decided ones that the intake still has, for a log that will be set
+    back in time. If an error is raised, no file is left.
 
     Raises:
         BackupFileError: the file cannot be written.
@@ -70,7 +70,7 @@ async def save_log(
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
     with new_backup(path) as writer:
-        # Before the log's position is determined: see the module.
+        # Read before the log's position is determined, see the module docstring.
         floors = {} if all_declarations else await _acknowledged(nc)
         log = await _log(nc)
         config = {} if log is None else log.config
@@ -94,7 +94,7 @@ async def save_log(
 
 
 def recorded(message: StoredMessage | Saved) -> Recorded:
-    """Return the fields that the check of the log's integrity uses."""
+    """Return the fields for the integrity check of the log."""
     position = message.seq if isinstance(message, StoredMessage) else message.position
     digest = (message.headers or {}).get(DIGEST_HEADER, "")
     return Recorded(position, message.subject, message.payload, digest)
@@ -118,7 +118,7 @@ async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessag
 
 
 async def _acknowledged(nc: Client) -> dict[int, int]:
-    """Return the intake's position up to which each partition is decided."""
+    """Return the intake position up to which each partition is decided."""
     floors: dict[int, int] = {}
     for partition, consumer in enumerate(decider_consumers()[:PARTITIONS]):
         try:
@@ -130,7 +130,7 @@ async def _acknowledged(nc: Client) -> dict[int, int]:
 
 
 async def intake_position(nc: Client) -> int:
-    """Return the intake's last position, 0 without an intake."""
+    """Return the intake's last position, or 0 if there is no intake."""
     try:
         return (await stream_state(nc, INTAKE)).last_seq
     except NotFoundOnBusError:

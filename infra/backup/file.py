@@ -1,16 +1,16 @@
-r"""The file of a backup: blocks of messages, each with a digest over all preceding content.
+r"""The backup file: blocks of messages, each with a digest over all preceding content.
 
 ::
 
-    reconciler-backup 1\n        the type of the file, and the version of its format
-    H  header                     the identity of the log, and the stream's configuration
-    D  declarations ...           the declarations that waited in the intake for a decision
-    E  events ...                 every event, with its subject, time, headers and position
-    F  footer                     the counts, and the log position of the backup
+    reconciler-backup 1\n        the file type, and the version of its format H  header the identity
+    of the log, and the stream's configuration D  declarations ...           the declarations in the
+    intake that await a decision E  events ...                 every event, with its subject, time,
+    headers and position F  footer                     the counts, and the log position of the
+    backup
 
-A block has its kind (one byte), its length, its digest, and its content: MessagePack, compressed
-with zlib. Each digest includes the previous one, so the digest of the footer covers the whole file:
-a file that is truncated, changed, joined from two files, or longer than its footer is refused.
+A block has a kind (one byte), a length, a digest, and its content: MessagePack, compressed with
+zlib. Each digest includes the previous one, so the footer's digest covers the whole file. A file
+that is truncated, modified, joined from two files, or continues after its footer is rejected.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ PARTIAL: Final = ".partial"
 
 
 class BackupFileError(ReconcilerError):
-    """A file is unusable as a backup, or cannot be written. The message says which and why."""
+    """A file is not usable as a backup, or cannot be written. The message contains the reason."""
 
 
 class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """A message of a stream: position, subject, time in nanoseconds, headers and body."""
+    """A stream message: position, subject, time in nanoseconds, headers and body."""
 
     position: int
     subject: str
@@ -63,7 +63,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
-    """The log's identity, the time of the backup, the stream's configuration, the intake's end.
+    """The log's identity, the backup's time, the stream's configuration, and the intake's end.
 
     ``services``: the namespaces whose services have consumers of the log.
     """
@@ -76,7 +76,7 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Footer(msgspec.Struct, frozen=True, rename="camel"):
-    """The counts of a backup, and the log's last position at that time."""
+    """The message counts of a backup, and the log's last position at that time."""
 
     events: int
     declarations: int
@@ -104,7 +104,7 @@ class BackupWriter:
         self._write(b"H", _encoder.encode(header))
 
     def add(self, kind: Literal[b"D", b"E"], messages: Iterable[StoredMessage]) -> None:
-        """Write messages of one kind. Declarations come before events."""
+        """Write messages of one kind. Write declarations before events."""
         if kind != self._kind:
             self._flush()
             self._kind = kind
@@ -138,10 +138,10 @@ class BackupWriter:
 
 @contextmanager
 def new_backup(path: Path) -> Generator[BackupWriter]:
-    """Write a backup that gets its name only when it is complete and synced.
+    """Write a backup, which gets its name only when it is complete and synced.
 
     Raises:
-        BackupFileError: the file exists, its directory does not, or there is no room.
+        BackupFileError: the file exists, its directory does not exist, or the disk is full.
     """
     _check_new(path)
     if not path.parent.is_dir():
@@ -152,7 +152,7 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
             yield BackupWriter(file)
             file.flush()
             os.fsync(file.fileno())
-        _check_new(path)  # another backup may have created this name
+        _check_new(path)  # another backup may have created this file
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
@@ -161,7 +161,7 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # a power failure must not lose the name
+        os.fsync(folder)  # so that the new name survives a power failure
     finally:
         os.close(folder)
 
@@ -212,7 +212,7 @@ class Backup:
                         yield messages
             footer = self._decoded(content, Footer)
             if file.read(1) or (footer.events, footer.declarations) != (counts[b"E"], counts[b"D"]):
-                raise self._refused("it does not end at the place that its footer records")
+                raise self._refused("its content does not match its footer")
             self.footer = footer
 
     def _block(self, file: BinaryIO, previous_digest: bytes) -> tuple[bytes, bytes, bytes]:

@@ -1,4 +1,4 @@
-"""Read a whole backup before anything is written, to find its content and its damage."""
+"""Read a whole backup before anything is written, to determine its content and damage."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Progress = Callable[[int], object]
 
 
 class Knowledge:
-    """The state of a log after some of its events: chains, and each resource's newest cause.
+    """The state of a log after several events: chains, and each resource's newest cause.
 
-    A cause is a position of the intake. A declaration after it is one that the log lacks.
-    ``times``: when the server stored the newest event of each resource, in nanoseconds.
+    A cause is an intake position. The log lacks any declaration after it. ``times``: when the
+    server stored the newest event of each resource, in nanoseconds.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Knowledge:
 
     @property
     def newest_cause(self) -> int:
-        """The newest position of the intake in the log."""
+        """The newest intake position in the log."""
         return max(self.causes.values(), default=0)
 
     def take(self, saved: Saved) -> None:
@@ -58,8 +58,8 @@ class Knowledge:
     def has_decided(self, declaration: Saved, *, is_behind: bool) -> bool:
         """Return whether the log contains the decision about a declaration.
 
-        ``is_behind``: the intake ended before the log's causes, so it has lost its end, or was
-        recreated and uses positions again. Then the time decides.
+        ``is_behind``: whether the intake ended before the log's causes, because it had lost its
+        end, or was recreated and reuses positions. If so, the time decides.
         """
         resource = "/".join(declaration.subject.split(".")[3:6])
         if declaration.position > self.causes.get(resource, 0):
@@ -68,7 +68,7 @@ class Knowledge:
 
 
 def content_of(saved: Saved) -> bytes:
-    """Return the content that two copies of an event must have in common."""
+    """Return the content that must be equal in two copies of an event."""
     event = recorded(saved)
     return msgspec.msgpack.encode((event.subject, event.payload, event.digest))
 

@@ -1,12 +1,13 @@
-"""Restore a log from a backup: on a server without one, or in place of a damaged one.
+"""Restore a log from a backup to a server without one, or in place of a damaged one.
 
-The log keeps its id, so that owner labels stay valid, and gets a new epoch. Versions after the
-backup are used again, and the keys of their actions must differ (ADR 0010). The intake is recreated
-with positions after all those in the log. Only declarations are restored to it, because results and
-observations in the old one may refer to lost events.
+The log keeps its id, so that owner labels stay valid, but gets a new epoch, because versions after
+the backup are reused, and the keys of their actions must differ (ADR 0010). The intake is recreated
+with positions after all those in the log. Only declarations are restored to it, because old results
+and observations may refer to lost events.
 
 The server's data is saved to a file before it is deleted. The file has a temporary name until the
-restore is complete, so that a repeat finds it: it may be the only place of a declaration.
+restore is complete, so that a repeated restore finds it. It may contain declarations that exist
+nowhere else.
 """
 
 from __future__ import annotations
@@ -70,21 +71,21 @@ _FINISHED: Final = ".replaced-"
 
 
 class RestoreRefusedError(ReconcilerError):
-    """A backup must not be restored here. The message has the reason and the remedy."""
+    """A backup must not be restored here. The message contains the reason and the remedy."""
 
 
 class LogState(msgspec.Struct, frozen=True):
-    """The identity of a log's state, which changes if the log is recreated or grows."""
+    """Identifies the state of a log: it changes if the log grows or is recreated."""
 
     created: str
     last: int
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The steps of a restore, before anything is written.
+    """The steps of a restore, planned before anything is written.
 
-    ``present``: number of the backup's events that the server already has. ``log``: identity of
-    the server's log. ``log_state``: its state when this was planned. Both are None for no log.
+    ``present``: number of the backup's events that the server already has. ``log``: identity of the
+    server's log. ``log_state``: its state at planning time. Both are None if there is no log.
     """
 
     way: Literal["new", "continue", "replace", "nothing"]
@@ -96,9 +97,9 @@ class Plan(msgspec.Struct, frozen=True):
 class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
     """The result of a restore.
 
-    ``continued``: events of the replaced log after the backup's end that were kept. ``lost``: those
-    that were not. ``declarations``: number that is in the intake again. ``replaced``: the files
-    with the server's former data.
+    ``continued``: number of events after the backup's end that were kept from the replaced log.
+    ``lost``: number of those that were not. ``declarations``: number restored to the intake.
+    ``replaced``: the files with the server's former data.
     """
 
     log_id: str
@@ -159,10 +160,10 @@ async def plan_restoration(
 
 
 def _check_same_file(backup: Backup, existing: LogIdentity) -> None:
-    """Raise an error for another backup than that of the interrupted restore."""
+    """Raise an error if the interrupted restore used another backup."""
     if existing.restored_as_of not in ("", _made_at(backup)):
         raise RestoreRefusedError(
-            f"the restore of the backup made at {existing.restored_as_of} was interrupted, and "
+            f"the restore of the backup made at {existing.restored_as_of} was interrupted, but "
             f"this one was made at {_made_at(backup)}; run `reconciler restore` with the earlier "
             "file again: the files next to it may contain declarations that exist nowhere else. "
             f"Without that file, use --replace {existing.log_id}"
@@ -170,12 +171,12 @@ def _check_same_file(backup: Backup, existing: LogIdentity) -> None:
 
 
 def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[str]) -> None:
-    """Raise an error for a copy of, or link to, the backup without the saved files next to it."""
+    """Raise an error if the saved files are not next to the backup, such as for a copy or link."""
     here = {each.name for each in _unfinished(backup.path)}
     if missing := [name for name in saved if name not in here]:
         raise RestoreRefusedError(
-            f"the interrupted restore has saved {some(missing)}, which may contain declarations "
-            f"that exist nowhere else, and which is not next to {backup.path}; run `reconciler "
+            f"the interrupted restore saved {some(missing)}, which may contain declarations "
+            f"that exist nowhere else, but is not next to {backup.path}; run `reconciler "
             "restore` with the same path as before. Without these files, use --replace "
             f"{existing.log_id}"
         )
@@ -210,7 +211,7 @@ async def restore_log(
 ) -> RestoredLog:
     """Write the backup to the server, and verify what was written.
 
-    A repeat continues after the last completed step.
+    If repeated, it continues after the last completed step.
 
     Raises:
         BackupFileError, OSError: a file cannot be read or written.
@@ -230,7 +231,7 @@ async def restore_log(
     if plan.log is not None and plan.way in ("new", "replace"):
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
-    # After every position of the old intake and in the log, which may have been used.
+    # After every position that may have been used in the old intake or the log.
     first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
     saved = [each.path.name for each in saved_backups]
     await begin_restoration(nc, identity, first_position=first, replicas=replicas, saved=saved)
@@ -260,12 +261,12 @@ async def restore_log(
 
 
 def _services(*sources: Backup) -> list[str]:
-    """Return the namespaces whose services have consumers of the saved logs."""
+    """Return the namespaces whose services had consumers of the saved logs."""
     return sorted({name for each in sources for name in each.header.services})
 
 
 def _new_epoch(backup: Backup, existing: LogIdentity | None) -> str:
-    """Return a new epoch that contains earlier ones, whose keys objects still have (ADR 0065)."""
+    """Return a new epoch that contains earlier ones, which object keys still use (ADR 0065)."""
     base = backup.header.identity
     if existing is not None and existing.log_id == base.log_id and existing.epoch:
         base = existing
@@ -273,7 +274,7 @@ def _new_epoch(backup: Backup, existing: LogIdentity | None) -> str:
 
 
 def finish(path: Path) -> list[str]:
-    """Rename the files next to a restored backup to their final names, and return these."""
+    """Rename the files next to a restored backup to their final names. Return the new paths."""
     finished: list[str] = []
     for each in _unfinished(path):
         name = each.name.replace(_UNFINISHED, _FINISHED)
@@ -282,7 +283,7 @@ def finish(path: Path) -> list[str]:
 
 
 def _unfinished(path: Path) -> list[Path]:
-    """Return the files that an incomplete restore of a backup has saved, the oldest first."""
+    """Return the files that an incomplete restore of a backup saved, oldest first."""
     prefix = f"{path.name}{_UNFINISHED}"
     files = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
     return sorted(filter(_is_complete, files))
@@ -299,7 +300,7 @@ def _check_format(backup: Backup) -> None:
         raise RestoreRefusedError(f"{backup.path}: {error}") from None
 
 
-# --- what the server has
+# --- the server's state
 
 
 async def _needs_new_intake(nc: Client) -> bool:
@@ -308,9 +309,9 @@ async def _needs_new_intake(nc: Client) -> bool:
 
 
 async def _lacks_saved(nc: Client, backup: Backup, knowledge: Knowledge) -> bool:
-    """Return whether an interrupted restore has saved events or declarations that the log lacks.
+    """Return whether an interrupted restore saved events or declarations that the log lacks.
 
-    Another restore, from a copy of the backup, may have ended in the meantime.
+    Another restore, from a copy of the backup, may have completed in the meantime.
     """
     saved_backups = [Backup(path) for path in _unfinished(backup.path)]
     saved = _each_of_log(saved_backups, backup.header.identity.log_id)
@@ -340,7 +341,7 @@ async def _check_no_clients(nc: Client) -> None:
 
 
 async def _count_common(nc: Client, backup: Backup, last: int) -> int:
-    """Count the common first events of log and backup, up to a position of the log."""
+    """Count the leading events that log and backup share, up to a position in the log."""
     events = _messages_of(backup.events())
     async with follow(nc, LOG) as follower:
         while follower.position < last:
@@ -366,7 +367,7 @@ async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
     try:
         await _check_unchanged(nc, plan)
     except RestoreRefusedError:
-        saved_path.unlink()  # nothing of it was deleted from the server
+        saved_path.unlink()  # none of its content was deleted from the server
         raise
     return floor
 
@@ -381,8 +382,8 @@ async def _check_unchanged(nc: Client, plan: Plan) -> None:
         current = LogState(state.created, state.last_seq)
     if current != plan.log_state:
         raise RestoreRefusedError(
-            f"another client has changed stream {LOG} in the meantime, for example another "
-            "`reconciler restore`; this one changed nothing. Wait until the other one has ended, "
+            f"another client has changed stream {LOG} in the meantime (for example, another "
+            "`reconciler restore`); this one changed nothing. Wait until the other one has ended, "
             "then retry"
         )
 
@@ -431,9 +432,9 @@ class _Writer:
 async def _continue(
     writer: _Writer, saved_backups: Sequence[Backup], knowledge: Knowledge, identity: LogIdentity
 ) -> tuple[int, int]:
-    """Keep the events of replaced logs after the backup, as far as each resource's chain continues.
+    """Keep a replaced log's events after the backup, if they continue their resources' chains.
 
-    Digests decide: an event is kept if it continues exactly the history that the backup has.
+    An event is kept if, by its digest, it exactly continues the history in the backup.
     """
     continued = lost = 0
     for saved in _each_of_log(saved_backups, identity.log_id):
@@ -487,15 +488,14 @@ async def _read_back(nc: Client, knowledge: Knowledge) -> None:
 
 
 async def _restore_declarations(nc: Client, sources: Sequence[Backup], knowledge: Knowledge) -> int:
-    """Store the declarations that the log lacks in the new intake, in their order."""
+    """Store the declarations that the log lacks in the new intake, in order."""
     known: set[tuple[str, str]] = set()
     log_id = sources[0].header.identity.log_id
     for source in sources:
         if source.header.identity.log_id != log_id:
             continue
         for unknown in _undecided(source, knowledge):
-            # The file of an interrupted restore contains the declarations again that were already
-            # stored.
+            # The file of an interrupted restore may repeat declarations that were already stored.
             fresh = {_name(one): one for one in unknown if _name(one) not in known}
             if not fresh:
                 continue
@@ -508,7 +508,7 @@ async def _restore_declarations(nc: Client, sources: Sequence[Backup], knowledge
 
 
 def _undecided(source: Backup, knowledge: Knowledge) -> Generator[list[OutgoingMessage]]:
-    """Yield the declarations of a file that the log lacks, in blocks."""
+    """Yield a file's declarations that the log lacks, in blocks."""
     is_behind = 0 < source.header.intake_position < knowledge.newest_cause
     for messages in source.declarations():
         yield [

@@ -1,4 +1,4 @@
-"""Deliver decided actions to workers, each to one worker at a time."""
+"""Deliver each decided action to one worker at a time."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _logger = structlog.get_logger(__name__)
 
 
 class JetStreamActionReader:
-    """Implements ``reconciler.ports.ActionReader``, with a queue per configuration (ADR 0018)."""
+    """Implements ``reconciler.ports.ActionReader`` with a queue per configuration (ADR 0018)."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._reader = PullGroup(nc, LOG, [], until_done=True)
-        # By reply subject: actions that this reader must return on close, and those that still
-        # count against its consumer's room.
+        # By reply subject: actions that this reader must return on close, and actions that still
+        # count against their consumer's room.
         self._leased: dict[str, Delivered] = {}
         self._without_room: set[str] = set()
         self._connections: int | None = None
-        # Last position at the time of the current connection. See `_note_connection`.
+        # The log's last position at the start of the current connection, see `_note_connection`.
         self._decided_before = 0
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        """Add the actions of a configuration, or change the number of them to hold."""
+        """Add the actions of a configuration, or change how many of them to hold."""
         await self._note_connection()
         try:
             with with_remedy():
@@ -51,7 +51,7 @@ class JetStreamActionReader:
                     lambda: make_worker_consumer(self._nc, provider_config),
                     seconds=math.inf,
                 )
-        except (BusRefusedError, StreamFullError) as error:  # for example, a limit of the account
+        except (BusRefusedError, StreamFullError) as error:  # for example, an account limit
             raise NotTakenError(str(error)) from error
         self._reader.take_from(name, most)
 
@@ -70,18 +70,16 @@ class JetStreamActionReader:
                     continue
                 self._leased[each.reply] = each
                 self._without_room.add(each.reply)
-                # The number of deliveries is reliable only for actions decided since the connection
-                # was made.
+                # The delivery count is reliable only for actions decided during this connection.
                 is_certain = each.seq > self._decided_before
                 actions.append(ActionDelivery(each.seq, event, each.delivered, each, is_certain))
             if actions:
                 return actions
 
     async def _note_connection(self) -> None:
-        """Record the log's end at the start of a connection, to mark older actions as uncertain.
+        """Record the log's end when a connection starts, so that older actions count as uncertain.
 
-        A killed server loses its most recent delivery counts, and counts those deliveries from one
-        again.
+        A killed server loses its most recent delivery counts, and starts counting from one again.
         """
         connections: int = self._nc.stats["reconnects"]
         if connections != self._connections:
@@ -92,9 +90,9 @@ class JetStreamActionReader:
             self._connections, self._decided_before = connections, state.last_seq
 
     async def _leave(self, unreadable: Delivered, reason: str) -> None:
-        """Report an action that cannot be decoded, and leave it to other workers.
+        """Report an action that cannot be decoded, and return it for other workers.
 
-        It is never terminated, because it was decided, and a newer release may support it.
+        It is not terminated, because it was decided, and a newer release may support it.
         """
         _logger.error("reading an action failed", position=unreadable.seq, error=reason)
         letter = DeadLetter(
@@ -143,7 +141,7 @@ class JetStreamActionReader:
         await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def close(self) -> None:
-        """Stop pulling, and return unacknowledged actions for an immediate redelivery."""
+        """Stop pulling, and return unacknowledged actions for immediate redelivery."""
         await self._reader.close()
         with contextlib.suppress(BusError):
             for each in self._leased.values():
@@ -155,7 +153,7 @@ def _action(delivered: Delivered) -> LogEvent:
     """Decode an action.
 
     Raises:
-        ValueError: it is not an action, or belongs to another resource.
+        ValueError: the event is not an action, or belongs to another resource.
     """
     event = decode_log(delivered.payload)
     if log_class(event.data) != "action":

@@ -1,4 +1,4 @@
-"""Receive the decider's replies to one client, all in one inbox."""
+"""Receive all of the decider's replies to one client in one inbox."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Round:
 
 
 class AnswerBox:
-    """The subscription for replies, open for the life of the client, so that none is missed."""
+    """The subscription for replies, open as long as the client, so that no reply is missed."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc

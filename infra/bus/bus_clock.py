@@ -1,4 +1,4 @@
-"""The bus's clock: one for all processes, independent of the clocks of their machines."""
+"""The bus clock: one for all processes, independent of their machines' clocks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 
 WRONG: Final = timedelta(seconds=30)
-"""Difference from which a clock counts as wrong. A role may take seconds to store an event."""
+"""Difference above which a clock counts as wrong; a role may take seconds to store an event."""
 
 _NONE = timedelta(0)
 
 
 class BusClock(NamedTuple):
-    """The offset of the bus's clock from this machine's clock.
+    """The offset of the bus clock from this machine's clock.
 
     Attributes:
         ahead: bus time minus local time.
-        margin: possible error of `ahead`, in both directions.
+        margin: possible error of `ahead`, in either direction.
     """
 
     ahead: timedelta
@@ -30,16 +30,16 @@ class BusClock(NamedTuple):
 
     @property
     def difference(self) -> timedelta:
-        """The smallest possible difference of the two clocks."""
+        """The smallest possible difference between the two clocks."""
         return max(abs(self.ahead) - self.margin, _NONE)
 
     def now(self) -> datetime:
-        """Return the bus's current time."""
+        """Return the current bus time."""
         return datetime.now(UTC) + self.ahead
 
 
 async def read_clock(nc: Client) -> BusClock:
-    """Read the bus's clock from a response.
+    """Read the bus clock from a response.
 
     Raises:
         BusError: the request failed.

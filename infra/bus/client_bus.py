@@ -1,4 +1,4 @@
-"""The operations of a service's client on the bus."""
+"""The operations of a client on the bus."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
-_CHECK_SECONDS: Final = 0.5  # interval of checks whether the connection was lost
+_CHECK_SECONDS: Final = 0.5  # interval between checks for a lost connection
 _logger = structlog.get_logger(__name__)
 
 OnRetry = Callable[[int], object]
@@ -52,13 +52,13 @@ OnRetry = Callable[[int], object]
 
 
 class RetryLog:
-    """Logs retries, at most one per second, because each message may be retried separately."""
+    """Logs at most one retry per second, because each message may be retried separately."""
 
     def __init__(self) -> None:
         self._not_before = 0.0
 
     def __call__(self, count: int) -> None:
-        """Log the number of unconfirmed messages, unless a retry was logged in the last second."""
+        """Log the number of unconfirmed messages, unless this was done within the last second."""
         now = time.monotonic()
         if now >= self._not_before:
             self._not_before = now + 1.0
@@ -69,9 +69,9 @@ log_retry: OnRetry = RetryLog()
 
 
 class JetStreamClientBus:
-    """Operations of a client. ``source`` names the publisher.
+    """A client's operations. ``source``: name of the publisher.
 
-    Every method may raise `BusError` classes. Methods retry internally while a result is unknown.
+    Every method may raise a `BusError`. Methods retry internally while a result is unknown.
     """
 
     def __init__(self, nc: Client, source: str, on_retry: OnRetry = log_retry) -> None:
@@ -84,7 +84,7 @@ class JetStreamClientBus:
         self._user = ""
 
     async def open(self) -> None:
-        """Subscribe to replies, and determine the user for published messages."""
+        """Subscribe to replies, and determine the user name for published messages."""
         self._user = await user_of_connection(self._nc)
         await self._answers.open(self._user)
 
@@ -110,7 +110,7 @@ class JetStreamClientBus:
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
-        """Store messages, and return their replies, with None for those not received in time.
+        """Store messages, and return their replies, with None for those that do not arrive in time.
 
         Raises:
             WaitTimeoutError: the server did not confirm all messages in time.
@@ -129,10 +129,10 @@ class JetStreamClientBus:
     async def _ask(
         self, messages: Sequence[IntakeMessageOut], questions: Round, stored: asyncio.Event
     ) -> None:
-        """Store messages, and store those without a reply again after a lost connection.
+        """Store messages; after a lost connection, again store those without a reply.
 
-        A lost connection loses replies. The decider detects a repeat by its id, and replies
-        `Duplicate`.
+        A lost connection loses replies. The decider detects a repeated message by its id, and
+        replies `Duplicate`.
         """
         while not questions.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
@@ -195,7 +195,7 @@ class JetStreamClientBus:
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
     ) -> tuple[int, Reply | None]:
-        """Store an intake message with its payload unchanged, under a new id.
+        """Store an intake message with an unchanged payload, under a new id.
 
         The publisher is this client's user, regardless of the original one.
         """
@@ -217,7 +217,7 @@ class JetStreamClientBus:
         return state.last_seq
 
     async def store_listing_parts(self, subject: str, parts: Sequence[ListingPart]) -> None:
-        """Store the parts of a listing, pipelined in this order, and raise the first failure."""
+        """Store the parts of a listing, pipelined in order, and raise the first failure."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
         for part in parts:
@@ -240,10 +240,9 @@ class JetStreamClientBus:
     async def _followed(
         self, tokens: Sequence[str], after: int | None
     ) -> AsyncGenerator[FollowedOutcomes]:
-        """Follow as an unrestricted user, or as a service with the consumers of its namespace.
+        """Follow as an unrestricted user, or as a service with its namespace's consumers.
 
-        The first attempt determines the permissions, because an unrestricted user needs no
-        consumers.
+        The first attempt determines which, because an unrestricted user needs no consumers.
         """
         async with AsyncExitStack() as stack:
             feed = None
@@ -270,7 +269,7 @@ class JetStreamClientBus:
         read = last_of_each if self._uses_service_consumers else last_for_subjects
         messages = await patiently(self._nc, lambda: read(self._nc, LOG, subjects))
         newest: dict[ResourceKey, StoredEvent] = {}
-        # One message for every type of outcome that a resource has had.
+        # There is one message for every type of outcome that a resource has had.
         for each in readable(messages, LOG):
             if each.position >= newest.get(each.event.key, each).position:
                 newest[each.event.key] = each
@@ -281,7 +280,7 @@ class JetStreamClientBus:
     async def replay(
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
-        """Read the log after a position, up to its end, or without an end if `follow` is set."""
+        """Read the log after a position, up to its end, or indefinitely if `follow` is set."""
         reading = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
         async with aclosing(reading) as batches:
             async for events in batches:
@@ -303,13 +302,13 @@ def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:
     noun = "message" if count == 1 else "messages"
     return WaitTimeoutError(
         f"the server did not confirm {count} {noun} within {seconds:g} s, and may or may not "
-        "have stored them; check that the disk of the server has room, then send them again, "
+        "have stored them; check that the server's disk has room, then send them again, "
         "which is safe"
     )
 
 
 async def _is_set(event: asyncio.Event) -> bool:
-    """Wait for an event for `_CHECK_SECONDS`, and return whether it is set."""
+    """Wait for an event for up to `_CHECK_SECONDS`, and return whether it is set."""
     try:
         async with asyncio.timeout(_CHECK_SECONDS):
             await event.wait()

@@ -1,4 +1,4 @@
-"""The copies of each stream, and whether they are up to date."""
+"""The replicas of each stream, and whether they are up to date."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from infra.jetstream.connection import api_request
 
 
 class Copies(msgspec.Struct, frozen=True):
-    """The copies of one stream.
+    """The replicas of one stream.
 
     Attributes:
-        wanted: configured number of copies.
-        present: number of servers with a copy, up to date or not. A removed server has none.
-        leader: server that receives all writes, "" while there is none.
-        behind: servers whose copy is offline or not up to date. One more failure may lose data.
+        wanted: configured number of replicas.
+        present: number of servers with a replica, up to date or not. Removed servers do not count.
+        leader: server that receives all writes; "" while there is none.
+        behind: servers whose replica is offline or not up to date. One more failure may lose data.
     """
 
     stream: str
@@ -29,7 +29,7 @@ class Copies(msgspec.Struct, frozen=True):
 
 
 async def copies(nc: Client) -> list[Copies]:
-    """Read the copies of every stream.
+    """Read the state of every stream's replicas.
 
     Raises:
         BusError: a request failed.

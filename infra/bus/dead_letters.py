@@ -1,7 +1,7 @@
-"""Dead letters on the stream DEADLETTERS: written by services, read and handled by operators.
+"""Dead letters in the stream DEADLETTERS: stored by roles, read and handled by operators.
 
 Each namespace has a share of the stream. The server counts messages by subject, but not bytes.
-Therefore the subject of a letter contains its size, rounded up to a power of two, so that the sum
+Therefore, the subject of a letter contains its size, rounded up to a power of two, so that the sum
 of a namespace's sizes is never too small.
 """
 
@@ -41,12 +41,12 @@ from infra.jetstream.reads import (
 from reconciler.ports import DeadLetter
 
 _RECORD_BYTES: Final = 32 * 1024  # upper bound of reason, subject and headers
-_SUBJECT_AND_HEADERS_BYTES: Final = 384  # upper bound, including the headers of the server
+_SUBJECT_AND_HEADERS_BYTES: Final = 384  # upper bound, including the server's headers
 _SIZE_TOKEN: Final = 3  # index in a letter's subject
 _BYTES_AT_ONCE: Final = 4 * 1024 * 1024
-"""Bytes stored between two checks of a namespace's use.
+"""Bytes stored between two checks of how much a namespace uses.
 
-Concurrent processes can exceed the share by at most this amount each.
+Each of several concurrent processes can exceed the share by at most this amount.
 """
 
 _encoder = msgspec.json.Encoder()
@@ -56,7 +56,7 @@ _discarded_decoder = msgspec.json.Decoder(list[Discarded])
 
 
 class StoredLetters(NamedTuple):
-    """Dead letters by number, their handling, and whether older letters were omitted."""
+    """Dead letters by number, how they were handled, and whether older letters were omitted."""
 
     letters: Mapping[int, DeadLetterRecord]
     handled: Sequence[DeadLetterHandled]
@@ -73,10 +73,10 @@ class _Outgoing(NamedTuple):
 
 
 async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-    """Store dead letters that were not reported yet, and return those that wait for room.
+    """Store dead letters that were not yet reported, and return those that wait for room.
 
     A letter beyond its namespace's share is only counted, unless its message is usable. Raises the
-    first failure, except of a full stream.
+    first failure, unless the stream is full.
     """
     waiting: list[DeadLetter] = []
     discarded: list[DeadLetter] = []
@@ -113,7 +113,7 @@ async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
         try:
             await append(nc, [message])
         except AppendConflictError:
-            continue  # another process has written: add to its counts
+            continue  # another process wrote first: add to its counts
         return
 
 
@@ -123,7 +123,7 @@ async def read_discarded(nc: Client) -> Sequence[Discarded]:
 
 
 async def read_letters(nc: Client, *, most: int | None = None) -> StoredLetters:
-    """Read the dead letters, or about the ``most`` newest ones, and their handling."""
+    """Read the dead letters, or about the ``most`` newest ones, and how they were handled."""
     state = await stream_state(nc, DEADLETTERS)
     first = state.first_seq
     if most is not None and state.messages > most:
@@ -144,7 +144,7 @@ async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
 
 
 async def _unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
-    """Return the letters that do not repeat the newest letter about the same problem."""
+    """Return the letters that do not repeat the newest letter on the same problem."""
     about = {
         _any_size_subject(each.letter, each.namespace) for each in outgoing if each.letter.dedup_key
     }
@@ -181,12 +181,12 @@ async def _divide_by_share(
     most = state.config["max_bytes"]
     share = int(most * DEAD_LETTERS_PER_NAMESPACE)
     if most < 0 or state.bytes + sum(each.size for each in outgoing) <= share:
-        return outgoing, []  # no limit, or all namespaces together are within one share
+        return outgoing, []  # there is no limit, or all namespaces together are within one share
     used = {name: await _used_bytes(nc, name) for name in {each.namespace for each in outgoing}}
     fitting: list[_Outgoing] = []
     beyond: list[DeadLetter] = []
     for each in outgoing:
-        # A single letter may exceed a share. Then only the limit of the stream applies.
+        # For a single letter that exceeds a share, only the limit of the stream applies.
         if each.size <= share < used[each.namespace] + each.size:
             beyond.append(each.letter)
         else:
@@ -203,7 +203,7 @@ async def _used_bytes(nc: Client, namespace: str) -> int:
 
 def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     delivery = letter.delivery
-    # Base64 needs four bytes for three. The server's max_payload may be below our own limit.
+    # Base64 needs four bytes for three. The server's max_payload may be below KEPT_BYTES.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
     if may_contain_secret(delivery.subject):
         room = 0
@@ -228,7 +228,7 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
 
 
 def _any_size_subject(letter: DeadLetter, namespace: str) -> str:
-    """Return the subject of all letters about the same problem, of any size."""
+    """Return the subject of all letters on the same problem, of any size."""
     return deadletter(letter.stage, namespace, "*", _digest(letter.dedup_key))
 
 
@@ -249,18 +249,18 @@ def _discarded(message: StoredMessage | None) -> list[Discarded]:
     try:
         return [] if message is None else _discarded_decoder.decode(message.payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return []  # written by another client: replace it
+        return []  # written by another client, so replace it
 
 
 def _handled(message: StoredMessage) -> list[DeadLetterHandled]:
     try:
         return [_handled_decoder.decode(message.payload)]
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return []  # written by another client: ignore it
+        return []  # written by another client, so ignore it
 
 
 def _record(message: StoredMessage) -> DeadLetterRecord:
-    """Decode a letter. An invalid one is returned as an unreadable record with its content."""
+    """Decode a letter. If it is invalid, return an "unreadable" record with its content."""
     try:
         return _record_decoder.decode(message.payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -44,7 +44,8 @@ class JetStreamDecisionSink:
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         """Schedule timers, pipelined.
 
-        Later timers than the stream keeps are omitted: the sweeper wakes their resources.
+        Timers beyond the stream's maximum age are omitted, because the sweeper wakes their
+        resources.
         """
         now = datetime.now(UTC)
         kept_until = now + TIMERS_KEPT
@@ -91,7 +92,7 @@ class JetStreamDecisionSink:
         _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        """Store dead letters that were not reported yet, and return those that wait for room."""
+        """Store dead letters that were not yet reported, and return those that wait for room."""
         waiting = await store_letters(self._nc, letters)
         positions = {each.delivery.position for each in waiting}
         await self._erase([each for each in letters if each.delivery.position not in positions])
@@ -103,10 +104,10 @@ class JetStreamDecisionSink:
         await self._erase(letters)
 
     async def _erase(self, letters: Sequence[DeadLetter]) -> None:
-        """Erase messages that may contain a secret from the intake, which would keep them longer.
+        """Erase messages from the intake that may contain a secret, because it would keep them.
 
-        Each erasure takes the server about 20 ms. Only operators declare in `system`, so all are
-        erased there. In other namespaces, a flood is left to the trimming of the intake.
+        Each erasure takes the server about 20 ms. In `system`, where only operators declare, all
+        are erased. In other namespaces, a flood is left for the intake to be trimmed.
         """
         left: Counter[str] = Counter()
         for each in letters:
@@ -118,11 +119,11 @@ class JetStreamDecisionSink:
                 continue
             try:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
-            except BusError as error:  # an earlier attempt erased it, or an operator must
+            except BusError as error:  # either an earlier attempt erased it, or an operator must
                 why = str(error)
                 _logger.warning("erasing a refused message failed", position=position, error=why)
         for namespace, count in left.items():
-            _logger.warning("refused messages are not erased", namespace=namespace, count=count)
+            _logger.warning("refused messages were not erased", namespace=namespace, count=count)
 
     def _may_erase(self, namespace: str) -> bool:
         if len(self._erasures) >= _MAX_NAMESPACES:
@@ -131,7 +132,7 @@ class JetStreamDecisionSink:
 
 
 class _Erasures:
-    """Limits the erasures of a namespace: a burst, then one per second."""
+    """Limits a namespace's erasures to a burst, then one per second."""
 
     def __init__(self) -> None:
         self._left = _ERASED_AT_ONCE

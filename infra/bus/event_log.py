@@ -71,9 +71,9 @@ _logger = structlog.get_logger(__name__)
 
 
 class _Heads(NamedTuple):
-    """The newest position of a resource, and its newest message of each event class.
+    """A resource's newest position, and its newest message in each event class.
 
-    ``messages``: by event version. Empty if they do not reach the newest position.
+    ``messages``: by event version; empty if they do not reach the newest position.
     """
 
     newest: int
@@ -100,12 +100,12 @@ class JetStreamLog:
 
     @property
     def epoch(self) -> str:
-        """Random id of the log's last restore, empty if there was none."""
+        """Random id of the log's last restore; empty if there was none."""
         return self._identity.epoch
 
     @property
     def restored_as_of(self) -> str:
-        """Time of the backup from which the log was restored, empty if there was none."""
+        """Time of the backup from which the log was restored; empty if there was none."""
         return self._identity.restored_as_of
 
     # --- writing
@@ -113,7 +113,7 @@ class JetStreamLog:
     async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
         """Append to many resources in one atomic batch; see the port.
 
-        One or two events of one resource are plain publishes instead, one after the other, which is
+        One or two events of one resource are published one after the other instead, which is
         several times faster than a batch of two (ADR 0007). A crash between them is harmless: the
         cause is redelivered, and the decider derives the missing event from the state.
         """
@@ -121,7 +121,7 @@ class JetStreamLog:
         entries: list[Entry] = []
         for key, events, expected_position in appends:
             sequence = log_filter(key)
-            # The digest of the history so far, from the cache or read from the log.
+            # The head contains the digest of the history so far.
             known = self._sequences.known_head(sequence, expected_position)
             heads[sequence] = known or await self._sequences.head_at(expected_position)
             entries += [_entry(sequence, event) for event in events]
@@ -146,11 +146,11 @@ class JetStreamLog:
         return position
 
     async def _reach_half_sent(self) -> None:
-        await self._nc.flush()  # the server must have received them, as in a crash at this step
+        await self._nc.flush()  # the server must receive the events, as in a real crash
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
     async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
-        """Store states in the cache, and only log a failure: the cache only saves time."""
+        """Cache states. A failure is only logged, because the cache only saves time."""
         messages = [
             OutgoingMessage(
                 cached_state(key),
@@ -170,16 +170,16 @@ class JetStreamLog:
     # --- loading
 
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return the newest position of each resource, 0 for none.
+        """Return the newest position of each resource; 0 if it has no events.
 
-        A single server responds for all resources with one reply. In a cluster, the server might
-        lag, so each resource is read from the leader.
+        A single server returns all positions in one response. In a cluster, the server might lag,
+        so each resource is read from the leader.
         """
         newest = await self._newest(keys)
         return {key: newest[key].seq if key in newest else 0 for key in keys}
 
     async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return the newest version of each resource, 0 if it has none or cannot be read."""
+        """Return the newest version of each resource; 0 if it has none or is unreadable."""
         newest = await self._newest(keys)
         return {key: version_in(newest[key].payload) if key in newest else 0 for key in keys}
 
@@ -198,7 +198,7 @@ class JetStreamLog:
         """Load many resources.
 
         One read loads all short histories. Longer ones need one more read for all cached states,
-        and a few reads each for the remaining events, concurrently.
+        and a few concurrent reads each for the remaining events.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
@@ -217,7 +217,7 @@ class JetStreamLog:
     async def _load_short(
         self, keys: Sequence[ResourceKey], *, from_leader: bool
     ) -> tuple[dict[ResourceKey, LoadedResource], dict[ResourceKey, _Heads]]:
-        """Load the resources whose newest events are their only ones. Return the others' heads."""
+        """Load resources whose newest events are their only ones. Return the heads of others."""
         filters = {log_filter(key): key for key in keys}
         heads: dict[ResourceKey, list[StoredMessage]] = {key: [] for key in keys}
         for message in await last_for_subjects(self._nc, LOG, list(filters)):
@@ -244,11 +244,11 @@ class JetStreamLog:
     async def _load_whole(
         self, longer: Mapping[ResourceKey, _Heads]
     ) -> dict[ResourceKey, LoadedResource]:
-        """Load complete histories of many resources, except damaged ones.
+        """Load the complete histories of many resources, except damaged ones.
 
-        For each subject it reads only the missing events before the newest one. With a wildcard, or
-        with an upper limit, the server would scan the log message by message. Facts come first,
-        because most histories have several.
+        For each subject, it reads only the missing events before the newest one. With a wildcard or
+        an upper limit, the server would scan the log message by message. Facts come first, because
+        most histories have several.
         """
         known = {key: dict(heads.messages) for key, heads in longer.items()}
         subjects = {
@@ -275,7 +275,7 @@ class JetStreamLog:
     ) -> LoadedResource:
         position = _position(cached)
         if position > heads.newest:
-            cached, position = None, 0  # of another log, because it is newer than the history
+            cached, position = None, 0  # newer than the history, so it belongs to another log
         if cached is None:
             return await self._checked_tail(key, HistoryChain(), heads.newest, None)
         if position == heads.newest:
@@ -287,7 +287,7 @@ class JetStreamLog:
     async def _checked_tail(
         self, key: ResourceKey, chain: HistoryChain, head: int, cached: bytes | None
     ) -> LoadedResource:
-        """Read the events after the end of a chain, and check that they continue it."""
+        """Read the events after the end of a chain, and check that they continue the chain."""
         messages = await self._tail(key, chain.position, head)
         resource, events = str(key), list[LogEvent]()
         try:
@@ -299,7 +299,7 @@ class JetStreamLog:
         return LoadedResource(chain.position, cached, events)
 
     def _whole(self, key: ResourceKey, messages: Iterable[StoredMessage]) -> LoadedResource | None:
-        """Return the history if these messages are all of it and valid, else None."""
+        """Return the history if these messages are complete and valid, else None."""
         chain, resource, events = HistoryChain(), str(key), list[LogEvent]()
         try:
             for message in sorted(messages, key=_by_sequence):
@@ -332,7 +332,7 @@ class JetStreamLog:
     # --- reading
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read the events of the resources of one kind in one namespace, each up to any damage."""
+        """Read the events of one kind's resources in one namespace, each up to any damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, LOG, filters=filters) as follower:
@@ -352,7 +352,7 @@ class JetStreamLog:
         is_whole = tokens == EVERYTHING
         listener = damaged or _log_damage
         chains = LogChains(listener, after=after, most=max_resources, is_whole=is_whole)
-        # Without a filter, messages under invalid subjects are also read, and reported as damage.
+        # Without a filter, messages under invalid subjects are also read and reported as damage.
         return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")
 
     @asynccontextmanager
@@ -374,7 +374,7 @@ class JetStreamLog:
     async def newest_state(self) -> tuple[str, int]:
         """Return the resource and the position of the newest cached state.
 
-        They are "" and 0 for none, or without permission.
+        They are "" and 0 if there is none, or without permission to read it.
         """
         with contextlib.suppress(NotFoundOnBusError, BusDeniedError):
             newest = await last_from_leader(self._nc, STATES, "state.>")
@@ -388,7 +388,7 @@ class JetStreamLog:
 
 
 class CheckedFeed:
-    """Implements ``reconciler.ports.EventFeed``. ``chains`` holds what was checked so far."""
+    """Implements ``reconciler.ports.EventFeed``. ``chains``: the state of the integrity checks."""
 
     def __init__(self, follower: Follower, chains: LogChains) -> None:
         self.chains = chains
@@ -405,7 +405,7 @@ class CheckedFeed:
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        """Wait for the next events. An empty list means that the end was reached."""
+        """Wait for the next events. An empty list means that the feed has caught up."""
         with with_remedy():
             messages = await anext(self._follower)
         events = _valid_events(messages, self.chains)
@@ -413,7 +413,7 @@ class CheckedFeed:
         return events
 
     def check_end(self) -> None:
-        """Check at the end of the log that no event is missing there."""
+        """Once caught up, check that no event is missing at the end of the log."""
         if self._follower.caught_up.is_set():
             self.chains.end(self._follower.position)
 
@@ -428,7 +428,7 @@ def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[
 
 
 def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Return the events of some histories up to any damage, ignoring gaps between positions."""
+    """Return the events of several histories up to any damage, ignoring gaps between positions."""
     chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []
@@ -468,7 +468,7 @@ def _entry(sequence: str, event: LogEvent) -> Entry:
 
 @contextlib.contextmanager
 def _port_errors() -> Generator[None]:
-    """Convert errors into those of the port's ``append``."""
+    """Convert errors to those of the port's ``append``."""
     try:
         yield
     except AppendConflictError as conflict:
@@ -485,12 +485,12 @@ def _position(cached: StoredMessage | None) -> int:
 
 
 def _cached_digest(cached: StoredMessage) -> str:
-    """Return the digest of the history in a cached state, empty if it has none."""
+    """Return the digest of the history in a cached state, or "" if it has none."""
     return (cached.headers or {}).get(DIGEST_HEADER, "")
 
 
 def _key_of(subject: str) -> ResourceKey:
-    """Return the resource of a subject of the log, even of one without a valid event class."""
+    """Return the resource of a log subject, even if its event class is invalid."""
     return ResourceKey(*subject.split(".")[1:4])
 
 
@@ -499,7 +499,7 @@ def _by_sequence(message: StoredMessage) -> int:
 
 
 def _may_have_state(heads: _Heads) -> bool:
-    """Return whether a history may have a cached state: it is long, or its length is unknown."""
+    """Return whether a history may have a cached state: if it is long or of unknown length."""
     return max(heads.messages, default=EVENTS_BETWEEN_SAVES) >= EVENTS_BETWEEN_SAVES
 
 
@@ -508,7 +508,7 @@ def _facts_first(subject: str) -> bool:
 
 
 def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
-    """Return the messages by event version, without those that are not events."""
+    """Return the messages by event version, except those that are not events."""
     by_version = {version_in(message.payload): message for message in messages}
     by_version.pop(0, None)
     return by_version

@@ -1,4 +1,4 @@
-"""Listings that other observers publish on ``listing.<config>.<kind>.<id>``."""
+"""Listings that external observers publish on ``listing.<config>.<kind>.<id>``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from reconciler.ports import ListingDelivery
 class JetStreamListingReader:
     """Implements ``reconciler.ports.ListingReader``.
 
-    It reads only new messages. A listing that began earlier would be incomplete, and its observer
-    will publish the next one.
+    It reads only new messages, because a listing that began earlier would be incomplete, and its
+    observer will publish another one.
     """
 
     def __init__(self, nc: Client) -> None:
@@ -29,7 +29,7 @@ class JetStreamListingReader:
         self._stack = AsyncExitStack()
 
     async def next_batch(self) -> Sequence[ListingDelivery]:
-        """Wait for parts of listings."""
+        """Wait for the next parts of listings, and return them."""
         if self._follower is None:
             self._follower = await patiently(self._nc, self._from_now_on)
         return [_part(message) for message in await anext(self._follower)]

@@ -1,4 +1,4 @@
-"""The intake: declarations, observations, results and timers that wait for a decision."""
+"""The intake: declarations, observations, results and timers that await a decision."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
 _REPLY: Final = re.compile(r"[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*")
-"""Tokens of printable ASCII without wildcards."""
+"""Matches tokens of printable ASCII without wildcards."""
 
 _MAX_REPLY_BYTES: Final = 1_000
 _MAX_NEWER: Final = 100
 _READS_AT_ONCE: Final = 64
 _ROOM_MESSAGES: Final = 4_000
 _ROOM_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of a partition that are fetched while a batch is decided.
+"""Bytes to prefetch from a partition while a batch is decided.
 
-This is enough to see the messages of other namespaces behind a flood (ADR 0062).
+This is enough to reach the messages of other namespaces behind a flood (ADR 0062).
 """
 
-_MAX_COUNTED_ALONE: Final = 8  # for more resources, one response with all subjects is cheaper
+_MAX_COUNTED_ALONE: Final = 8  # above this, one response with all subjects is cheaper
 
 
 class _DeclarationCounts:
-    """The intake's declarations per resource: their number and their subjects."""
+    """The number and subjects of each resource's declarations in the intake."""
 
     def __init__(self, answers: Sequence[SubjectCounts]) -> None:
         self.first_seq = max(answer.first_seq for answer in answers)  # removed messages are unknown
@@ -80,11 +80,11 @@ class _DeclarationCounts:
 
 
 class IntakeNotStoredError(NotStoredError, BusError):
-    """`NotStoredError` of this bus."""
+    """`NotStoredError` for this bus."""
 
 
 class JetStreamIntakeWriter:
-    """Implements ``reconciler.ports.IntakeWriter``. ``source`` names the publisher."""
+    """Implements ``reconciler.ports.IntakeWriter``. ``source``: name of the publisher."""
 
     def __init__(self, nc: Client, source: str) -> None:
         self._nc = nc
@@ -94,7 +94,7 @@ class JetStreamIntakeWriter:
         """Publish messages, pipelined, and wait until all are stored.
 
         Raises:
-            NotStoredError: some messages were not stored, or may not have been.
+            NotStoredError: some messages were not stored, or may not have been stored.
         """
         now = datetime.now(UTC)
         outgoing = [
@@ -117,10 +117,10 @@ class JetStreamIntakeWriter:
 
 
 class JetStreamIntakeReader:
-    """Implements ``reconciler.ports.IntakeReader`` with the pinned consumers of the partitions.
+    """Implements ``reconciler.ports.IntakeReader`` with one pinned consumer per partition.
 
-    ``identity``: of the log that the process has read. It is compared after the first read of the
-    consumers, because a later restore recreates them.
+    ``identity``: identity of the log that the process has read. It is checked after the first read
+    from the consumers, because a later restore recreates them.
     """
 
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
@@ -135,7 +135,7 @@ class JetStreamIntakeReader:
             max_bytes=_ROOM_BYTES,
         )
         self._flood_counts: _DeclarationCounts | None = None
-        # A server without authentication accepts any user name in a subject.
+        # Without authentication, a server accepts any user name in a subject.
         self._has_verified_users = isinstance(nc, FastClient) and nc.requires_authentication
 
     @property
@@ -144,7 +144,7 @@ class JetStreamIntakeReader:
         return MAX_UNACKNOWLEDGED
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        """Return messages of any partition; by default, wait for at least one."""
+        """Return messages from any partitions; by default, wait for at least one."""
         with with_remedy():
             delivered = await self._group.next_batch(wait=wait)
         if self._unchecked is not None:
@@ -173,9 +173,9 @@ class JetStreamIntakeReader:
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read later declarations of the same resources, for reading and not for acknowledgement.
+        """Read later declarations of the same resources, without acknowledging them.
 
-        One request determines which resources have any.
+        A single request determines which resources have any.
         """
         filters = [_resource_filter(each.subject) for each in deliveries]
         newest: dict[str, list[StoredMessage]] = {}
@@ -193,9 +193,9 @@ class JetStreamIntakeReader:
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
-        """Read all declarations of these resources that the intake contains, for reading only.
+        """Read all declarations of these resources in the intake, without acknowledging them.
 
-        It counts before it reads, because most resources have only the ``known`` positions.
+        It counts before reading, because most resources have only the ``known`` positions.
         """
         subjects = await self._with_unknown_declarations(known)
         keys = list(subjects)
@@ -209,7 +209,7 @@ class JetStreamIntakeReader:
     async def _read(
         self, subjects: Sequence[str], *, after: int = 0, limit: int | None = None
     ) -> list[IntakeDelivery]:
-        """Read the declarations under some subjects, in order."""
+        """Read the declarations under several subjects, in order."""
         read = [
             one
             for subject in subjects
@@ -223,7 +223,7 @@ class JetStreamIntakeReader:
     async def _with_unknown_declarations(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[str]]:
-        """Return the subjects of the declarations of resources that have unknown ones."""
+        """Return the declarations' subjects for each resource that has unknown declarations."""
         if len(known) > _MAX_COUNTED_ALONE:
             newest = max(max(positions, default=0) for positions in known.values())
             declared = await self._all_declarations(up_to=newest)
@@ -236,10 +236,10 @@ class JetStreamIntakeReader:
                 )
             )
         return {
-            # A page of a very long response may miss a resource. Then its subject is unknown.
+            # If a page of a very long response missed the resource, its subjects are unknown.
             key: declared.subjects.get(key.tokens) or [stored_intake(key)]
             for key, positions in known.items()
-            # A smaller number than the known one: a page of a very long response missed the
+            # The count is below the known one if a page of a very long response missed the
             # resource.
             if declared.counts.get(key.tokens, 0)
             != sum(each >= declared.first_seq for each in set(positions))
@@ -248,8 +248,8 @@ class JetStreamIntakeReader:
     async def _all_declarations(self, *, up_to: int) -> _DeclarationCounts:
         """Count the declarations of every resource, at least those up to a position.
 
-        A flood is counted once, because the cost of a count grows with it, like the number of
-        turns.
+        A flood is counted only once, because both the cost of a count and the number of turns grow
+        with it.
         """
         if self._flood_counts is None or self._flood_counts.last_seq < up_to:
             self._flood_counts = _DeclarationCounts(
@@ -293,12 +293,12 @@ class JetStreamIntakeReader:
         )
 
     async def close(self) -> None:
-        """Return the partitions to other readers."""
+        """Release the partitions to other readers."""
         await self._group.close()
 
 
 def _resource_filter(subject: str) -> str:
-    """Return the filter of all messages in the intake for a message's resource."""
+    """Return the filter for all intake messages of a message's resource."""
     stored, partition, _, tokens = subject.split(".", 3)
     return f"{stored}.{partition}.*.{tokens}"
 
@@ -311,8 +311,8 @@ def _permitted_reply(subject: str | None, user: str) -> str | None:
     """Return the inbox for a reply, or None if the publisher may not use it.
 
     Any other subject would let a client publish with the decider's permissions. A verified user may
-    use only its own inbox, because the reply would otherwise arrive at another account. A subject
-    that the bus does not accept could never receive a reply.
+    use only its own inbox, because the reply would otherwise reach another account. A subject that
+    the bus does not accept could never receive a reply.
     """
     prefix = f"{_REPLY_PREFIX}.{user}." if user else _REPLY_PREFIX
     if subject is None or not subject.startswith(prefix) or len(subject) > _MAX_REPLY_BYTES:

@@ -1,7 +1,7 @@
-"""Find times in the log, and read the events between two positions.
+"""Find positions in the log by time, and read the events between two positions.
 
-Times are those of the events, in milliseconds, as commands show them. The bus's timestamps are
-those of the restore in a restored log. The clocks of deciders may differ. Where times decrease, a
+Times are those of the events, in milliseconds, as commands show them, because the bus timestamps in
+a restored log are those of the restore. The clocks of deciders may differ. Where times decrease, a
 moment is one of the positions at which the log passes it.
 """
 
@@ -45,8 +45,8 @@ async def first_event_from(nc: Client, position: int) -> StoredEvent | None:
 
 
 async def last_position_before(nc: Client, time: datetime) -> int:
-    """Return the last position before a time, 0 for none, in about twenty reads per million."""
-    # A binary search: the result is between `known` and `unknown`.
+    """Return the last position before a time, or 0. A million events take about twenty reads."""
+    # Binary search: the result is between `known` and `unknown`.
     first, last = await log_range(nc)
     known, unknown = first - 1, last
     while known < unknown:
@@ -74,7 +74,8 @@ async def log_between(
 ) -> AsyncGenerator[Sequence[StoredEvent]]:
     """Read the log in batches after a position. Unreadable messages are logged and skipped.
 
-    Reading ends after ``up_to``, or with the last message at the start, unless ``follows`` is set.
+    Reading ends after ``up_to``, or with the message that was the last at the start, unless
+    ``follows`` is set.
     """
     if up_to is not None and up_to <= after:
         return

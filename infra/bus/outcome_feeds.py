@@ -1,7 +1,7 @@
-"""Feeds of public states: outcomes, which are in the log, and rejections, which are not (ADR 0054).
+"""Feeds of public states: outcomes in the log, and rejections outside of it (ADR 0054).
 
-A feed merges both streams, with ordered consumers or with durable ones. A rejection has the
-position of the last outcome that was returned before it.
+A feed merges both streams, with ordered or durable consumers. A rejection has the position of the
+last outcome returned before it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from reconciler.ports import StoredEvent
 _STREAMS: Final = (LOG, REJECTIONS)
 _REQUESTED_AT_ONCE: Final = 64
 _REPEATED_NS: Final = 300 * 1_000_000_000
-"""Time before a resumed position from which a client gets rejections again, in ns.
+"""Time before a resumed position for which a client gets rejections again, in ns.
 
-While the client lagged, it may have received an outcome before a rejection that was stored earlier.
+A lagging client may have received an outcome before a rejection that was stored earlier.
 """
 
 _logger = structlog.get_logger(__name__)
@@ -56,14 +56,14 @@ _Read = TypeVar("_Read")
 
 
 class _Both(Generic[_Read]):
-    """The results of two readers, the log's and the rejections'. Each is called again after one."""
+    """Merges the results of two readers: of the log, and of the rejections."""
 
     def __init__(self, *readers: Callable[[], Awaitable[_Read]]) -> None:
         self._readers = dict(zip(_STREAMS, readers, strict=True))
         self._pending: dict[str, asyncio.Future[_Read]] = {}
 
     async def next(self) -> tuple[str, _Read]:
-        """Wait for either result, and return it with its stream. The log takes precedence."""
+        """Wait for a result, and return it with its stream. The log takes precedence."""
         for stream, read in self._readers.items():
             if stream not in self._pending:
                 self._pending[stream] = asyncio.ensure_future(read())
@@ -72,11 +72,11 @@ class _Both(Generic[_Read]):
         return stream, self._pending.pop(stream).result()
 
     def has_result(self, stream: str) -> bool:
-        """Return whether a reader has a result that was not returned yet."""
+        """Return whether a reader has a result that was not yet returned."""
         return stream in self._pending and self._pending[stream].done()
 
     async def close(self) -> list[_Read]:
-        """Cancel the readers, and return the results that were not returned yet."""
+        """Cancel the readers, and return the results that were not yet returned."""
         for each in self._pending.values():
             each.cancel()
         answers = await asyncio.gather(*self._pending.values(), return_exceptions=True)
@@ -84,9 +84,9 @@ class _Both(Generic[_Read]):
 
 
 class FollowedOutcomes:
-    """Outcomes in order, with rejections between them, without a stored position.
+    """Outcomes in order, interleaved with rejections. The position is not stored.
 
-    Older messages are returned in the order of time. ``kept`` are the older rejections.
+    Messages from before the start are ordered by time. ``kept``: the rejections among them.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class FollowedOutcomes:
         return [StoredEvent(self._position, event) for _, event in rejected]
 
     async def done(self, outcome: StoredEvent) -> None:
-        """Do nothing: the follower has the position."""
+        """Do nothing, because the follower has the position."""
 
     async def close(self) -> None:
         """Stop following."""
@@ -149,7 +149,7 @@ class FollowedOutcomes:
 
 
 class DurableOutcomes:
-    """Outcomes of durable consumers, which store what was processed."""
+    """Outcomes from durable consumers, which store their progress."""
 
     def __init__(self, nc: Client, consumer: str, tokens: str, position: int) -> None:
         self._nc = nc
@@ -188,7 +188,7 @@ class DurableOutcomes:
             await ack(self._nc, [delivered])
 
     async def close(self) -> None:
-        """Stop pulling, and return unprocessed outcomes for an immediate redelivery."""
+        """Stop pulling, and return unprocessed outcomes for immediate redelivery."""
         unprocessed = [each for batch in await self._both.close() for each in batch]
         for each in self._readers:
             await each.close()
@@ -204,7 +204,7 @@ OutcomeFeed = FollowedOutcomes | DurableOutcomes
 async def followed(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
-    """Follow outcomes that match one of the patterns. ``after=None`` starts with new ones.
+    """Follow outcomes that match one of the patterns; only new ones if ``after`` is None.
 
     Raises:
         NoSuchMomentError: the position is after the end of the log.
@@ -242,7 +242,7 @@ def _matches(key: ResourceKey, patterns: Sequence[str]) -> bool:
 
 
 def can_be_bound(tokens: Sequence[str]) -> bool:
-    """Return whether all patterns are of one namespace, which then has its own consumers."""
+    """Return whether all patterns are in one namespace, whose own consumers can be used."""
     namespaces = {each.split(".")[0] for each in tokens}
     return len(namespaces) == 1 and "*" not in namespaces
 
@@ -251,9 +251,9 @@ def can_be_bound(tokens: Sequence[str]) -> bool:
 async def followed_bound(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
-    """Follow outcomes with one of the consumers of the patterns' namespace.
+    """Follow outcomes with one of the existing consumers of the patterns' namespace.
 
-    The consumers deliver all outcomes of the namespace, and the feed filters them.
+    The consumers deliver all outcomes in the namespace, and the feed filters them.
 
     Raises:
         BusDeniedError: the user may not use the consumers.
@@ -275,7 +275,7 @@ async def followed_bound(
         REJECTIONS,
         names=names,
         subject_filter=rejection_filter(namespace_tokens),
-        # A service may not read when the event at a position was stored, so it gets all rejections.
+        # A service may not read the storage time of a position, so it gets all rejections.
         start_seq=None if after is None else 1,
     )
     async with AsyncExitStack() as stack:
@@ -288,7 +288,7 @@ async def followed_bound(
         except BusRefusedError as error:
             raise BusRefusedError(
                 f"all {len(names)} consumers of namespace {namespace} are in use ({error}); "
-                "share one stream of outcomes, or wait for several resources with one call"
+                "share one stream of outcomes, or wait for several resources in one call"
             ) from error
         yield feed
 
@@ -312,12 +312,12 @@ async def _opened(
 async def durable(
     nc: Client, tokens: str, after: int | None, name: str
 ) -> AsyncGenerator[DurableOutcomes]:
-    """Follow outcomes with durable consumers, which are created if they do not exist.
+    """Follow outcomes with durable consumers, which are created if missing.
 
     Raises:
         IncompatibleStreamError: the name is in use for other outcomes.
     """
-    # At the first opening: all stored rejections, or none.
+    # A new consumer gets all stored rejections, or none.
     for stream, mine, first_seq in (
         (LOG, outcome_filter(tokens), None if after is None else after + 1),
         (REJECTIONS, rejection_filter(tokens), None if after is None else 1),
@@ -342,9 +342,9 @@ def _build_missing_consumers(error: NotFoundOnBusError, namespace: str) -> NotFo
 async def _ensure_durable(
     nc: Client, stream: str, config: Mapping[str, Any], first_seq: int | None
 ) -> None:
-    """Create a durable consumer that starts at ``first_seq``, or use an existing one.
+    """Create a durable consumer that starts at ``first_seq``, or use the existing one.
 
-    A service cannot create one: `init` has created that of its namespace, for all outcomes.
+    A service may not create one: `init` has created one for all outcomes in its namespace.
     """
     name, subject_filter = str(config["durable_name"]), str(config["filter_subject"])
     namespace = subject_filter.split(".")[1]
@@ -392,7 +392,7 @@ async def _end_of(nc: Client, stream: str) -> int:
 
 
 async def _stored_at(nc: Client, position: int) -> int:
-    """Return the time at which the first event at or after a position was stored, or 0."""
+    """Return the storage time of the first event at or after a position, or 0."""
     messages = await patiently(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
     return messages[0].time_ns if messages else 0
 
@@ -400,13 +400,13 @@ async def _stored_at(nc: Client, position: int) -> int:
 async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
     try:
         return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
-    # A denial is reported with a hint when the consumer is created.
+    # Creating the consumer then reports a denial with a hint.
     except (NotFoundOnBusError, BusDeniedError):
         return None
 
 
 def readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent]:
-    """Return the events in messages. Unreadable ones are logged and skipped."""
+    """Decode the events in messages. Unreadable ones are logged and skipped."""
     events: list[StoredEvent] = []
     for message in messages:
         try:

@@ -1,4 +1,4 @@
-"""Write permissions in the formats of the server and its tools: configuration or JWT claims."""
+"""Format permissions for the server or its tools: as a configuration or as JWT claims."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from infra.bus.permissions import (
 
 ACCOUNT: Final = "RECONCILER"
 PLACEHOLDER: Final = "PUT-THE-PUBLIC-KEY-HERE-OF"
-"""Placeholder for a key. A server does not start with it, so an omission grants no access."""
+"""Placeholder for a key. A server does not start with it, so a forgotten key grants no access."""
 
 _PUBLIC_KEY: Final = re.compile(r"U[A-Z2-7]{55}")
 
 
 class User(msgspec.Struct, frozen=True):
-    """A user of the NATS server.
+    """A NATS user.
 
-    ``key``: the public nkey, empty for a placeholder. ``namespace``: only for a service.
+    ``key``: the public nkey; empty for a placeholder. ``namespace``: only for a service.
     ``finalizers``: whether a service may remove its finalizers.
     """
 
@@ -45,7 +45,7 @@ class User(msgspec.Struct, frozen=True):
         check_token(self.name, what="user")
         if self.key and _PUBLIC_KEY.fullmatch(self.key) is None:
             raise ValueError(
-                f"user {self.name}: {self.key[:8]}... is not the public nkey of a user; use "
+                f"user {self.name}: {self.key[:8]}... is not a user's public nkey; use "
                 "one with 56 characters that starts with U"
             )
         if (self.principal == "service") != bool(self.namespace):
@@ -56,12 +56,12 @@ class User(msgspec.Struct, frozen=True):
 
     @property
     def account(self) -> str:
-        """The account: one for Reconciler, and one for the services of each namespace."""
+        """The account: one for Reconciler, and one for each namespace's services."""
         return f"SERVICE_{self.namespace}" if self.principal == "service" else ACCOUNT
 
     @property
     def inboxes(self) -> tuple[str, ...]:
-        """Names of the inboxes: that of the user, and that of a client that only has the key."""
+        """Names of the inboxes: the user's name, and the key for a client that has only the key."""
         return (self.name, self.key) if self.key else (self.name,)
 
     @property
@@ -92,7 +92,7 @@ def server_configuration(users: Sequence[User]) -> str:
 
 
 def claims(users: Sequence[User]) -> dict[str, Any]:
-    """Return the ``nats`` part of the JWTs of accounts and users, for ``nsc`` or another signer."""
+    """Return the ``nats`` claims of account and user JWTs, for ``nsc`` or another signer."""
     services = [
         {
             "name": account,
@@ -144,7 +144,7 @@ def _accounts(users: Iterable[User]) -> list[str]:
 
 
 def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
-    """Return the distinct exchanges per account. Users of a namespace differ only in inboxes."""
+    """Return the distinct exchanges per account. A namespace's users differ only in inboxes."""
     exchanges = [
         (user.account, each)
         for user in users

@@ -1,4 +1,4 @@
-"""Rate limits on the bus: one message each, with compare-and-set, in the server's time."""
+"""Rate limits on the bus, each one message with compare-and-set, in the server's time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CALIBRATED_SECONDS: Final = 60.0
 
 
 class _Arrival(msgspec.Struct, frozen=True, rename="camel"):
-    """The reserved time of a rate limit: when its next call may start, in seconds since 1970."""
+    """A rate limit's reserved time: when its next call may start, in seconds since 1970."""
 
     arrival_seconds: float
 
@@ -56,7 +56,7 @@ class JetStreamRates:
             return 0.0, 0
         try:
             return _decoder.decode(message.payload).arrival_seconds, message.seq
-        except msgspec.DecodeError:  # written by another client: replace it
+        except msgspec.DecodeError:  # written by another client, so replace it
             return 0.0, message.seq
 
     async def save(self, name: str, time: float, revision: int) -> int:
@@ -74,7 +74,7 @@ class JetStreamRates:
             raise RateConflictError(str(conflict)) from conflict
 
     async def _calibrate(self) -> None:
-        # The server's time is that of the middle of the request.
+        # The server's time is assumed to be that at the middle of the request.
         sent_at = time.monotonic()
         answer = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
         received_at = time.monotonic()

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from infra.jetstream.errors import BusUnavailableError
 
-PATIENCE_SECONDS: Final = 35.0  # Three timeouts. An election takes up to 8 s.
+PATIENCE_SECONDS: Final = 35.0  # covers three timeouts; an election takes up to 8 s
 _PAUSE_SECONDS: Final = 0.2
 
 T = TypeVar("T")
@@ -22,11 +22,11 @@ async def patiently(
 ) -> T:
     """Repeat a read until it succeeds, for at most `seconds`.
 
-    A starting server reports that its streams have no leader or do not respond, and a stream whose
-    leader has failed does not respond before the election of another one.
+    A server that is starting reports that its streams have no leader or do not respond, and a
+    stream whose leader has failed does not respond until a new one is elected.
 
     Raises:
-        BusUnavailableError: no success in time, or the connection was closed.
+        BusUnavailableError: the read did not succeed in time, or the connection was closed.
     """
     end = time.monotonic() + seconds
     while True:

@@ -1,4 +1,4 @@
-"""A server process that logs to a file, and ends with the process that started it."""
+"""A server process that logs to a file, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN_ACCOUNT: Final = (0, 0)
 
 
 class Child:
-    """One process. ``how``: the signal that shuts it down, also when its parent ends."""
+    """One process. ``how``: the signal to shut it down, including when its parent ends."""
 
     def __init__(
         self,
@@ -39,18 +39,18 @@ class Child:
                 stderr=output,
                 cwd=folder,
                 env=environment,
-                # Ctrl-C must reach only the parent, which stops it in order.
+                # Ctrl-C must reach only the parent, which stops this process gracefully.
                 start_new_session=True,
             )
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it is running."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     async def until(
@@ -58,7 +58,7 @@ class Child:
     ) -> None:
         """Wait until ``answers``, which is called in a thread, returns True.
 
-        ``deadline`` is a value of `time.monotonic`; ``seconds`` is only for the error message.
+        ``deadline``: a time of `time.monotonic`. ``seconds`` is only for the error message.
 
         Raises:
             ComponentError: the process exited, or the deadline has passed.
@@ -72,7 +72,7 @@ class Child:
         raise ComponentError(f"{name} did not respond within {seconds:.0f} s")
 
     async def stop(self, seconds: float) -> None:
-        """Shut it down, and kill it after a timeout."""
+        """Shut the process down, and kill it after a timeout."""
         self._process.send_signal(self._how)
         try:
             await asyncio.to_thread(self._process.wait, seconds)
@@ -80,6 +80,6 @@ class Child:
             await self.kill()
 
     async def kill(self) -> None:
-        """Kill it immediately (SIGKILL), as a crash does."""
+        """Kill the process immediately (SIGKILL), as a crash does."""
         self._process.kill()
         await asyncio.to_thread(self._process.wait)

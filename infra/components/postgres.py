@@ -1,4 +1,4 @@
-"""A PostgreSQL server on its own directory."""
+"""A PostgreSQL server in its own directory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATUS_LINE: Final = 7  # of postmaster.pid
 _SESSIONS_ENDING: Final = "shared memory block"
 """Part of the error message while the sessions of a killed server are still ending."""
 
-# Only the account itself and root can enter the socket's directory, so no password is needed.
+# Only the server's account and root can enter the socket's directory, so no password is needed.
 _HBA_RULES: Final = f"""\
 local all {SUPERUSER} trust
 local all all scram-sha-256
@@ -44,12 +44,12 @@ host all all 127.0.0.1/32 scram-sha-256
 
 
 class Postgres(LocalServer):
-    """One server with its databases in one directory.
+    """One server, with its databases in one directory.
 
-    Its superuser connects without a password through a socket in the directory, which only the
-    account of the server (and root) can enter. Other roles connect with their passwords through the
-    socket or 127.0.0.1. As root, it runs as the user `postgres`, which must be able to reach the
-    directory.
+    The superuser connects without a password through a socket in the directory, which only the
+    server's account (and root) can enter. Other roles connect with their passwords through the
+    socket or 127.0.0.1. If this process is root, the server runs as the user `postgres`, which must
+    be able to reach the directory.
     """
 
     name = "PostgreSQL"
@@ -66,17 +66,17 @@ class Postgres(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """The address for its superuser."""
+        """The address for the superuser."""
         return f"postgresql://{SUPERUSER}@{quote(str(self.socket), safe='')}:{self._port}/postgres"
 
     @property
     def socket(self) -> Path:
-        """The directory of its socket."""
+        """The directory of the socket."""
         return self._folder / "socket"
 
     @property
     def port(self) -> int:
-        """Its port on 127.0.0.1, used again at the next start if it is free."""
+        """The port on 127.0.0.1, reused at the next start if it is free."""
         return self._port
 
     @property
@@ -126,7 +126,7 @@ class Postgres(LocalServer):
     def _make_cluster(self) -> None:
         """Run `initdb` on a temporary directory, and rename it when it is complete."""
         new = self._folder / "new"
-        for left in new.iterdir():  # of a killed initdb
+        for left in new.iterdir():  # left by a killed initdb
             shutil.rmtree(left)
         target = new / "data"
         options = ["--username", SUPERUSER, "--encoding=UTF8", "--locale=C.UTF-8"]
@@ -141,7 +141,7 @@ class Postgres(LocalServer):
         target.rename(self._data)
 
     def _process_on_data(self) -> int | None:
-        """Return the server that uses the data. Delete a pid file that names another process."""
+        """Return the id of the server on the data. Delete a pid file that names another process."""
         pid = self._last_pid()
         if pid is None or _is_about(pid, self._data):
             return pid
@@ -191,7 +191,7 @@ def problem() -> str | None:
 
 
 def _program(name: str) -> Path | None:
-    """Return a program on the PATH, or that of Debian's newest version."""
+    """Return a program on the PATH, or from Debian's newest version."""
     if (program := shutil.which(name)) is not None:
         return Path(program)
     versions = [path for path in _DEBIAN.glob(f"*/bin/{name}") if os.access(path, os.X_OK)]
@@ -206,10 +206,10 @@ def _number(version: str) -> float:
 
 
 def _account() -> tuple[int, int]:
-    """Return the user and group of the server, or zeros for those of this process."""
+    """Return user and group ids for the server; zeros for those of this process."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return 0, 0
-    import pwd  # noqa: PLC0415 - not there on Windows
+    import pwd  # noqa: PLC0415 - not available on Windows
 
     try:
         entry = pwd.getpwnam(ACCOUNT)

@@ -21,12 +21,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class HeaderLayout:
-    """One subject per aggregate, with topic and version in headers and the state as body.
+    """One subject per aggregate, with the topic and version in headers and the state as body.
 
     ==========================  ===================================================
-    ``<base>_<purpose>``        the stream
-    ``es.<base>.<purpose>.*``   its events, with the aggregate as the last token
-    ``es-tracking.<base>.*``    tracking records, in the stream of events
+    ``<base>_<purpose>``        the stream ``es.<base>.<purpose>.*``   its events, with the
+    aggregate as the last token ``es-tracking.<base>.*``    tracking records, in the event stream
     ==========================  ===================================================
     """
 
@@ -49,7 +48,7 @@ class HeaderLayout:
 
     @property
     def digested(self) -> bool:
-        """Whether messages carry digests: only those of Reconciler's log do."""
+        """Whether messages carry digests; only those in Reconciler's log do."""
         return False
 
     @property
@@ -124,10 +123,10 @@ class HeaderLayout:
 
 
 class SnapshotLayout(HeaderLayout):
-    """The layout of snapshots, which may be taken of an older version after a newer one.
+    """The layout of snapshots. An older version may be stored after a newer one.
 
-    Such a late snapshot carries the newest version so far in a header, so that the last message of
-    an aggregate shows its newest snapshot.
+    Such a late snapshot carries the newest version so far in a header, so that an aggregate's last
+    message indicates its newest snapshot.
     """
 
     def version_of(self, message: StoredMessage) -> int:
@@ -146,11 +145,11 @@ def _version(message: StoredMessage, name: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _foreign(message, f"its header {name} is {text!r}") from None
+        raise _foreign(message, f"header {name} is {text!r}") from None
 
 
 def _name(text: str) -> str:
-    """Return a name unchanged if possible, so that users recognize it in lists of streams."""
+    """Return a name unchanged if possible, so that users recognize it in stream lists."""
     return text if _NAME.fullmatch(text) else escape(text)
 
 
@@ -168,7 +167,7 @@ def _topic(header: str) -> str:
 def _header(message: StoredMessage, name: str) -> str:
     value = (message.headers or {}).get(name)
     if value is None:
-        raise _foreign(message, f"it has no header {name}")
+        raise _foreign(message, f"header {name} is missing")
     return value
 
 

@@ -18,7 +18,7 @@ from infra.eventstore.bus import Bus
 from infra.eventstore.layout import EventLayout
 from infra.jetstream.follow import follow
 
-_BATCHES_AHEAD: Final = 8  # Batches read in advance. Then the follower waits.
+_BATCHES_AHEAD: Final = 8  # number of batches to read ahead before the follower waits
 
 
 class JetStreamSubscription(Subscription[ApplicationRecorder]):
@@ -45,7 +45,7 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
         self._start = self._bus.submit(self._begin())
 
     def __next__(self) -> Notification:
-        """Return the next notification, after waiting for it.
+        """Wait for the next notification, and return it.
 
         Raises:
             StopIteration: the subscription was stopped.
@@ -92,7 +92,7 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
     async def _take(self) -> list[Notification] | None:
         """Wait for the next batch. Return None if the follower has ended without an error."""
         follower = self._follower
-        # `_begin` ran before, because the loop keeps the order of calls.
+        # `_begin` has already run, because the loop preserves the order of calls.
         assert follower is not None
         getting = asyncio.ensure_future(self._batches.get())
         try:

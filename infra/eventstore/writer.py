@@ -1,4 +1,4 @@
-"""Appends by version: each version of an aggregate once, and all events of an insert or none."""
+"""Append by version: each aggregate version once, and all events of an insert or none."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -16,10 +16,10 @@ FIRST_VERSION: Final = 1
 
 
 class EventWriter:
-    """Converts the library's versions into the positions that the server compares.
+    """Converts the library's versions to the positions that the server compares.
 
-    It expects the cached or guessed heads, so that a typical append is one round trip. If that
-    fails, it reads from the stream's leader. Only a leader's response can cause an
+    It assumes cached or guessed heads, so that a typical append takes one round trip. If that
+    fails, it reads from the stream's leader. Only the leader's response can cause an
     `IntegrityError`.
     """
 
@@ -39,7 +39,7 @@ class EventWriter:
         Raises:
             IntegrityError: a version already exists; nothing was stored.
             DataError: too many entries for one atomic batch; nothing was stored.
-            BusUnavailableError: unknown whether the entries were stored.
+            BusUnavailableError: it is unknown whether the entries were stored.
         """
         if len(entries) > MAX_BATCH:
             raise DataError(
@@ -51,7 +51,7 @@ class EventWriter:
         try:
             heads = await self._assume_heads(entries)
             return await self.sequences.append(await self.prepare(entries, heads), heads)
-        # The guess was stale, or the version exists. The leader's heads decide.
+        # The guess was stale, or a version exists. The leader's heads decide.
         except (AppendConflictError, IntegrityError):
             names = dict.fromkeys(entry.sequence for entry in entries)
             heads = await self._read(names, from_leader=True)
@@ -64,7 +64,7 @@ class EventWriter:
             ) from error
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
-        """Return the entries after the heads, in order; raises `IntegrityError` on a conflict."""
+        """Return the entries, which must follow the heads; raises `IntegrityError` if not."""
         last = {sequence: head.version for sequence, head in heads.items()}
         for entry in entries:
             self._check(entry, last[entry.sequence])
@@ -75,7 +75,7 @@ class EventWriter:
         if last is not None and entry.version <= last:
             raise IntegrityError(
                 f"version conflict: version {entry.version} of {entry.sequence} already "
-                f"exists; its last version is {last}"
+                f"exists; the last version is {last}"
             )
         if self._layout.gapless and entry.version != (last or 0) + 1:
             raise IntegrityError(
@@ -84,7 +84,7 @@ class EventWriter:
             )
 
     async def _assume_heads(self, entries: Sequence[Entry]) -> dict[str, Head]:
-        """Return cached heads. A sequence whose first entry has version 1 is assumed to be new."""
+        """Return cached heads. A sequence that starts with version 1 is assumed to be empty."""
         heads: dict[str, Head] = {}
         unknown: list[str] = []
         for entry in entries:
@@ -112,7 +112,7 @@ class SnapshotWriter(EventWriter):
     """Appends snapshots: each version once, but in any order."""
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
-        """Return the entries, late ones marked; raises `IntegrityError` for existing versions."""
+        """Return the entries, marking late ones; raises `IntegrityError` for existing versions."""
         existing_versions = {
             sequence: await self._versions(sequence, head)
             if any(_is_late(entry, head) for entry in entries if entry.sequence == sequence)

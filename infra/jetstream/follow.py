@@ -1,8 +1,8 @@
-"""Follow a stream from any sequence: every message once and in order, without an end.
+"""Follow a stream from any sequence: every message once, in order, indefinitely.
 
-A push consumer with flow control: 57,000 to 66,000 messages/s, against 51,000 to 59,000 for a pull
-consumer and 38,000 to 45,000 for nats-py's ordered consumer with a callback (same run, two busy
-cores).
+It uses a push consumer with flow control: 57,000 to 66,000 messages/s, against 51,000 to 59,000 for
+a pull consumer and 38,000 to 45,000 for nats-py's ordered consumer with a callback (same run, two
+busy cores).
 """
 
 import asyncio
@@ -39,11 +39,11 @@ from infra.jetstream.wire import (
 
 HEARTBEAT_SECONDS: Final = 2.0
 _SILENT_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
-# Without a leader there is no response. The next attempt may find one.
+# Without a leader there is no response, but there may be one at the next attempt.
 _CREATE_SECONDS: Final = 3.0
-_CHECK_SECONDS: Final = 1.0  # interval of checks of a silent connection
+_CHECK_SECONDS: Final = 1.0  # interval between checks of a silent connection
 _RETRY_SECONDS: Final = 0.25
-_INACTIVE_SECONDS: Final = 10  # the server then deletes the consumer of a follower that has ended
+_INACTIVE_SECONDS: Final = 10  # then the server deletes the consumer of an ended follower
 _PULL_MESSAGES: Final = 500  # number of messages that a pulling follower requests
 _PULL_SECONDS: Final = 20.0
 _HEARTBEAT: Final = "100"
@@ -74,27 +74,27 @@ def follow_as(
 ) -> "Follower":
     """Return a follower for a user that may use only the existing consumers `names`.
 
-    It resets a consumer that no other client uses, and pulls from it. Such a user cannot create a
-    consumer, because its creator determines the subject of the deliveries (ADR 0064). If all are in
-    use, `async with` raises `BusRefusedError`.
+    It resets a consumer that no other client uses, and pulls from it. Such a user must not create a
+    consumer, because the creator chooses the delivery subject (ADR 0064). If all are in use, `async
+    with` raises `BusRefusedError`.
 
     Args:
-        subject_filter: the filter of the consumers.
+        subject_filter: the consumers' filter.
         start_seq: first stream sequence to return; None for new messages only.
     """
     return Follower(nc, stream, filters=[subject_filter], start_seq=start_seq, names=names)
 
 
 class Follower:
-    """Batches of a stream's messages, in order and without gaps within the filters.
+    """Batches of a stream's messages under the filters, in order and without gaps.
 
-    After a lost connection, missing heartbeats or a restart of the server, it creates a new ordered
-    consumer that starts after the last message returned. The server's flow control bounds memory:
-    the server pauses until the caller has fetched the waiting batches.
+    After a lost connection, missing heartbeats or a server restart, it creates a new ordered
+    consumer that starts after the last message returned. Flow control bounds memory: the server
+    pauses until the caller has fetched the waiting batches.
 
     Attributes:
-        caught_up: set after everything that the stream contained at the start was returned. It is
-            set together with the last such batch, so read it after each batch is processed.
+        caught_up: set once everything that the stream contained at the start was returned. It is
+            set together with the last such batch, so read it after processing each batch.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Follower:
         """
         while True:
             batch = await self._feed.take()
-            if batch and batch[0].seq <= self.position:  # repeated by a copy that lags
+            if batch and batch[0].seq <= self.position:  # repeated by a lagging replica
                 batch = [message for message in batch if message.seq > self.position]
             if batch:
                 self._position = batch[-1].seq
@@ -171,16 +171,16 @@ class Follower:
             await self._feed.wait()
 
     async def replay(self) -> AsyncIterator[list[StoredMessage]]:
-        """Yield the batches until the follower has caught up."""
+        """Yield batches until the follower has caught up."""
         while not self.caught_up.is_set():
             yield await anext(self)
 
     async def _is_caught_up(self) -> bool:
         """Return whether everything that the stream contained at the start was returned.
 
-        In a cluster only the leader has this information: the copy that feeds this follower may lag
-        and report that nothing is pending. A user without permission to read from the leader relies
-        on the copy.
+        In a cluster, only the leader has this information: the replica that feeds this follower may
+        lag and report that nothing is pending. A user who may not read from the leader relies on
+        the replica.
         """
         if self._target is not None and self.position >= self._target:
             return True
@@ -200,7 +200,7 @@ class Follower:
 
     async def _repair(self) -> None:
         while True:
-            _log.info("following %s again from position %d", self._stream, self.position)
+            _log.info("following %s again, from position %d", self._stream, self.position)
             try:
                 await self._check_identity()
                 await self._restart()
@@ -229,7 +229,7 @@ class Follower:
         if created != self._created:
             raise StreamReplacedError(
                 f"stream {self._stream} was deleted and recreated while this process read it "
-                f"(created {created}, previously {self._created}), so positions of the old stream "
+                f"(created {created}, previously {self._created}), so positions in the old stream "
                 "are invalid"
             )
 
@@ -238,7 +238,7 @@ class Follower:
         await self._feed.close()
         self._feed = self._new_feed()
         await self._feed.open(self._stream, self._filters, self._position)
-        if self._position is None:  # a loss before the first message must not skip any
+        if self._position is None:  # a connection loss before the first message must not skip any
             self._position = self._feed.began_after
 
     def _new_feed(self) -> "_Feed":
@@ -246,11 +246,11 @@ class Follower:
 
 
 class _Feed:
-    """One ordered consumer: its inbox and the messages that have arrived.
+    """One ordered consumer, with its inbox and the messages that have arrived.
 
     Attributes:
-        nothing_pending: whether the server reported no more messages.
-        began_after: the stream sequence before the consumer's first one.
+        nothing_pending: whether the server reported that no more messages exist.
+        began_after: the stream sequence after which the consumer started.
     """
 
     def __init__(self, nc: Client) -> None:
@@ -270,12 +270,12 @@ class _Feed:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every message that the server reported was fetched."""
+        """Whether every message that the server announced was fetched."""
         return self.nothing_pending and not self._waiting
 
     @property
     def broken(self) -> bool:
-        """Whether this feed must be replaced: a gap, missing heartbeats or a new connection."""
+        """Whether to replace this feed, after a gap, missing heartbeats or a new connection."""
         return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
@@ -297,7 +297,7 @@ class _Feed:
 
     def _begin(self, response: Mapping[str, Any]) -> None:
         self.began_after = int(response["delivered"]["stream_seq"])
-        # Otherwise the messages report it, possibly before this response.
+        # Otherwise the messages report the pending ones, possibly before this response.
         if not response.get("num_pending", 0):
             self.nothing_pending = True
 
@@ -311,12 +311,12 @@ class _Feed:
 
     async def take(self) -> list[StoredMessage]:
         """Return the messages that have arrived, and allow the server to send more."""
-        # A flow control request: the server pauses until it is answered. Answering only now, when
-        # the caller has asked for more, bounds the messages that wait here.
+        # The server pauses until its flow control request gets a response. Sending it only now,
+        # when the caller wants more, bounds the messages that wait here.
         if self._flow_reply:
             reply, self._flow_reply = self._flow_reply, ""
             await _ignoring_unavailable(send(self._nc, reply, b""))
-        # Must not be followed by a wait, so that `nothing_pending` is consistent with the batch.
+        # No await may follow, so that `nothing_pending` stays consistent with the batch.
         batch, self._waiting = self._waiting, []
         self._arrived.clear()
         if batch:
@@ -324,7 +324,7 @@ class _Feed:
         return batch
 
     async def wait(self) -> None:
-        """Wait for an arrival, or until the next check of the connection is due.
+        """Wait for a message, or until the next connection check is due.
 
         Raises:
             BusUnavailableError: the connection was closed.
@@ -344,7 +344,7 @@ class _Feed:
         if not reply.startswith("$JS.ACK."):
             self._control(message)
             return
-        # Consumer sequences are contiguous. A jump means that a message was lost on the way.
+        # Consumer sequences are contiguous, so a gap means that a message was lost in transit.
         _, _, seq, consumer_seq, stamp, pending, *_ = split_reply(reply)
         self._consumer_seq += 1
         if int(consumer_seq) != self._consumer_seq:
@@ -360,13 +360,13 @@ class _Feed:
         """Process a heartbeat or a flow control request."""
         self._last_message_at = time.monotonic()
         headers = message.headers or {}
-        # A stalled consumer waits for the response to a flow control request that was lost. The
-        # header repeats its reply subject.
+        # A stalled consumer waits for the response to a lost flow control request. The header
+        # repeats the reply subject.
         stalled = headers.get("Nats-Consumer-Stalled")
         if message.reply or stalled:
             self._flow_reply = message.reply or stalled or ""
-        # A heartbeat names the last message that the server sent. If it did not arrive, it was
-        # lost.
+        # A heartbeat contains the sequence of the last message sent. If that message did not
+        # arrive, it was lost.
         last = headers.get("Nats-Last-Consumer")
         if last is not None and int(last) != self._consumer_seq:
             self._gap = True
@@ -377,9 +377,9 @@ class _Feed:
 
 
 class _PulledFeed(_Feed):
-    """One of a service's existing consumers, reset to a position and pulled from.
+    """A feed that resets one of a service's existing consumers to a position, and pulls from it.
 
-    If two clients choose the same consumer, each detects missing messages and chooses again.
+    If two clients choose the same consumer, both detect missing messages and choose again.
     """
 
     def __init__(self, nc: Client, names: Sequence[str]) -> None:
@@ -390,7 +390,7 @@ class _PulledFeed(_Feed):
         self._requested = 0
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
-        """Reset an unused consumer, and start to pull."""
+        """Reset an unused consumer, and start pulling."""
         if after is None:
             newest = await last_of_each(self._nc, stream, filters)
             after = max((one.seq for one in newest), default=0)
@@ -410,7 +410,7 @@ class _PulledFeed(_Feed):
         return await super().take()
 
     async def _free_name(self, stream: str) -> str:
-        """Return a consumer without an open request: a client that uses one keeps a request open.
+        """Return an unused consumer: one without an open request, which every client keeps open.
 
         Raises:
             BusRefusedError: all consumers are in use.
@@ -439,7 +439,7 @@ class _PulledFeed(_Feed):
         """Process a heartbeat or the end of a request."""
         self._last_message_at = time.monotonic()
         if status_of(message) != _HEARTBEAT:
-            # The end of a request reports how many of its messages were not sent.
+            # The status that ends a request reports how many of its messages were not sent.
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._requested -= int(pending) if pending.isdecimal() else 0
             self._arrived.set()
@@ -458,7 +458,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
         "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
         "inactive_threshold": _INACTIVE_SECONDS * _SECOND,
         "mem_storage": True,
-        # In memory and not replicated: a follower that loses its consumer creates another one.
+        # Not replicated, because a follower that loses its consumer creates another one.
         "num_replicas": 1,
     }
     if len(filters) == 1 and filters[0] != ">":
@@ -469,7 +469,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
 
 
 async def _ignoring_unavailable(sending: Any) -> None:
-    """Await a send, and ignore an unreachable server: the server does without this message."""
+    """Await a send, ignoring an unreachable server, which can do without this message."""
     try:
         await sending
     except BusUnavailableError as error:

@@ -1,4 +1,4 @@
-"""Parse messages directly from the socket's bytes to their listeners, without a queue."""
+"""Parse messages from the socket, and pass them directly to listeners, without a queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from nats.aio.client import Client
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
-STATUS: Final = "Status"  # nats-py's names for the parts of a status line
+STATUS: Final = "Status"  # nats-py's header names for the parts of a status line
 DESCRIPTION: Final = "Description"
 
 _PLAIN_HEAD: Final = b"NATS/1.0\r\n"
@@ -29,14 +29,13 @@ _Other = TypeVar("_Other")
 
 
 class MessageTooLongError(OSError):
-    """A server sent more than a limit allows. The connection to it must be closed."""
+    """A server exceeded a size limit. The connection to it must be closed."""
 
 
 class Headers(Mapping[str, str]):
     """The headers of a message, parsed on access, because most are never read.
 
-    A message of the log has six headers, of which one is read. Parsing all takes five times as
-    long.
+    A log message has six headers, of which only one is read. Parsing all takes five times as long.
     """
 
     __slots__ = ("_block",)
@@ -55,7 +54,7 @@ class Headers(Mapping[str, str]):
     @overload
     def get(self, key: str, /, default: str | _Other) -> str | _Other: ...
     def get(self, key: str, /, default: str | _Other | None = None) -> str | _Other | None:
-        """Return a header, or the default, without the cost of the exception in `Mapping.get`."""
+        """Return a header or the default, without the cost of an exception as in `Mapping.get`."""
         value = self._find(key)
         return default if value is None else value
 
@@ -72,7 +71,7 @@ class Headers(Mapping[str, str]):
         return True
 
     def items(self) -> ItemsView[str, str]:
-        """Return all headers, parsed once. Of repeated headers, the last one counts."""
+        """Return all headers, parsed once. If a header is repeated, the last value counts."""
         return self.parsed().items()
 
     def parsed(self) -> dict[str, str]:
@@ -97,7 +96,7 @@ def _start_of(name: str) -> bytes:
 
 
 def read_headers(block: bytes) -> Mapping[str, str] | None:
-    """Parse a header block. A status of the server becomes the headers of its first line."""
+    """Parse a header block. A status line becomes the headers `Status` and `Description`."""
     if not block or block.startswith(_PLAIN_HEAD):
         return Headers(block) if block else None
     parsed, line = Headers(block).parsed(), block[: block.find(_LINE_END)]
@@ -108,7 +107,7 @@ def read_headers(block: bytes) -> Mapping[str, str] | None:
 
 
 class Incoming(msgspec.Struct, gc=False):
-    """A message for a listener."""
+    """A message as passed to a listener."""
 
     subject: str
     reply: str
@@ -117,19 +116,19 @@ class Incoming(msgspec.Struct, gc=False):
 
 
 Listener = Callable[[Incoming], None]
-"""Processes one message synchronously. Its exceptions are logged."""
+"""Processes one message synchronously. Exceptions are logged."""
 
 Take = Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None] | None]
-"""Processes a message (subscription number, subject, reply, payload and header block).
+"""Processes a message (subscription id, subject, reply, payload and header block).
 
 Returns an awaitable if work remains, which is rare.
 """
 
 
 class MessageParser(Parser):
-    """nats-py's parser, bypassed for complete messages.
+    """nats-py's parser with a shortcut for complete messages.
 
-    nats-py's own parser needs two regular expressions and two passes per message. It still
+    nats-py's own parser, which needs two regular expressions and two passes per message, still
     processes everything except complete messages in the usual form.
     """
 
@@ -139,7 +138,7 @@ class MessageParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         """Process bytes from the socket."""
-        # nats-py's parser has started a message: complete it there first.
+        # nats-py's parser has started a message, so let it complete that first.
         if self.state == AWAITING_MSG_PAYLOAD:
             missing = self.needed + CRLF_SIZE - len(self.buf)
             await super().parse(data[:missing])
@@ -157,12 +156,12 @@ class MessageParser(Parser):
         if self.state == AWAITING_MSG_PAYLOAD:
             if self.needed > MAX_MESSAGE_BYTES:
                 raise MessageTooLongError(
-                    f"the server sends a message of {self.needed} bytes, more than the limit of "
-                    f"{MAX_MESSAGE_BYTES // 1024**2} MiB"
+                    f"the server is sending a message of {self.needed} bytes, more than the limit "
+                    f"of {MAX_MESSAGE_BYTES // 1024**2} MiB"
                 )
         elif len(self.buf) > MAX_LINE_BYTES:
             raise MessageTooLongError(
-                f"the server sends a line of more than {MAX_LINE_BYTES // 1024} KiB"
+                f"the server is sending a line of more than {MAX_LINE_BYTES // 1024} KiB"
             )
 
     async def _take_messages(self, data: bytes) -> bytes:

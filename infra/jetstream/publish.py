@@ -1,4 +1,4 @@
-"""Publish with acknowledgement: one message, many in flight, or many in atomic batches."""
+"""Publish with acknowledgements: one message, many pipelined, or many in atomic batches."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from infra.jetstream.wire import (
     write,
 )
 
-# From this number on, an atomic batch costs less than single publishes.
+# From this number of messages, an atomic batch costs less than single publishes.
 _BATCH_FROM = 16
 
 
@@ -39,12 +39,12 @@ async def publish(
     *,
     headers: Mapping[str, str] | None = None,
     msg_id: str | None = None,
-    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
+    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - passed on to nats-py
 ) -> PublishAck:
     """Store one message, and return its acknowledgement.
 
     Args:
-        msg_id: with an id, a repeat within the stream's duplicate window is stored once.
+        msg_id: if given, repeats within the stream's duplicate window are stored only once.
 
     Raises:
         BusUnavailableError: no response before the timeout, or no stream accepts the subject. The
@@ -67,12 +67,12 @@ async def publish_many(
 ) -> list[PublishAck | BusError]:
     """Store the messages one by one, pipelined, and return the result of each, in order.
 
-    A failed message does not affect the others: its error is in its place.
+    A failed message does not affect the others: its result is the error.
 
     Args:
         window: maximum number of unacknowledged messages.
-        timeout: seconds without any acknowledgement after which the remaining results are unknown
-            (`BusUnavailableError`).
+        timeout: seconds without any acknowledgement after which the remaining results count as
+            unknown (`BusUnavailableError`).
     """
     for message in messages:
         check_expectation(message)
@@ -86,9 +86,9 @@ async def publish_in_batches(
     batch: int = 500,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - of each batch
 ) -> list[PublishAck | BusError]:
-    """Do what `publish_many` does, in atomic batches, for one stream that allows them.
+    """Publish like `publish_many`, but in atomic batches, to one stream that allows them.
 
-    With `sync_interval: always` the server syncs once per batch instead of once per message, which
+    With `sync_interval: always`, the server syncs once per batch instead of once per message, which
     is ten times as fast. The messages of a rejected batch are published again one by one, so that
     each has its own result.
     """
@@ -109,9 +109,9 @@ async def publish_in_batches(
 async def store_all(
     nc: Client, messages: Sequence[OutgoingMessage]
 ) -> Sequence[PublishAck | BusError]:
-    """Store many messages in the fastest way, and return the result of each, in order.
+    """Store messages in the fastest way, and return the result of each, in order.
 
-    Every acknowledged publish waits for the disk; an atomic batch waits once (ADR 0007).
+    Every acknowledged publish waits for the disk, but an atomic batch waits only once (ADR 0007).
     """
     if len(messages) == 1:
         one = messages[0]
@@ -153,7 +153,7 @@ class _Pipeline:
             ):
                 await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
-            # Messages without a response are reported as unknown, in their places.
+            # `_result` reports messages without a response as unknown.
             suspect_server(self._nc)
         finally:
             await unsubscribe(subscription)
@@ -180,7 +180,7 @@ class _Pipeline:
             self._answers[index] = error
         except ValueError as error:
             self._answers[index] = BusRefusedError(str(error))
-        # Not sent: the error is already in its place.
+        # Not sent, because the result is already known.
         return b""
 
     def _receive(self, message: Incoming) -> None:
@@ -194,8 +194,8 @@ class _Pipeline:
     def _denied(self, denial: Denial) -> bool:
         """Use a denial as the response to every message for its subject.
 
-        Without a subscription to the inbox no response arrives, so a denial of it is the response
-        to all.
+        Without a subscription to the inbox, no response can arrive, so a denial of it applies to
+        all messages.
         """
         if not isinstance(self._nc, FastClient):
             return False
@@ -221,7 +221,7 @@ class _Pipeline:
         """Wait until at most `wanted` messages are in flight.
 
         Raises:
-            TimeoutError: no more responses will arrive.
+            TimeoutError: no response arrived in time, or the connection was lost.
         """
         self._max_in_flight = wanted
         while (previous := self._in_flight) > wanted:

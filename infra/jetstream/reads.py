@@ -1,4 +1,4 @@
-"""Read without a consumer: last messages, histories of subjects, and the leader's state."""
+"""Read without a consumer: last messages, subject histories, and the leader's state."""
 
 import asyncio
 import base64
@@ -30,7 +30,7 @@ from infra.jetstream.wire import (
     write,
 )
 
-# Of up to 4 subjects each: the server returns 413 above 1,024 subjects.
+# A filter matches up to 4 subjects, and the server returns 413 above 1,024 subjects.
 FILTERS_PER_REQUEST: Final = 256
 MESSAGES_PER_REQUEST: Final = 1_000
 _READS_AT_ONCE: Final = 32
@@ -54,10 +54,10 @@ _ADDED_BY_READ: Final = frozenset(
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """A stored message of a stream.
+    """A message stored in a stream.
 
     Attributes:
-        stamp: time of storage as the server wrote it: nanoseconds, or RFC 3339.
+        stamp: storage time as the server wrote it: nanoseconds, or RFC 3339.
     """
 
     seq: int
@@ -68,7 +68,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time_ns(self) -> int:
-        """The time of storage, in nanoseconds since 1970."""
+        """The storage time, in nanoseconds since 1970."""
         if isinstance(self.stamp, int):
             return self.stamp
         seconds, _, fraction = self.stamp.rstrip("Z").partition(".")
@@ -77,7 +77,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """The time of storage, in microseconds."""
+        """The storage time, truncated to microseconds."""
         seconds, nanoseconds = divmod(self.time_ns, 1_000_000_000)
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1_000)
 
@@ -85,7 +85,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 class SubjectCounts(NamedTuple):
     """The number of messages per subject, from `first_seq` to `last_seq`.
 
-    A message that was stored during the count, after `last_seq`, may or may not be included.
+    A message stored after `last_seq`, during the count, may or may not be included.
     """
 
     first_seq: int
@@ -98,8 +98,8 @@ class StreamState(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         first_seq: sequence of the oldest message (`last_seq + 1` if the stream is empty).
-        last_seq: the last assigned sequence, 0 if there was none.
-        bytes: size of the stored messages.
+        last_seq: the last assigned sequence; 0 if there is none.
+        bytes: total size of the stored messages.
     """
 
     first_seq: int
@@ -115,8 +115,8 @@ async def last_for_subjects(
 ) -> list[StoredMessage]:
     """Return the last message of every subject that the filters match, in any order.
 
-    The number of filters is unlimited. The caller must split a filter that matches more than 1,024
-    subjects. A follower may respond, so the newest messages may be missing.
+    The number of filters is unlimited, but each must match at most 1,024 subjects. A follower may
+    respond, so the newest messages may be missing.
 
     Args:
         up_to: ignore messages after this stream sequence.
@@ -124,7 +124,7 @@ async def last_for_subjects(
     Raises:
         BusUnavailableError: no response, or the stream does not exist or does not allow direct
             reads.
-        BusRefusedError: 413, one filter matches more than 1,024 subjects.
+        BusRefusedError: one filter matches more than 1,024 subjects (413).
     """
     messages: list[StoredMessage] = []
     for start in range(0, len(filters), FILTERS_PER_REQUEST):
@@ -165,7 +165,7 @@ async def _last_readable(
 async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
     """Return the last message of each subject, with one request per subject.
 
-    The subject is part of the request's subject, so permissions can restrict it. It costs one round
+    The request's subject contains the subject, so permissions can restrict it. This takes one round
     trip per subject, 32 at a time, so `last_for_subjects` is faster.
 
     Raises:
@@ -242,7 +242,7 @@ async def read_subject(
 
 
 class SubjectStart(NamedTuple):
-    """A read of a subject's first messages: at most `limit`, and at most one response."""
+    """A read of a subject's first messages: at most `limit`, and at most one response's worth."""
 
     subject: str
     limit: int
@@ -276,7 +276,7 @@ async def read_starts(
 
 
 async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> StoredMessage | None:
-    """Return the last message under a filter, as the stream's leader has it, or None.
+    """Return the last message under a filter from the stream's leader, or None.
 
     Slower than a direct read, but it includes every acknowledged append.
 
@@ -288,7 +288,7 @@ async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> Stor
 
 
 async def message_from_leader(nc: Client, stream: str, seq: int) -> StoredMessage | None:
-    """Return the message at a stream sequence, as the stream's leader has it, or None.
+    """Return the message at a stream sequence from the stream's leader, or None.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
@@ -315,12 +315,12 @@ async def _from_leader(nc: Client, stream: str, question: dict[str, Any]) -> Sto
 
 
 async def stream_state(nc: Client, stream: str) -> StreamState:
-    """Return a stream's state and configuration, as its leader has them.
+    """Return a stream's state and configuration from its leader.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
-        BusUnavailableError: no response, or the stream has no leader. Another server would then
-            report an empty stream.
+        BusUnavailableError: no response, or the stream has no leader. Without a leader, a server
+            would report an empty stream.
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
     # A single server reports no cluster.
@@ -362,7 +362,7 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
 
 
 class _Response:
-    """The messages of one response, and the empty message that ends it."""
+    """The messages in one response, and the empty message that ends it."""
 
     def __init__(self) -> None:
         self.messages: list[StoredMessage] = []
@@ -378,15 +378,15 @@ class _Response:
 
     @property
     def pending(self) -> int:
-        """The number of messages that the server has after the last one."""
+        """The number of further messages on the server."""
         return int(self._last.get(_PENDING, "0"))
 
 
 class _Requests:
-    """Concurrent requests, each sent in one or several attempts.
+    """Concurrent requests, each sent in one or more attempts.
 
-    The last token of a reply subject is the number of the attempt. The first attempt with a
-    complete response counts.
+    The last token of a reply subject is the number of the attempt. The first complete response
+    counts.
     """
 
     def __init__(self, count: int) -> None:
@@ -401,7 +401,7 @@ class _Requests:
         return [number for number in range(self._count) if number not in self.responses]
 
     def ask(self, copies: int) -> Iterator[tuple[int, int]]:
-        """Start `copies` attempts. Yield each open request with the number of the attempt."""
+        """Start `copies` attempts. Yield each open request with the number of each attempt."""
         for _ in range(copies):
             first = len(self._attempts)
             self._attempts += [_Response() for _ in range(self._count)]
@@ -437,10 +437,10 @@ class _Requests:
 
 
 def _attempts_for(nc: Client) -> list[tuple[float, int]]:
-    """Return the time limit in seconds, and the number of copies, of each attempt at a read.
+    """Return the time limit in seconds and the number of copies for each round of a read.
 
-    In a cluster, a random server with a copy of the stream responds. A server that has failed is
-    chosen until its routes are closed, which may take a minute.
+    In a cluster, a random server with a copy of the stream responds. A failed server may be chosen
+    until its routes are closed, which may take a minute.
     """
     if is_clustered(nc):
         return [(_PATIENCE_SECONDS, copies) for copies in (1, 2, 3, 3, 3, 3)]
@@ -450,7 +450,7 @@ def _attempts_for(nc: Client) -> list[tuple[float, int]]:
 async def _direct_gets(
     nc: Client, stream: str, bodies: Sequence[dict[str, Any]]
 ) -> list[tuple[list[StoredMessage], bool]]:
-    """Send several direct reads. Return the messages of each, and whether more exist."""
+    """Send several direct reads. For each, return the messages, and whether more exist."""
     inbox = nc.new_inbox()
     requests = _Requests(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"
@@ -483,8 +483,8 @@ def _checked_response(
     assert response.end is not None
     headers = response.end.headers or {}
     status, description = status_of(response.end), headers.get(DESCRIPTION, "")
-    # The server ends its response at a message that it cannot read (a damaged file, or deleted
-    # meanwhile). Then the last messages of the remaining subjects are missing.
+    # The server ends its response at a message that it cannot read (in a damaged file, or just
+    # deleted). The last messages of the remaining subjects are then missing.
     is_cut_short = "multi_last" in body and status == "404" and description == _UNREADABLE
     if is_cut_short or status not in ("204", "404"):  # end of the batch, or no such message
         raise _to_error(subject, status, description)
@@ -511,7 +511,7 @@ _Other = TypeVar("_Other")
 
 
 class _OwnHeaders(Mapping[str, str]):
-    """The headers of a message without those that a direct read adds, evaluated on access."""
+    """A message's headers without those that a direct read adds, evaluated on access."""
 
     __slots__ = ("_all",)
 

@@ -1,6 +1,6 @@
 """Create streams and consumers, and update them in place.
 
-Configurations are JSON objects of the server, because nats-py's classes drop unknown fields.
+Configurations are the server's JSON objects, because nats-py's classes drop unknown fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,23 +26,23 @@ _PAUSED: Final = "pause_until"
 _NEW_NAME: Final = (
     " Restore its original configuration, or copy its messages to a new stream with another name"
 )
-# Values with which the server reports a limit that was set to 0 or omitted.
+# Values that the server reports for a limit that was set to 0 or omitted.
 _UNSET: Final[tuple[object, ...]] = (None, 0, -1, "", False)
 
 
 async def ensure_stream(
     nc: Client, config: Config, *, remedy: str = _NEW_NAME, must_be_new: bool = False
 ) -> Literal["created", "updated", "unchanged"]:
-    """Create or update the stream `config["name"]`. Keys that `config` lacks stay unchanged.
+    """Create or update the stream `config["name"]`. Fields missing from `config` stay unchanged.
 
     Args:
-        remedy: text for the error about a stream that cannot be changed in place.
+        remedy: end of the error message about a stream that cannot be changed in place.
         must_be_new: raise an error instead of updating an existing stream.
 
     Raises:
-        StreamExistsError: it exists, and `must_be_new` is set.
-        IncompatibleStreamError: it exists and cannot be changed in place. The text contains the
-            fields, both values and the remedy.
+        StreamExistsError: the stream exists, and `must_be_new` is set.
+        IncompatibleStreamError: the stream exists and cannot be changed in place. The message
+            contains the fields, both values and the remedy.
         BusRefusedError: the server rejects the configuration.
         BusUnavailableError: no response.
     """
@@ -154,9 +154,9 @@ async def consumer_names(nc: Client, stream: str) -> list[str]:
 
 
 def with_raised_limit(wanted: Config, found: Config) -> Config:
-    """Return `wanted`, with the higher limit of bytes that an operator has set, if any.
+    """Return `wanted`, with the existing `max_bytes` if an operator has raised it.
 
-    A stream without a limit does not count as higher.
+    The lack of a limit does not count as higher.
     """
     limit, existing_limit = wanted.get("max_bytes"), found.get("max_bytes")
     if (
@@ -169,7 +169,7 @@ def with_raised_limit(wanted: Config, found: Config) -> Config:
 
 
 def differences(wanted: Config, found: Config, path: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return the fields of `wanted` that differ in `found`: path to (wanted, found)."""
+    """Return the fields of `wanted` that differ in `found`, as path to (wanted, found)."""
     wrong: dict[str, tuple[Any, Any]] = {}
     for key, value in wanted.items():
         wrong |= _difference(value, found.get(key), f"{path}{key}")
@@ -217,7 +217,7 @@ async def _put_consumer(
 ) -> None:
     subject = f"CONSUMER.CREATE.{stream}.{name}"
     only_filter = config.get("filter_subject")
-    if only_filter:  # also in the subject, so that permissions can restrict it
+    if only_filter:  # in the subject as well, so that permissions can restrict it
         subject += f".{only_filter}"
     await api_request(nc, subject, {"stream_name": stream, "config": config, "action": action})
 

@@ -1,6 +1,6 @@
-"""Requests and publishes on a connection, and the server's errors as those of `errors`.
+"""Send requests and messages on a connection, and convert server errors to those of `errors`.
 
-The only module that uses nats-py's exceptions. All others raise and catch `BusError`.
+This is the only module that handles nats-py's exceptions. All others use `BusError`.
 """
 
 import asyncio
@@ -52,13 +52,13 @@ from infra.jetstream.parser import (
 )
 from infra.jetstream.transport_security import TransportSecurity
 
-MAX_HEADERS_BYTES: Final = 65_535  # The limit of JetStream (10097). The connection itself has none.
-# The server closes the connection on a protocol line above 4,096 bytes, and nats-py then closes the
-# client permanently. The rest is for the reply subject and the sizes.
+MAX_HEADERS_BYTES: Final = 65_535  # JetStream's limit (10097); the connection itself has none
+# The server closes the connection on a protocol line over 4,096 bytes, and nats-py then closes the
+# client permanently. This leaves room for the reply subject and the sizes.
 MAX_SUBJECT_BYTES: Final = 3_000
 
 _CLOSE_SECONDS: Final = 1.0
-PENDING_BYTES: Final = 64 * 1024 * 1024  # limit of unsent bytes, also during a reconnection
+PENDING_BYTES: Final = 64 * 1024 * 1024  # limit on unsent bytes, including during a reconnection
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
 _NO_LINE_ENDS: Final = {ord("\r"): " ", ord("\n"): " "}
@@ -88,7 +88,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 def to_bus_error(error: ApiError, what: str) -> BusError:
-    """Return the `BusError` for the server's error in a response to `what`."""
+    """Convert the server's error in a response to `what` to a `BusError`."""
     text = f"{what}: {error.description} (code {error.code}/{error.err_code})"
     if error.err_code in _STREAM_FULL:
         return StreamFullError(text)
@@ -103,11 +103,11 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
             f"{text}; retry in 10 seconds, after an election. If the cluster still has no leader, "
             "check that more than half of its servers are running and can reach each other"
         )
-    # Too many messages of all clients for one stream are pending.
+    # Too many messages for one stream are pending, over all clients.
     if error.err_code == _TOO_MANY_WAITING:
         return BusUnavailableError(f"{text}; retry later")
     if error.err_code == _NO_FILES:
-        text += "; the disk of the server is full, or the server cannot write to it"
+        text += "; the server's disk is full, or the server cannot write to it"
     if error.err_code == _NO_CLUSTER:
         text += "; use --replicas 1, or a cluster"
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
@@ -115,7 +115,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
 
 @contextlib.contextmanager
 def bus_errors(what: str) -> Generator[None]:
-    """Convert nats-py's exceptions into `BusError`, with `what` as the failed operation."""
+    """Convert nats-py's exceptions to `BusError`, with `what` as the failed operation."""
     try:
         with _cancellation_kept():
             yield
@@ -142,7 +142,7 @@ def _cancellation_kept() -> Generator[None]:
     """Raise a cancellation that nats-py has swallowed.
 
     It uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a cancellation
-    that arrives at the same time. The service would then never stop.
+    that arrives at the same time, so the service would never stop.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()
@@ -186,7 +186,7 @@ async def request(
 
 @contextlib.asynccontextmanager
 async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
-    """End a wait for a response as soon as the server denies one of the subjects.
+    """Stop waiting for a response as soon as the server denies one of the subjects.
 
     Raises:
         BusDeniedError: with the subject and the user.
@@ -201,8 +201,7 @@ async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerat
                 if not any(map(denial.is_of, subjects)) and not _is_of_inbox(nc, denial):
                     return False
                 if not denials:
-                    # Ends the body with a timeout, which is the only way to interrupt it from a
-                    # callback.
+                    # A timeout is the only way to interrupt the body from a callback.
                     limit.reschedule(0)
                 denials.append(denial)
                 return True
@@ -237,7 +236,7 @@ async def send(
     reply: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Publish without a response, after a check of the size.
+    """Check the size of a message, and publish it without waiting for a response.
 
     Raises:
         BusUnavailableError: the connection is closed, or its buffer is full during a reconnection.
@@ -251,11 +250,11 @@ async def send(
 def encode(
     nc: Client, subject: str, payload: bytes, headers: Mapping[str, str], *, reply: str = ""
 ) -> bytes:
-    """Return the protocol bytes of one message, for `write`.
+    """Encode one message in the wire protocol, for `write`.
 
     Raises:
         MessageTooLargeError: larger than the server accepts.
-        ValueError: the subject or the name of a header is invalid in the protocol.
+        ValueError: the subject or a header name is invalid in the protocol.
     """
     if not subject.isprintable() or " " in subject or not subject:
         raise ValueError(f"subject {subject!r}: spaces and control characters are not allowed")
@@ -264,7 +263,7 @@ def encode(
         if not _is_header_name(name):
             raise ValueError(
                 f"message to {subject}: header name {name!r} must be printable ASCII without "
-                "spaces and colons"
+                "spaces or colons"
             )
         clean = value if value.isprintable() else value.translate(_NO_LINE_ENDS)
         text += f"{name}: {clean}\r\n"
@@ -310,11 +309,11 @@ class AccessFailedError(nats.errors.Error):
 
 
 class EndingTransport(TcpTransport):
-    """A transport whose methods fail as nats-py expects when the connection has ended.
+    """A transport that fails as nats-py expects once the connection has ended.
 
-    uvloop raises `RuntimeError` for a write after a loss that nats-py has not detected yet. nats-py
-    expects an `OSError`. nats-py also awaits the end of the transport before it reconnects, which
-    may never come.
+    uvloop raises `RuntimeError` on a write after a connection loss that nats-py has not detected
+    yet, where nats-py expects an `OSError`. Before reconnecting, nats-py also waits for the
+    transport to close, which may never happen.
     """
 
     def write(self, payload: bytes) -> None:
@@ -325,14 +324,14 @@ class EndingTransport(TcpTransport):
             raise ConnectionResetError(str(error)) from error
 
     def writelines(self, payload: list[bytes]) -> None:
-        """Send all, or raise `ConnectionResetError`."""
+        """Send all payloads, or raise `ConnectionResetError`."""
         try:
             super().writelines(payload)  # pyright: ignore[reportUnknownMemberType]
         except RuntimeError as error:
             raise ConnectionResetError(str(error)) from error
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed, for at most 1 s: after a failed TLS handshake it never is."""
+        """Wait for the end for at most 1 s, because after a failed TLS handshake it never comes."""
         task = asyncio.current_task()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -346,18 +345,17 @@ class EndingTransport(TcpTransport):
 
 
 class FastClient(Client):
-    """A client with a direct path for messages, and with responses that end with the connection.
+    """A client that dispatches messages directly, and fails pending requests on connection loss.
 
-    It accepts any bytes that other clients put into subjects and headers (``foreign_bytes``).
+    It accepts any bytes that other clients put into subjects and headers (``foreign_bytes``). The
+    parser passes a message directly to its listener, without a queue or task switch, and parses
+    headers faster.
 
-    The parser passes a message directly to its listener, without a queue and a task switch, and
-    with a faster parser of headers.
+    It reconnects where nats-py gives up: when the user has expired or its key was revoked, because
+    the file may contain a new key, and when the server has too many connections. If TLS is
+    required, it refuses a connection without TLS, which nats-py accepts if the server offers none.
 
-    It reconnects where nats-py gives up: when the user expired or its key was revoked, because the
-    file may contain a new key, and when the server has too many connections. It also refuses a
-    connection without TLS if TLS was required, where nats-py continues if the server offers none.
-
-    nats-py has no public interface for this: the class overrides and reads private members, which
+    nats-py has no public interface for this, so the class uses private members, which
     `tests/test_private_members.py` lists.
     """
 
@@ -369,9 +367,9 @@ class FastClient(Client):
         self.loss_listeners: set[Callable[[], None]] = set()
         self.reconnect_listeners: set[Callable[[], None]] = set()
         self.on_suspicion: Callable[[], None] | None = None
-        self.last_server = ""  # host and port of the last attempt to connect
+        self.last_server = ""  # host and port of the last connection attempt
         self.attempts = 0
-        self.excess = ""  # why the connection ended, if its server has sent too much
+        self.excess = ""  # why the connection ended, if the server exceeded a size limit
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
@@ -384,11 +382,11 @@ class FastClient(Client):
         async def take(message: Msg) -> None:
             listener(Incoming(message.subject, message.reply, message.data, message.headers))
 
-        # The number that `subscribe` will assign: a message may arrive before it returns.
+        # The id that `subscribe` will assign, because a message may arrive before it returns.
         number = self._sid + 1
         self._listeners[number] = listener
-        # nats-py's limits of waiting messages would drop some. The listeners of this package only
-        # append to a list, and limit what the server may send.
+        # nats-py would drop messages above its limits on pending ones. The listeners in this
+        # package only append to a list, and limit what the server may send.
         subscription = await self.subscribe(  # pyright: ignore[reportUnknownMemberType]
             subject, cb=take, pending_msgs_limit=0, pending_bytes_limit=0
         )
@@ -399,7 +397,7 @@ class FastClient(Client):
     async def _send_ping(self, future: asyncio.Future[object] | None = None) -> None:
         """Send the pending bytes before the PING, so that the response of a `flush` covers them.
 
-        nats-py's PING overtakes them, so its PONG might arrive before the server has the
+        nats-py's PING overtakes them, so the PONG might arrive before the server has the
         subscription.
         """
         waiting: list[bytes] = self._pending
@@ -440,14 +438,14 @@ class FastClient(Client):
         return denial.error(str(self.identity or "(unknown)"))
 
     async def _process_op_err(self, e: Exception) -> None:
-        """End the connection. Report the reason, because nats-py does not if it reconnects."""
+        """End the connection. Report the reason, which nats-py does not report if it reconnects."""
         if isinstance(e, MessageTooLongError):
             self.excess = str(e)
             await self._error_cb(e)
         await super()._process_op_err(e)
 
     async def _attempt_reconnect(self) -> None:
-        """Reconnect after any error. nats-py's task would end at an unexpected one."""
+        """Reconnect after any error. An unexpected one would end nats-py's task."""
         while True:
             try:
                 return await super()._attempt_reconnect()
@@ -467,33 +465,33 @@ class FastClient(Client):
         # See `_forget_last_attempt`: an attempt that failed late leaves tasks behind.
         self._forget_last_attempt()
         await super()._connect_to_server(s)
-        if type(self._transport) is TcpTransport:  # nats-py has no parameter for a transport
+        if type(self._transport) is TcpTransport:  # nats-py has no transport parameter
             connected, self._transport = self._transport, EndingTransport()
             vars(self._transport).update(vars(connected))
 
     async def _process_connect_init(self) -> None:
-        """Log in. If the server ends the connection, raise the error that it sent before."""
+        """Log in. If the server ends the connection, raise the error that it sent first."""
         try:
             await super()._process_connect_init()
         except OSError as error:
             if (error_text := self._read_final_error()) is not None:
                 raise nats.errors.Error(f"nats: {error_text}") from error
             raise
-        # nats-py accepts the end of the connection as the response to its ping.
+        # nats-py mistakes the end of the connection for the response to its ping.
         if not self.is_connected and self._transport is not None and self._transport.at_eof():
             raise nats.errors.UnexpectedEOF
 
     def _read_final_error(self) -> str | None:
-        """Return the unread error message of a server that has ended the connection, or None."""
+        """Return the unread error message from a server that ended the connection, or None."""
         reader = cast("asyncio.StreamReader | None", vars(self._transport).get("_io_reader"))
         received = b"" if reader is None else bytes(vars(reader).get("_buffer", b""))
         match = ERR_RE.match(received)
         return None if match is None else (match.group(1) or b"").decode(errors="replace")
 
     def _forget_last_attempt(self) -> None:
-        """End the tasks of an attempt that failed late, because they would use the next connection.
+        """Cancel the tasks of an attempt that failed late: they would use the next connection.
 
-        A second reader would take the bytes of the handshake, or end it with an error.
+        A second reader would consume bytes of the handshake, or fail it with an error.
         """
         for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
             task = cast("asyncio.Task[None] | None", self.__dict__[name])
@@ -505,7 +503,7 @@ class FastClient(Client):
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """The TLS settings, from the current content of the files."""
+        """The TLS settings, read from the current files."""
         if self._security is None:
             return super().ssl_context
         with _access_failures():
@@ -530,7 +528,7 @@ class FastClient(Client):
                 "the server does not offer the required TLS; nothing was sent to it"
             )
 
-    # nats-py closes the client permanently for these errors. End only the connection.
+    # nats-py closes the client permanently on these errors. End only the connection.
     async def _process_err(self, err_msg: str) -> None:
         denial = parse_denial(self._original_text(err_msg))
         if denial is not None and self.denials.notify(denial):
@@ -543,14 +541,14 @@ class FastClient(Client):
 
     def _original_text(self, lowered: str) -> str:
         """Return the server's message in its original case, because subjects are case-sensitive."""
-        # nats-py passes it in lower case, and its parser still has the original.
+        # nats-py passes the message in lower case, but its parser still has the original.
         match = ERR_RE.match(self._ps.buf)
         message = "" if match is None else (match.group(1) or b"").decode(errors="replace")
         return message if message.lower() == lowered else lowered
 
     @property
     def server_has_jetstream(self) -> bool:
-        """Whether the server announces JetStream, ready or not."""
+        """Whether the server announces JetStream, even if it is not ready."""
         return bool(self._server_info.get("jetstream"))
 
     @property
@@ -560,14 +558,14 @@ class FastClient(Client):
 
     @property
     def server_is_clustered(self) -> bool:
-        """Whether the server announces that it is part of a cluster."""
+        """Whether the server announces that it is in a cluster."""
         return bool(self._server_info.get("cluster"))
 
     def end_pending(self) -> None:
-        """End every wait for a response, because the responses belong to the lost connection.
+        """Fail every pending request, because its response belongs to the lost connection.
 
-        Otherwise each would wait until its timeout, although the server may return within a second.
-        Whether a request was executed is unknown.
+        Otherwise each would wait for its timeout, although the server may be back within a second.
+        It is unknown whether a request was executed.
         """
         responses = cast("dict[str, asyncio.Future[object]]", self.__dict__["_resp_map"])
         for future in list(responses.values()):
@@ -613,7 +611,7 @@ class FastClient(Client):
 
 @contextlib.contextmanager
 def _access_failures() -> Generator[None]:
-    """Raise `BusAccessError` as an error after which nats-py retries."""
+    """Convert `BusAccessError` to an error that makes nats-py retry."""
     try:
         yield
     except BusAccessError as error:
@@ -621,7 +619,7 @@ def _access_failures() -> Generator[None]:
 
 
 def suspect_server(nc: Client) -> None:
-    """Report that a request got no response, or found no leader, so that the server is checked."""
+    """Trigger a check of the server after a request got no response, or found no leader."""
     if isinstance(nc, FastClient) and nc.on_suspicion is not None and nc.is_connected:
         nc.on_suspicion()
 
@@ -656,37 +654,37 @@ def on_connection_change(nc: Client, listener: Callable[[], None]) -> Generator[
 
 
 def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
-    """Raise an error for a message at which the server would close the connection.
+    """Raise an error for a message on which the server would close the connection.
 
-    nats-py checks only the payload, but the server adds the headers. Its rejection is a protocol
-    error, after which nats-py closes the client permanently.
+    nats-py checks only the payload, but the server includes the headers. It rejects the message
+    with a protocol error, after which nats-py closes the client permanently.
 
     Raises:
         MessageTooLargeError: with the size and the limit.
     """
     if len(subject) > MAX_SUBJECT_BYTES:
         raise MessageTooLargeError(
-            f"subject {subject[:80]}…: has {len(subject)} bytes, but at most "
+            f"subject {subject[:80]}…: {len(subject)} bytes long, but at most "
             f"{MAX_SUBJECT_BYTES} are allowed"
         )
     header_bytes = headers_size(headers) if headers else 0
     if header_bytes > MAX_HEADERS_BYTES:
         raise MessageTooLargeError(
-            f"message to {subject}: has {header_bytes} bytes of headers, but at most "
+            f"message to {subject}: contains {header_bytes} bytes of headers, but at most "
             f"{MAX_HEADERS_BYTES} are allowed"
         )
     size = header_bytes + len(payload)
     limit = nc.max_payload
     if size > limit:
         raise MessageTooLargeError(
-            f"message to {subject}: has {size} bytes with headers, but the server's "
+            f"message to {subject}: {size} bytes long with headers, but the server's "
             f"max_payload is {limit}"
         )
 
 
 def headers_size(headers: Mapping[str, str]) -> int:
-    """Return the size of the headers in the protocol, in bytes."""
-    size = 12  # "NATS/1.0", its line end, and the empty line
+    """Return the encoded size of the headers, in bytes."""
+    size = 12  # "NATS/1.0", its line break, and the empty line
     for name, value in headers.items():
         size += len(name) + 4 + (len(value) if value.isascii() else len(value.encode()))
     return size
@@ -711,7 +709,7 @@ async def subscribe(nc: Client, subject: str, listener: Listener) -> Subscriptio
 
 
 async def unsubscribe(subscription: Subscription) -> None:
-    """End a subscription. Do nothing if it or its connection has ended."""
+    """End a subscription. Do nothing if the subscription or its connection has ended."""
     with contextlib.suppress(nats.errors.Error):
         await subscription.unsubscribe()
 
@@ -720,7 +718,7 @@ def split_reply(reply: str) -> list[str]:
     """Return the last five parts of an acknowledgement subject, after the consumer's name.
 
     In order: consumer, deliveries, stream sequence, consumer sequence, time in ns, pending. The old
-    form has nine tokens. The form with domain and account has eleven or more.
+    form has nine tokens, and the form with a domain and account eleven or more.
     """
     tokens = reply.split(".")
     return tokens[3:] if len(tokens) == _OLD_REPLY_TOKENS else tokens[5:]

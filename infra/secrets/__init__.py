@@ -1,4 +1,4 @@
-"""Stores of secrets: listed environment variables, and files that only their owner can read."""
+"""Secret stores: listed environment variables, and files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["EnvironmentSecrets", "FileSecrets", "open_stores"]
 
 
 def open_stores(directory: Path | None) -> SecretStores:
-    """Return the stores of a process: ``files`` in a directory, ``env`` if variables are listed.
+    """Return a process's stores: ``files`` if given a directory, ``env`` if variables are listed.
 
     Raises:
         ConfigurationError: the directory or the list is unusable.

@@ -1,4 +1,4 @@
-"""Grants for namespaces to read secrets of others, in one file next to the secrets."""
+"""Grants that let namespaces read secrets of others, in one file next to the secrets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Grants:
         self._path = directory / GRANTS_FILE
 
     def readers(self, key: SecretKey) -> list[str]:
-        """Return the namespaces to which a secret is granted, in order."""
+        """Return the namespaces to which a secret is granted, sorted."""
         return sorted(self._read().get(str(key), ()))
 
     def add(self, key: SecretKey, reader: str) -> None:
@@ -41,7 +41,7 @@ class Grants:
             grants[str(key)] = sorted({*grants.get(str(key), ()), reader})
 
     def discard(self, key: SecretKey, reader: str | None = None) -> None:
-        """Revoke the grant to a namespace, or to all namespaces for None."""
+        """Revoke the grant to one namespace, or to all namespaces if None."""
         if not self.readers(key):
             return
         with self._changing() as grants:
@@ -60,11 +60,11 @@ class Grants:
 
     @contextlib.contextmanager
     def _changing(self) -> Generator[dict[str, list[str]]]:
-        import fcntl  # noqa: PLC0415 - Windows has none, and reads grants only
+        import fcntl  # noqa: PLC0415 - not on Windows, which only reads grants
 
         descriptor = os.open(self._directory, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # keeps both grants of two concurrent commands
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two concurrent commands must keep both grants
             grants = dict(self._read())
             yield grants
             write_private(self._path, msgspec.json.format(_encoder.encode(grants)))

@@ -1,4 +1,4 @@
-"""Files of mode 0600, written atomically."""
+"""Files with mode 0600, written atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check_directory(path: Path) -> None:
-    """Create a directory if it is missing; raises ``ConfigurationError`` if not private."""
+    """Create a directory if missing; raises ``ConfigurationError`` if it is not private."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = path.stat().st_mode

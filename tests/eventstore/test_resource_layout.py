@@ -134,7 +134,7 @@ def test_both_write_one_resource_and_each_version_is_written_once(
     recorder.insert_events([_stored(events[0])])
     _append_as_the_product_does(factory, [events[1]])
 
-    with pytest.raises(IntegrityError, match="already exists; its last version is 2"):
+    with pytest.raises(IntegrityError, match="already exists; the last version is 2"):
         recorder.insert_events([_stored(events[1])])
     with pytest.raises(IntegrityError, match="would leave a gap; the next version is 3"):
         recorder.insert_events([_stored(events[3])])

@@ -141,7 +141,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "longer": (
         lambda content: content + b"x",
-        "it does not end at the place that its footer records",
+        "its content does not match its footer",
     ),
     "foreign": (lambda content: b"PK\3\4" + content, "it is not a backup of Reconciler"),
     "newer": (

@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
     "a line without an end": (endless(b"INFO "), "a line of more than 1024 KiB"),
     "an answer of many values": (
         message(b'{"streams":[' + b"[]," * (4 * MIB) + b"[]]}"),
-        "the response has 12582928 bytes, more than the limit of 8 MiB",
+        "the response is 12582928 bytes long, more than the limit of 8 MiB",
     ),
     "an answer nested without an end": (
         message(b'{"x":' + b"[" * 200_000),
