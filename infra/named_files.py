@@ -14,18 +14,18 @@ MAX_KEY_BYTES: Final = 1 << 20
 
 def read_at_most(path: Path, limit: int) -> bytes:
     """Return a file's content; raises ``OSError``, including if it exceeds ``limit`` bytes."""
-    with path.open("rb") as opened:
-        return within(opened.read(limit + 1), limit, str(path))
+    with path.open("rb") as file:
+        return check_size(file.read(limit + 1), limit, str(path))
 
 
-def within(content: bytes, limit: int, source: str) -> bytes:
+def check_size(content: bytes, limit: int, source: str) -> bytes:
     """Return the content; raises ``OSError`` if it is longer than ``limit`` bytes."""
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit >> 20} MiB", source)
     return content
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file, which gets its name only when it is complete; raises ``OSError``.
 
     A device or a pipe, such as /dev/stdout, is written to directly.

@@ -44,7 +44,7 @@ _NO_LENGTH: Final = (
 )
 _SIGNATURE: Final = "X-Hub-Signature-256"
 _TOKEN: Final = "X-Gitlab-Token"  # noqa: S105 - the name of a header
-_PLACES: Final = ("repository", "project")
+_REPOSITORY_FIELDS: Final = ("repository", "project")
 _URLS: Final = ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "web_url", "url")
 
 OnPush = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
@@ -92,28 +92,30 @@ def webhook(secret: str, on_push: OnPush) -> Starlette:
     """Return the application, with one route for POST."""
     bodies = _Bodies()
 
-    async def pushed(request: Request) -> Response:
+    async def handle_push(request: Request) -> Response:
         if _SIGNATURE not in request.headers and not _has_token(request, secret):
-            return _not_genuine()
+            return _build_unauthorized()
         try:
             body = await bodies.read(request)
         except TimeoutError:
-            return _refused(408, f"the body must arrive within {BODY_SECONDS:g} s")
+            return _build_error(408, f"the body must arrive within {BODY_SECONDS:g} s")
         except ClientDisconnect:
-            return _refused(400, "the connection was closed")
+            return _build_error(400, "the connection was closed")
         if body is None:
-            return _refused(413, f"the body must be at most {MAX_BODY_BYTES} bytes long")
-        if not _is_genuine(request, body, secret):
-            return _not_genuine()
+            return _build_error(413, f"the body must be at most {MAX_BODY_BYTES} bytes long")
+        if not _is_authentic(request, body, secret):
+            return _build_unauthorized()
         urls = list(dict.fromkeys(_urls(body)))
         if not urls:
-            return _refused(400, "the body must be JSON that contains a repository and its URLs")
+            return _build_error(
+                400, "the body must be JSON that contains a repository and its URLs"
+            )
         return JSONResponse({"lookedAt": list(await on_push(urls))}, 202)
 
-    return Starlette(routes=[Route("/", pushed, methods=["POST"])])
+    return Starlette(routes=[Route("/", handle_push, methods=["POST"])])
 
 
-class ImpatientProtocol(H11Protocol):
+class BoundedProtocol(H11Protocol):
     """HTTP with a limited number of connections, which are closed if no complete request arrives.
 
     The parser is h11, because httptools buffers headers without a limit.
@@ -126,8 +128,8 @@ class ImpatientProtocol(H11Protocol):
         self._head = bytearray()
         self._is_head_complete = False
         if len(self.connections) > MAX_CONNECTIONS:
-            connections = (each for each in self.connections if isinstance(each, ImpatientProtocol))
-            min(connections, key=_opened_at).transport.abort()
+            connections = (each for each in self.connections if isinstance(each, BoundedProtocol))
+            min(connections, key=_get_opened_at).transport.abort()
         self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
 
     def data_received(self, data: bytes) -> None:
@@ -158,7 +160,7 @@ class ImpatientProtocol(H11Protocol):
             self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
 
 
-def _opened_at(connection: ImpatientProtocol) -> float:
+def _get_opened_at(connection: BoundedProtocol) -> float:
     return connection.opened_at
 
 
@@ -173,7 +175,7 @@ def repository_key(url: str) -> str:
     return f"{(parts.hostname or '').lower()}/{parts.path.strip('/').removesuffix('.git')}"
 
 
-def _is_genuine(request: Request, body: bytes, secret: str) -> bool:
+def _is_authentic(request: Request, body: bytes, secret: str) -> bool:
     signature = request.headers.get(_SIGNATURE)
     if signature is None:
         return _has_token(request, secret)
@@ -191,19 +193,19 @@ def _urls(body: bytes) -> Iterator[str]:
         content: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    for place in _PLACES:
+    for field in _REPOSITORY_FIELDS:
         entry: Any = (
-            cast("dict[str, Any]", content).get(place) if isinstance(content, dict) else None
+            cast("dict[str, Any]", content).get(field) if isinstance(content, dict) else None
         )
         if isinstance(entry, dict):
             values = (cast("dict[str, Any]", entry).get(name) for name in _URLS)
             yield from (each for each in values if isinstance(each, str))
 
 
-def _not_genuine() -> Response:
-    return _refused(401, f"neither {_SIGNATURE} nor {_TOKEN} is valid")
+def _build_unauthorized() -> Response:
+    return _build_error(401, f"neither {_SIGNATURE} nor {_TOKEN} is valid")
 
 
-def _refused(status: int, why: str) -> Response:
+def _build_error(status: int, reason: str) -> Response:
     # Close the connection, to avoid reading the rest of the body.
-    return JSONResponse({"error": why}, status, headers={"Connection": "close"})
+    return JSONResponse({"error": reason}, status, headers={"Connection": "close"})

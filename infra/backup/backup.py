@@ -18,7 +18,7 @@ from nats.aio.client import Client
 
 from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
 from events.subjects import intake_kind_of
-from infra.backup.file import BackupWriter, Header, Saved, new_backup
+from infra.backup.file import BackupWriter, Header, SavedMessage, new_backup
 from infra.bus.streams import (
     INTAKE,
     LOG,
@@ -35,7 +35,7 @@ from infra.jetstream.reads import StoredMessage, StreamState, read_subject, stre
 Progress = Callable[[int], object]
 """Called with the number of processed events."""
 
-_AT_ONCE: Final = 1_000
+_PAGE_MESSAGES: Final = 1_000
 
 
 class SavedLog(msgspec.Struct, frozen=True, rename="camel"):
@@ -71,14 +71,14 @@ async def save_log(
     chains = LogChains(damage.append)
     with new_backup(path) as writer:
         # Read before the log's position is determined, see the module docstring.
-        floors = {} if all_declarations else await _acknowledged(nc)
+        decided = {} if all_declarations else await _read_decided_positions(nc)
         log = await _log(nc)
         config = {} if log is None else log.config
         services = [] if log is None else await service_namespaces(nc)
         intake = await intake_position(nc)
         header = Header(identity, datetime.now(UTC), config, services, intake)
         writer.begin(header)
-        await _save_declarations(nc, writer, floors)
+        await _save_declarations(nc, writer, decided)
         last = 0 if log is None else (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):
             for one in messages:
@@ -93,7 +93,7 @@ async def save_log(
     )
 
 
-def recorded(message: StoredMessage | Saved) -> Recorded:
+def recorded(message: StoredMessage | SavedMessage) -> Recorded:
     """Return the fields for the integrity check of the log."""
     position = message.seq if isinstance(message, StoredMessage) else message.position
     digest = (message.headers or {}).get(DIGEST_HEADER, "")
@@ -117,16 +117,16 @@ async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessag
                 yield messages
 
 
-async def _acknowledged(nc: Client) -> dict[int, int]:
+async def _read_decided_positions(nc: Client) -> dict[int, int]:
     """Return the intake position up to which each partition is decided."""
-    floors: dict[int, int] = {}
+    decided: dict[int, int] = {}
     for partition, consumer in enumerate(decider_consumers()[:PARTITIONS]):
         try:
             info = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", None)
         except NotFoundOnBusError:
             continue
-        floors[partition] = int(info["ack_floor"]["stream_seq"])
-    return floors
+        decided[partition] = int(info["ack_floor"]["stream_seq"])
+    return decided
 
 
 async def intake_position(nc: Client) -> int:
@@ -137,16 +137,16 @@ async def intake_position(nc: Client) -> int:
         return 0
 
 
-async def _save_declarations(nc: Client, writer: BackupWriter, floors: dict[int, int]) -> None:
+async def _save_declarations(nc: Client, writer: BackupWriter, decided: dict[int, int]) -> None:
     if not await intake_position(nc):
         return
     for partition in range(PARTITIONS):
-        first = floors.get(partition, 0) + 1
+        first = decided.get(partition, 0) + 1
         while True:
             messages = await read_subject(
-                nc, INTAKE, f"in.{partition}.>", start_seq=first, limit=_AT_ONCE
+                nc, INTAKE, f"in.{partition}.>", start_seq=first, limit=_PAGE_MESSAGES
             )
             writer.add(b"D", [one for one in messages if intake_kind_of(one.subject) == "desired"])
-            if len(messages) < _AT_ONCE:
+            if len(messages) < _PAGE_MESSAGES:
                 break
             first = messages[-1].seq + 1

@@ -33,10 +33,10 @@ from infra.jetstream.reads import StoredMessage
 from reconciler.errors import ReconcilerError
 
 MAGIC: Final = b"reconciler-backup 1\n"
-MAX_MESSAGES_A_BLOCK: Final = 1_000
-MAX_BYTES_A_BLOCK: Final = 4 * 1024 * 1024
+MAX_BLOCK_MESSAGES: Final = 1_000
+MAX_BLOCK_BYTES: Final = 4 * 1024 * 1024
 
-_MAX_BLOCK: Final = 256 * 1024 * 1024
+_MAX_PACKED_BYTES: Final = 256 * 1024 * 1024
 _DIGEST_BYTES: Final = 16
 _COMPRESSION_LEVEL: Final = 3
 _BLOCK_HEAD: Final = struct.Struct(f">cI{_DIGEST_BYTES}s")
@@ -52,7 +52,7 @@ class BackupFileError(ReconcilerError):
     """A file is not usable as a backup, or cannot be written. The message contains the reason."""
 
 
-class Saved(msgspec.Struct, frozen=True, array_like=True):
+class SavedMessage(msgspec.Struct, frozen=True, array_like=True):
     """A stream message: position, subject, time in nanoseconds, headers and body."""
 
     position: int
@@ -84,7 +84,7 @@ class Footer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_saved = msgspec.msgpack.Decoder(list[Saved])
+_saved = msgspec.msgpack.Decoder(list[SavedMessage])
 
 
 class BackupWriter:
@@ -94,7 +94,7 @@ class BackupWriter:
         self._file = file
         self._digest = b""
         self._kind: Kind = b"E"
-        self._pending: list[Saved] = []
+        self._pending: list[SavedMessage] = []
         self._pending_bytes = 0
         self._counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         file.write(MAGIC)
@@ -110,10 +110,12 @@ class BackupWriter:
             self._kind = kind
         for one in messages:
             headers = dict(one.headers) if one.headers else None
-            self._pending.append(Saved(one.seq, one.subject, one.time_ns, headers, one.payload))
+            self._pending.append(
+                SavedMessage(one.seq, one.subject, one.time_ns, headers, one.payload)
+            )
             self._pending_bytes += len(one.payload)
-            is_full = len(self._pending) >= MAX_MESSAGES_A_BLOCK
-            if is_full or self._pending_bytes >= MAX_BYTES_A_BLOCK:
+            is_full = len(self._pending) >= MAX_BLOCK_MESSAGES
+            if is_full or self._pending_bytes >= MAX_BLOCK_BYTES:
                 self._flush()
 
     def finish(self, position: int) -> Footer:
@@ -130,10 +132,10 @@ class BackupWriter:
             self._pending, self._pending_bytes = [], 0
 
     def _write(self, kind: Kind, content: bytes) -> None:
-        packed = zlib.compress(content, _COMPRESSION_LEVEL)
-        self._digest = _chained(self._digest, kind, packed)
-        self._file.write(_BLOCK_HEAD.pack(kind, len(packed), self._digest))
-        self._file.write(packed)
+        compressed = zlib.compress(content, _COMPRESSION_LEVEL)
+        self._digest = _next_digest(self._digest, kind, compressed)
+        self._file.write(_BLOCK_HEAD.pack(kind, len(compressed), self._digest))
+        self._file.write(compressed)
 
 
 @contextmanager
@@ -184,18 +186,18 @@ class Backup:
             self._check_magic(file)
             kind, content = self._block(file, b"")[:2]
         if kind != b"H":
-            raise self._refused("it does not start with a header")
-        self.header = self._decoded(content, Header)
+            raise self._build_error("it does not start with a header")
+        self.header = self._decode_struct(content, Header)
 
-    def declarations(self) -> Generator[Sequence[Saved]]:
+    def declarations(self) -> Generator[Sequence[SavedMessage]]:
         """Yield the undecided declarations, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"D")
 
-    def events(self) -> Generator[Sequence[Saved]]:
+    def events(self) -> Generator[Sequence[SavedMessage]]:
         """Yield every event, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"E")
 
-    def _of_kind(self, wanted_kind: Kind) -> Generator[Sequence[Saved]]:
+    def _of_kind(self, wanted_kind: Kind) -> Generator[Sequence[SavedMessage]]:
         counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         with self.path.open("rb") as file:
             self._check_magic(file)
@@ -210,41 +212,41 @@ class Backup:
                     counts[kind] += len(messages)
                     if kind == wanted_kind:
                         yield messages
-            footer = self._decoded(content, Footer)
+            footer = self._decode_struct(content, Footer)
             if file.read(1) or (footer.events, footer.declarations) != (counts[b"E"], counts[b"D"]):
-                raise self._refused("its content does not match its footer")
+                raise self._build_error("its content does not match its footer")
             self.footer = footer
 
     def _block(self, file: BinaryIO, previous_digest: bytes) -> tuple[bytes, bytes, bytes]:
         head = file.read(_BLOCK_HEAD.size)
         if len(head) < _BLOCK_HEAD.size:
-            raise self._refused("it is truncated")
+            raise self._build_error("it is truncated")
         kind, length, digest = _BLOCK_HEAD.unpack(head)
-        if length > _MAX_BLOCK:
-            raise self._refused(f"it was modified near byte {file.tell()}")
-        packed = file.read(length)
-        if len(packed) < length:
-            raise self._refused("it is truncated")
-        if _chained(previous_digest, kind, packed) != digest:
-            raise self._refused(
+        if length > _MAX_PACKED_BYTES:
+            raise self._build_error(f"it was modified near byte {file.tell()}")
+        compressed = file.read(length)
+        if len(compressed) < length:
+            raise self._build_error("it is truncated")
+        if _next_digest(previous_digest, kind, compressed) != digest:
+            raise self._build_error(
                 f"it was modified within the {length} bytes before byte {file.tell()}"
             )
         try:
-            return kind, zlib.decompress(packed), digest
+            return kind, zlib.decompress(compressed), digest
         except zlib.error as error:
-            raise self._refused(str(error)) from None
+            raise self._build_error(str(error)) from None
 
-    def _messages(self, content: bytes) -> list[Saved]:
+    def _messages(self, content: bytes) -> list[SavedMessage]:
         try:
             return _saved.decode(content)
         except msgspec.DecodeError as error:
-            raise self._refused(str(error)) from None
+            raise self._build_error(str(error)) from None
 
-    def _decoded(self, content: bytes, struct_class: type[Any]) -> Any:
+    def _decode_struct(self, content: bytes, struct_class: type[Any]) -> Any:
         try:
             return msgspec.msgpack.decode(content, type=struct_class)
         except msgspec.DecodeError as error:
-            raise self._refused(str(error)) from None
+            raise self._build_error(str(error)) from None
 
     def _check_magic(self, file: BinaryIO) -> None:
         magic = file.read(len(MAGIC))
@@ -253,14 +255,14 @@ class Backup:
         name = MAGIC.split(b" ")[0]
         if magic.startswith(name):
             version = magic[len(name) :].split(b"\n")[0].decode(errors="replace").strip()
-            raise self._refused(f"it has format {version}, but this release reads format 1")
-        raise self._refused("it is not a backup of Reconciler")
+            raise self._build_error(f"it has format {version}, but this release reads format 1")
+        raise self._build_error("it is not a backup of Reconciler")
 
-    def _refused(self, why: str) -> BackupFileError:
-        return BackupFileError(f"{self.path} is not usable as a backup: {why}")
+    def _build_error(self, reason: str) -> BackupFileError:
+        return BackupFileError(f"{self.path} is not usable as a backup: {reason}")
 
 
-def _chained(previous_digest: bytes, kind: bytes, packed: bytes) -> bytes:
+def _next_digest(previous_digest: bytes, kind: bytes, compressed: bytes) -> bytes:
     digest = blake2b(previous_digest + kind, digest_size=_DIGEST_BYTES)
-    digest.update(packed)
+    digest.update(compressed)
     return digest.digest()

@@ -10,13 +10,13 @@ import msgspec
 from events.integrity import LogChains, LogDamage
 from events.log import LogEvent
 from infra.backup.backup import recorded
-from infra.backup.file import Backup, Saved
+from infra.backup.file import Backup, SavedMessage
 
 Progress = Callable[[int], object]
 """Called with the number of processed bytes or events."""
 
 
-class Knowledge:
+class LogSummary:
     """The state of a log after several events: chains, and each resource's newest cause.
 
     A cause is an intake position. The log lacks any declaration after it. ``times``: when the
@@ -41,21 +41,21 @@ class Knowledge:
         """The newest intake position in the log."""
         return max(self.causes.values(), default=0)
 
-    def take(self, saved: Saved) -> None:
+    def take(self, saved: SavedMessage) -> None:
         """Add the next event."""
         self.events += 1
         self._content.update(content_of(saved))
         event = self.chains.take(recorded(saved))
         if event is not None:
-            self._note_cause(event, saved.time_ns)
+            self._record_cause(event, saved.time_ns)
 
-    def _note_cause(self, event: LogEvent, time_ns: int) -> None:
+    def _record_cause(self, event: LogEvent, time_ns: int) -> None:
         """Record the newest cause and the time of an event's resource."""
         known = self.causes.get(event.subject, 0)
         self.causes[event.subject] = max(known, event.causationposition)
         self.times[event.subject] = time_ns
 
-    def has_decided(self, declaration: Saved, *, is_behind: bool) -> bool:
+    def has_decided(self, declaration: SavedMessage, *, is_behind: bool) -> bool:
         """Return whether the log contains the decision about a declaration.
 
         ``is_behind``: whether the intake ended before the log's causes, because it had lost its
@@ -67,19 +67,19 @@ class Knowledge:
         return not is_behind or declaration.time_ns <= self.times[resource]
 
 
-def content_of(saved: Saved) -> bytes:
+def content_of(saved: SavedMessage) -> bytes:
     """Return the content that must be equal in two copies of an event."""
     event = recorded(saved)
     return msgspec.msgpack.encode((event.subject, event.payload, event.digest))
 
 
-def inspect(backup: Backup, progress: Progress) -> Knowledge:
+def inspect(backup: Backup, progress: Progress) -> LogSummary:
     """Read a whole backup; raises ``BackupFileError`` and ``OSError``."""
-    knowledge = Knowledge()
+    summary = LogSummary()
     for messages in backup.events():
         for saved in messages:
-            knowledge.take(saved)
+            summary.take(saved)
         progress(backup.bytes_read)
     assert backup.footer is not None
-    knowledge.chains.end(backup.footer.position)
-    return knowledge
+    summary.chains.end(backup.footer.position)
+    return summary

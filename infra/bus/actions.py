@@ -15,15 +15,15 @@ from events.log import LogEvent, log_class
 from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
 from infra.bus.removals import with_remedy
-from infra.bus.retries import patiently
-from infra.bus.streams import LOG, make_worker_consumer
+from infra.bus.retries import retry_read
+from infra.bus.streams import LOG, ensure_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError, BusRefusedError, StreamFullError
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import stream_state
 from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery, NotTakenError
 
-_OFFERED_AGAIN_SECONDS = 30.0
+_REDELIVERY_SECONDS = 30.0
 _logger = structlog.get_logger(__name__)
 
 
@@ -36,19 +36,19 @@ class JetStreamActionReader:
         # By reply subject: actions that this reader must return on close, and actions that still
         # count against their consumer's room.
         self._leased: dict[str, Delivered] = {}
-        self._without_room: set[str] = set()
+        self._occupying_room: set[str] = set()
         self._connections: int | None = None
-        # The log's last position at the start of the current connection, see `_note_connection`.
+        # The log's last position at the start of the current connection, see `_track_connection`.
         self._decided_before = 0
 
     async def take_from(self, provider_config: str, most: int) -> None:
         """Add the actions of a configuration, or change how many of them to hold."""
-        await self._note_connection()
+        await self._track_connection()
         try:
             with with_remedy():
-                name = await patiently(
+                name = await retry_read(
                     self._nc,
-                    lambda: make_worker_consumer(self._nc, provider_config),
+                    lambda: ensure_worker_consumer(self._nc, provider_config),
                     seconds=math.inf,
                 )
         except (BusRefusedError, StreamFullError) as error:  # for example, an account limit
@@ -61,22 +61,22 @@ class JetStreamActionReader:
             actions: list[ActionDelivery] = []
             with with_remedy():
                 delivered = await self._reader.next_batch()
-            await self._note_connection()
+            await self._track_connection()
             for each in delivered:
                 try:
                     event = _action(each)
                 except ValueError as error:
-                    await self._leave(each, str(error))
+                    await self._return_unreadable(each, str(error))
                     continue
                 self._leased[each.reply] = each
-                self._without_room.add(each.reply)
+                self._occupying_room.add(each.reply)
                 # The delivery count is reliable only for actions decided during this connection.
                 is_certain = each.seq > self._decided_before
                 actions.append(ActionDelivery(each.seq, event, each.delivered, each, is_certain))
             if actions:
                 return actions
 
-    async def _note_connection(self) -> None:
+    async def _track_connection(self) -> None:
         """Record the log's end when a connection starts, so that older actions count as uncertain.
 
         A killed server loses its most recent delivery counts, and starts counting from one again.
@@ -84,12 +84,12 @@ class JetStreamActionReader:
         connections: int = self._nc.stats["reconnects"]
         if connections != self._connections:
             with with_remedy():
-                state = await patiently(
+                state = await retry_read(
                     self._nc, lambda: stream_state(self._nc, LOG), seconds=math.inf
                 )
             self._connections, self._decided_before = connections, state.last_seq
 
-    async def _leave(self, unreadable: Delivered, reason: str) -> None:
+    async def _return_unreadable(self, unreadable: Delivered, reason: str) -> None:
         """Report an action that cannot be decoded, and return it for other workers.
 
         It is not terminated, because it was decided, and a newer release may support it.
@@ -117,15 +117,15 @@ class JetStreamActionReader:
                 )
         except BusError as error:  # the next delivery reports it again
             _logger.warning("storing a dead letter failed", error=str(error))
-        self._reader.done(unreadable)
-        await nak(self._nc, unreadable, _OFFERED_AGAIN_SECONDS)
+        self._reader.free_room(unreadable)
+        await nak(self._nc, unreadable, _REDELIVERY_SECONDS)
 
     def make_room(self, delivery: ActionDelivery) -> None:
         """Free the room of an action, so that the server delivers another one."""
         receipt = cast("Delivered", delivery.receipt)
-        if receipt.reply in self._without_room:  # otherwise the room is already free
-            self._without_room.discard(receipt.reply)
-            self._reader.done(receipt)
+        if receipt.reply in self._occupying_room:  # otherwise the room is already free
+            self._occupying_room.discard(receipt.reply)
+            self._reader.free_room(receipt)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Acknowledge actions whose results are stored."""

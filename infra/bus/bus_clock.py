@@ -11,10 +11,10 @@ from nats.aio.client import Client
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 
-WRONG: Final = timedelta(seconds=30)
+MAX_CLOCK_DIFFERENCE: Final = timedelta(seconds=30)
 """Difference above which a clock counts as wrong; a role may take seconds to store an event."""
 
-_NONE = timedelta(0)
+_ZERO = timedelta(0)
 
 
 class BusClock(NamedTuple):
@@ -31,7 +31,7 @@ class BusClock(NamedTuple):
     @property
     def difference(self) -> timedelta:
         """The smallest possible difference between the two clocks."""
-        return max(abs(self.ahead) - self.margin, _NONE)
+        return max(abs(self.ahead) - self.margin, _ZERO)
 
     def now(self) -> datetime:
         """Return the current bus time."""
@@ -45,8 +45,8 @@ async def read_clock(nc: Client) -> BusClock:
         BusError: the request failed.
     """
     sent_at = time.time()
-    answer = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-    return clock_of(str(answer["ts"]), sent_at, time.time())
+    response = await api_request(nc, f"STREAM.INFO.{LOG}", None)
+    return clock_of(str(response["ts"]), sent_at, time.time())
 
 
 def clock_of(bus_time: str, sent_at: float, received_at: float) -> BusClock:

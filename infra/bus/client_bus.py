@@ -20,26 +20,26 @@ from events.intake import ListingPart, Reply
 from events.names import ResourceKey
 from events.subjects import REPLY_HEADER, outcome_filter, parse_intake
 from events.subjects import intake as intake_subject
-from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
 from infra.bus.log_moments import log_between
 from infra.bus.outcome_feeds import (
     DurableOutcomes,
     FollowedOutcomes,
-    can_be_bound,
-    followed,
-    followed_bound,
-    readable,
+    can_use_service_consumers,
+    decode_readable,
+    follow_durable,
+    follow_outcomes,
+    follow_service_outcomes,
 )
-from infra.bus.outcome_feeds import durable as open_durable
-from infra.bus.retries import patiently
+from infra.bus.replies import ReplyBox, Round
+from infra.bus.retries import retry_read
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, LOG
 from infra.bus.user import user_of_connection
 from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many, store_all
-from infra.jetstream.reads import last_for_subjects, last_of_each, stream_state
+from infra.jetstream.reads import last_by_subject, last_for_subjects, stream_state
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
@@ -78,7 +78,7 @@ class JetStreamClientBus:
         self._nc = nc
         self._source = source
         self._on_retry = on_retry
-        self._answers = AnswerBox(nc)
+        self._replies = ReplyBox(nc)
         self._rows = JetStreamRows(nc)
         self._uses_service_consumers = False
         self._user = ""
@@ -86,11 +86,11 @@ class JetStreamClientBus:
     async def open(self) -> None:
         """Subscribe to replies, and determine the user name for published messages."""
         self._user = await user_of_connection(self._nc)
-        await self._answers.open(self._user)
+        await self._replies.open(self._user)
 
     async def close(self) -> None:
         """End the subscription to replies."""
-        await self._answers.close()
+        await self._replies.close()
 
     # --- the intake
 
@@ -116,35 +116,35 @@ class JetStreamClientBus:
             WaitTimeoutError: the server did not confirm all messages in time.
         """
         stored = asyncio.Event()
-        with self._answers.round(len(messages)) as questions:
+        with self._replies.round(len(messages)) as requests:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await self._ask(messages, questions, stored)
+                    await self._ask(messages, requests, stored)
             except TimeoutError:
                 if not stored.is_set():
                     raise _unconfirmed(len(messages), timeout_seconds) from None
-                _logger.info("replies are missing", count=len(questions.unanswered))
-            return questions.answers
+                _logger.info("replies are missing", count=len(requests.pending))
+            return requests.replies
 
     async def _ask(
-        self, messages: Sequence[IntakeMessageOut], questions: Round, stored: asyncio.Event
+        self, messages: Sequence[IntakeMessageOut], requests: Round, stored: asyncio.Event
     ) -> None:
         """Store messages; after a lost connection, again store those without a reply.
 
         A lost connection loses replies. The decider detects a repeated message by its id, and
         replies `Duplicate`.
         """
-        while not questions.complete.is_set():
+        while not requests.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
             await self._store(
                 [
-                    self._outgoing(messages[index], {REPLY_HEADER: questions.reply_to(index)})
-                    for index in questions.unanswered
+                    self._outgoing(messages[index], {REPLY_HEADER: requests.reply_to(index)})
+                    for index in requests.pending
                 ]
             )
             stored.set()
             while self._nc.stats["reconnects"] == reconnects:
-                if await _is_set(questions.complete):
+                if await _is_set(requests.complete):
                     return
 
     async def _store(self, outgoing: Sequence[OutgoingMessage]) -> None:
@@ -181,12 +181,12 @@ class JetStreamClientBus:
         self, *, most: int | None = None
     ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
         """Read the dead letters, and the records of their handling."""
-        stored = await patiently(self._nc, lambda: read_letters(self._nc, most=most))
+        stored = await retry_read(self._nc, lambda: read_letters(self._nc, limit=most))
         return stored.letters, stored.handled
 
     async def discarded(self) -> Sequence[Discarded]:
         """Read the counts of messages that got no dead letter."""
-        return await patiently(self._nc, lambda: read_discarded(self._nc))
+        return await retry_read(self._nc, lambda: read_discarded(self._nc))
 
     async def letter_handled(self, handled: DeadLetterHandled) -> None:
         """Record the handling of a dead letter."""
@@ -201,19 +201,19 @@ class JetStreamClientBus:
         """
         what, key = parse_intake(subject)
         own_subject = intake_subject(what, key, self._user)
-        with self._answers.round(1) as question:
-            headers = {MESSAGE_ID: message_id, REPLY_HEADER: question.reply_to(0)}
+        with self._replies.round(1) as request:
+            headers = {MESSAGE_ID: message_id, REPLY_HEADER: request.reply_to(0)}
             stored = await publish(self._nc, own_subject, payload, headers=headers)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(answer_seconds):
-                    await question.complete.wait()
-            return stored.seq, question.answers[0]
+                    await request.complete.wait()
+            return stored.seq, request.replies[0]
 
     # --- observed state
 
     async def last_intake_position(self) -> int:
         """Return the intake's last position."""
-        state = await patiently(self._nc, lambda: stream_state(self._nc, INTAKE))
+        state = await retry_read(self._nc, lambda: stream_state(self._nc, INTAKE))
         return state.last_seq
 
     async def store_listing_parts(self, subject: str, parts: Sequence[ListingPart]) -> None:
@@ -248,29 +248,31 @@ class JetStreamClientBus:
             feed = None
             if not self._uses_service_consumers:
                 try:
-                    feed = await stack.enter_async_context(followed(self._nc, tokens, after))
+                    feed = await stack.enter_async_context(follow_outcomes(self._nc, tokens, after))
                 except BusDeniedError:
-                    if not can_be_bound(tokens):
+                    if not can_use_service_consumers(tokens):
                         raise
                     self._uses_service_consumers = True
             if feed is None:
-                feed = await stack.enter_async_context(followed_bound(self._nc, tokens, after))
+                feed = await stack.enter_async_context(
+                    follow_service_outcomes(self._nc, tokens, after)
+                )
             yield feed
 
     def durable_outcomes(
         self, tokens: str, *, after: int | None, durable: str
     ) -> AbstractAsyncContextManager[DurableOutcomes]:
         """Follow outcomes with a durable consumer."""
-        return open_durable(self._nc, tokens, after, durable)
+        return follow_durable(self._nc, tokens, after, durable)
 
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
         """Read the newest outcome of each resource."""
         subjects = [outcome_filter(key.tokens) for key in keys]
-        read = last_of_each if self._uses_service_consumers else last_for_subjects
-        messages = await patiently(self._nc, lambda: read(self._nc, LOG, subjects))
+        read = last_by_subject if self._uses_service_consumers else last_for_subjects
+        messages = await retry_read(self._nc, lambda: read(self._nc, LOG, subjects))
         newest: dict[ResourceKey, StoredEvent] = {}
         # There is one message for every type of outcome that a resource has had.
-        for each in readable(messages, LOG):
+        for each in decode_readable(messages, LOG):
             if each.position >= newest.get(each.event.key, each).position:
                 newest[each.event.key] = each
         return list(newest.values())
@@ -290,12 +292,12 @@ class JetStreamClientBus:
 
     async def row(self, name: str) -> bytes | None:
         """Read one row."""
-        rows = await patiently(self._nc, lambda: self._rows.get([name]))
+        rows = await retry_read(self._nc, lambda: self._rows.get([name]))
         return rows.get(name)
 
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern."""
-        return await patiently(self._nc, lambda: self._rows.matching(pattern))
+        return await retry_read(self._nc, lambda: self._rows.matching(pattern))
 
 
 def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:

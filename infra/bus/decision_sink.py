@@ -18,7 +18,7 @@ from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.names import SYSTEM_NAMESPACE
 from events.subjects import fired, namespace_of, rejection, schedule
 from infra.bus.dead_letters import discard, may_contain_secret, store_letters
-from infra.bus.streams import INTAKE, TIMERS_KEPT
+from infra.bus.streams import INTAKE, TIMERS_MAX_AGE
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError, MessageTooLargeError
 from infra.jetstream.outgoing import OutgoingMessage
@@ -28,7 +28,7 @@ from infra.jetstream.wire import send
 from reconciler.ports import DeadLetter, Rejection, Reply, TimerRequest
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
-_ERASED_AT_ONCE: Final = 10.0
+_ERASURE_BURST: Final = 10.0
 _MAX_NAMESPACES: Final = 10_000
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ class JetStreamDecisionSink:
         resources.
         """
         now = datetime.now(UTC)
-        kept_until = now + TIMERS_KEPT
+        kept_until = now + TIMERS_MAX_AGE
         schedules = [
             Schedule(
                 subject=schedule(timer.key, timer.purpose.lower()),
@@ -109,20 +109,20 @@ class JetStreamDecisionSink:
         Each erasure takes the server about 20 ms. In `system`, where only operators declare, all
         are erased. In other namespaces, a flood is left for the intake to be trimmed.
         """
-        left: Counter[str] = Counter()
+        skipped: Counter[str] = Counter()
         for each in letters:
             position, namespace = each.delivery.position, namespace_of(each.delivery.subject)
             if not may_contain_secret(each.delivery.subject):
                 continue
             if namespace != SYSTEM_NAMESPACE and not self._may_erase(namespace):
-                left[namespace] += 1
+                skipped[namespace] += 1
                 continue
             try:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
             except BusError as error:  # either an earlier attempt erased it, or an operator must
                 why = str(error)
                 _logger.warning("erasing a refused message failed", position=position, error=why)
-        for namespace, count in left.items():
+        for namespace, count in skipped.items():
             _logger.warning("refused messages were not erased", namespace=namespace, count=count)
 
     def _may_erase(self, namespace: str) -> bool:
@@ -135,16 +135,16 @@ class _Erasures:
     """Limits a namespace's erasures to a burst, then one per second."""
 
     def __init__(self) -> None:
-        self._left = _ERASED_AT_ONCE
+        self._remaining = _ERASURE_BURST
         self._at = time.monotonic()
 
     def take(self) -> bool:
         now = time.monotonic()
-        self._left = min(_ERASED_AT_ONCE, self._left + now - self._at)
+        self._remaining = min(_ERASURE_BURST, self._remaining + now - self._at)
         self._at = now
-        if self._left < 1:
+        if self._remaining < 1:
             return False
-        self._left -= 1
+        self._remaining -= 1
         return True
 
 

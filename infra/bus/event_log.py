@@ -25,7 +25,7 @@ from events.log import LogEvent, log_place
 from events.names import ResourceKey
 from events.subjects import cached_state, log_filter, log_filter_of
 from infra.bus.removals import with_remedy
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import LOG, STATES, LogIdentity, find_log
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
@@ -60,11 +60,11 @@ from reconciler.ports import (
 
 _POSITION_HEADER: Final = "Reconciler-Position"
 _FACT_SUFFIX: Final = ".fact"
-_EVENTS_ONE_BY_ONE: Final = 2
-EVERYTHING: Final = "*.*.*"
+_MAX_SINGLE_APPENDS: Final = 2
+ALL_RESOURCES: Final = "*.*.*"
 """The pattern ``namespace.kind.name`` of all resources."""
 
-_LEADER_TRIES: Final = 40
+_LEADER_ATTEMPTS: Final = 40
 _LEADER_PAUSE_SECONDS: Final = 0.05
 
 _logger = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class JetStreamLog:
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
         self._nc = nc
         self._identity = identity
-        self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, digested=True)
+        self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, has_digests=True)
 
     @property
     def identity(self) -> LogIdentity:
@@ -122,16 +122,16 @@ class JetStreamLog:
         for key, events, expected_position in appends:
             sequence = log_filter(key)
             # The head contains the digest of the history so far.
-            known = self._sequences.known_head(sequence, expected_position)
-            heads[sequence] = known or await self._sequences.head_at(expected_position)
+            cached = self._sequences.cached_head(sequence, expected_position)
+            heads[sequence] = cached or await self._sequences.head_at(expected_position)
             entries += [_entry(sequence, event) for event in events]
         with _port_errors():
-            if len(appends) == 1 and len(entries) <= _EVENTS_ONE_BY_ONE:
+            if len(appends) == 1 and len(entries) <= _MAX_SINGLE_APPENDS:
                 return [await self._append_one_by_one(entries, heads)]
-            half_sent = (
+            on_half_sent = (
                 self._reach_half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
             )
-            positions = await self._sequences.append(entries, heads, before_commit=half_sent)
+            positions = await self._sequences.append(entries, heads, before_commit=on_half_sent)
         last = accumulate(len(each.events) for each in appends)
         return [positions[count - 1] for count in last]
 
@@ -140,8 +140,8 @@ class JetStreamLog:
         for number, entry in enumerate(entries):
             if number:
                 reach(Failpoint.DECIDER_BETWEEN_EVENTS)
-                known = self._sequences.known_head(entry.sequence, position)
-                heads[entry.sequence] = known or await self._sequences.head_at(position)
+                cached = self._sequences.cached_head(entry.sequence, position)
+                heads[entry.sequence] = cached or await self._sequences.head_at(position)
             [position] = await self._sequences.append([entry], heads)
         return position
 
@@ -164,7 +164,7 @@ class JetStreamLog:
                 _logger.info("storing a cached state failed", error=str(result))
 
     def _digest_header(self, key: ResourceKey, position: int) -> dict[str, str]:
-        head = self._sequences.known_head(log_filter(key), position)
+        head = self._sequences.cached_head(log_filter(key), position)
         return {DIGEST_HEADER: head.digest} if head is not None and head.digest else {}
 
     # --- loading
@@ -203,8 +203,8 @@ class JetStreamLog:
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
             old = [key for key, heads in longer.items() if _may_have_state(heads)]
-            states = await self._states(old) if use_cache and old else {}
-            loaded |= await self._load_whole(
+            states = await self._cached_states(old) if use_cache and old else {}
+            loaded |= await self._load_complete(
                 {key: heads for key, heads in longer.items() if key not in states}
             )
             longer = {key: heads for key, heads in longer.items() if key not in loaded}
@@ -234,14 +234,14 @@ class JetStreamLog:
             by_version = _by_version(messages) if newest == head else {}
             # Versions count from 1 without gaps, so the highest one is the number of events.
             is_all = newest == head and max(by_version, default=0) == len(messages)
-            short = self._whole(key, messages) if is_all else None
+            short = self._complete_history(key, messages) if is_all else None
             if short is None:
                 longer[key] = _Heads(newest, by_version)
             else:
                 loaded[key] = short
         return loaded, longer
 
-    async def _load_whole(
+    async def _load_complete(
         self, longer: Mapping[ResourceKey, _Heads]
     ) -> dict[ResourceKey, LoadedResource]:
         """Load the complete histories of many resources, except damaged ones.
@@ -250,20 +250,24 @@ class JetStreamLog:
         an upper limit, the server would scan the log message by message. Facts come first, because
         most histories have several.
         """
-        known = {key: dict(heads.messages) for key, heads in longer.items()}
+        loaded_messages = {key: dict(heads.messages) for key, heads in longer.items()}
         subjects = {
             key: sorted((head.subject for head in heads.messages.values()), key=_facts_first)
             for key, heads in longer.items()
         }
         while starts := {
             key: SubjectStart(subjects[key].pop(0), missing)
-            for key, found in known.items()
-            if subjects[key] and (missing := max(found, default=0) - len(found)) > 0
+            for key, by_version in loaded_messages.items()
+            if subjects[key] and (missing := max(by_version, default=0) - len(by_version)) > 0
         }:
             read = await read_starts(self._nc, LOG, list(starts.values()))
             for key, messages in zip(starts, read, strict=True):
-                known[key] |= _by_version(messages)
-        whole = {key: self._whole(key, found.values()) for key, found in known.items() if found}
+                loaded_messages[key] |= _by_version(messages)
+        whole = {
+            key: self._complete_history(key, by_version.values())
+            for key, by_version in loaded_messages.items()
+            if by_version
+        }
         return {
             key: resource
             for key, resource in whole.items()
@@ -279,7 +283,7 @@ class JetStreamLog:
         if cached is None:
             return await self._checked_tail(key, HistoryChain(), heads.newest, None)
         if position == heads.newest:
-            self._remember(key, HistoryChain(None, _cached_digest(cached), position))
+            self._cache_head(key, HistoryChain(None, _cached_digest(cached), position))
             return LoadedResource(position, cached.payload, ())
         chain = HistoryChain(None, _cached_digest(cached), position)
         return await self._checked_tail(key, chain, heads.newest, cached.payload)
@@ -292,37 +296,39 @@ class JetStreamLog:
         resource, events = str(key), list[LogEvent]()
         try:
             for message in messages:
-                events.append(chain.take(_recorded(message), resource))
+                events.append(chain.take(_to_recorded(message), resource))
         except LogDamagedError as error:
             return LoadedResource(messages[-1].seq, cached, events, error.damage)
-        self._remember(key, chain)
+        self._cache_head(key, chain)
         return LoadedResource(chain.position, cached, events)
 
-    def _whole(self, key: ResourceKey, messages: Iterable[StoredMessage]) -> LoadedResource | None:
+    def _complete_history(
+        self, key: ResourceKey, messages: Iterable[StoredMessage]
+    ) -> LoadedResource | None:
         """Return the history if these messages are complete and valid, else None."""
         chain, resource, events = HistoryChain(), str(key), list[LogEvent]()
         try:
             for message in sorted(messages, key=_by_sequence):
-                events.append(chain.take(_recorded(message), resource))
+                events.append(chain.take(_to_recorded(message), resource))
         except LogDamagedError:
             return None
-        self._remember(key, chain)
+        self._cache_head(key, chain)
         return LoadedResource(chain.position, None, events)
 
     async def _tail(self, key: ResourceKey, after: int, head: int) -> list[StoredMessage]:
         """Read a resource's events after a position, at least up to ``head``."""
-        for _ in range(_LEADER_TRIES):
+        for _ in range(_LEADER_ATTEMPTS):
             messages = await self._sequences.read(log_filter(key), after=after)
             if messages and messages[-1].seq >= head:
                 return messages
             await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # the server that responded lags
         raise BusUnavailableError(f"{LOG}: no replica returns {key} up to position {head} yet")
 
-    def _remember(self, key: ResourceKey, chain: HistoryChain) -> None:
+    def _cache_head(self, key: ResourceKey, chain: HistoryChain) -> None:
         head = Head(chain.position, chain.digest, chain.version)
         self._sequences.heads.put(log_filter(key), head)
 
-    async def _states(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, StoredMessage]:
+    async def _cached_states(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, StoredMessage]:
         states = await last_for_subjects(self._nc, STATES, [cached_state(key) for key in keys])
         by_subject = {message.subject: message for message in states}
         return {
@@ -336,8 +342,8 @@ class JetStreamLog:
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, LOG, filters=filters) as follower:
-            async for some in follower.replay():  # ends at the leader's last event
-                messages += some
+            async for batch in follower.replay():  # ends at the leader's last event
+                messages += batch
         return _valid_events_of(messages)
 
     def follow(
@@ -346,10 +352,10 @@ class JetStreamLog:
         *,
         damaged: DamageListener | None = None,
         max_resources: int | None = None,
-        tokens: str = EVERYTHING,
+        tokens: str = ALL_RESOURCES,
     ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log after a position, for resources that match ``namespace.kind.name``."""
-        is_whole = tokens == EVERYTHING
+        is_whole = tokens == ALL_RESOURCES
         listener = damaged or _log_damage
         chains = LogChains(listener, after=after, most=max_resources, is_whole=is_whole)
         # Without a filter, messages under invalid subjects are also read and reported as damage.
@@ -361,7 +367,7 @@ class JetStreamLog:
     ) -> AsyncGenerator[CheckedFeed]:
         async with AsyncExitStack() as stack:
             log_from = follow(self._nc, LOG, filters=[subject_filter], start_seq=after + 1)
-            follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
+            follower = await retry_read(self._nc, lambda: stack.enter_async_context(log_from))
             feed = CheckedFeed(follower, chains)
             feed.check_end()
             yield feed
@@ -384,7 +390,7 @@ class JetStreamLog:
 
     async def last_position(self) -> int:
         """Return the position of the newest event."""
-        return (await patiently(self._nc, lambda: stream_state(self._nc, LOG))).last_seq
+        return (await retry_read(self._nc, lambda: stream_state(self._nc, LOG))).last_seq
 
 
 class CheckedFeed:
@@ -423,7 +429,7 @@ def _log_damage(damage: LogDamage) -> None:
 
 
 def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
-    checked = ((message.seq, chains.take(_recorded(message))) for message in messages)
+    checked = ((message.seq, chains.take(_to_recorded(message))) for message in messages)
     return [StoredEvent(position, event) for position, event in checked if event is not None]
 
 
@@ -438,7 +444,7 @@ def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
             continue
         chain = chains.setdefault(resource, HistoryChain())
         try:
-            events.append(StoredEvent(message.seq, chain.take(_recorded(message), resource)))
+            events.append(StoredEvent(message.seq, chain.take(_to_recorded(message), resource)))
         except LogDamagedError as error:
             damaged.add(resource)
             _log_damage(error.damage)
@@ -514,5 +520,5 @@ def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
     return by_version
 
 
-def _recorded(message: StoredMessage) -> Recorded:
+def _to_recorded(message: StoredMessage) -> Recorded:
     return Recorded(message.seq, message.subject, message.payload, digest_of(message))

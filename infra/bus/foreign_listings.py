@@ -9,7 +9,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_listing_part
 from events.intake import ListingPart
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import LISTINGS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state
@@ -31,10 +31,10 @@ class JetStreamListingReader:
     async def next_batch(self) -> Sequence[ListingDelivery]:
         """Wait for the next parts of listings, and return them."""
         if self._follower is None:
-            self._follower = await patiently(self._nc, self._from_now_on)
+            self._follower = await retry_read(self._nc, self._follow_new)
         return [_part(message) for message in await anext(self._follower)]
 
-    async def _from_now_on(self) -> Follower:
+    async def _follow_new(self) -> Follower:
         last = (await stream_state(self._nc, LISTINGS)).last_seq
         parts = follow(self._nc, LISTINGS, start_seq=last + 1)
         return await self._stack.enter_async_context(parts)

@@ -52,7 +52,7 @@ _REPLY: Final = re.compile(r"[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*")
 
 _MAX_REPLY_BYTES: Final = 1_000
 _MAX_NEWER: Final = 100
-_READS_AT_ONCE: Final = 64
+_CONCURRENT_READS: Final = 64
 _ROOM_MESSAGES: Final = 4_000
 _ROOM_BYTES: Final = 8 * 1024 * 1024
 """Bytes to prefetch from a partition while a batch is decided.
@@ -60,19 +60,20 @@ _ROOM_BYTES: Final = 8 * 1024 * 1024
 This is enough to reach the messages of other namespaces behind a flood (ADR 0062).
 """
 
-_MAX_COUNTED_ALONE: Final = 8  # above this, one response with all subjects is cheaper
+_MAX_SINGLE_COUNTS: Final = 8  # above this, one response with all subjects is cheaper
 
 
 class _DeclarationCounts:
     """The number and subjects of each resource's declarations in the intake."""
 
-    def __init__(self, answers: Sequence[SubjectCounts]) -> None:
-        self.first_seq = max(answer.first_seq for answer in answers)  # removed messages are unknown
-        self.last_seq = min(answer.last_seq for answer in answers)
+    def __init__(self, responses: Sequence[SubjectCounts]) -> None:
+        # Removed messages are unknown.
+        self.first_seq = max(response.first_seq for response in responses)
+        self.last_seq = min(response.last_seq for response in responses)
         self.counts: dict[str, int] = {}
         self.subjects: dict[str, list[str]] = {}
-        for answer in answers:
-            for subject, count in answer.counts.items():
+        for response in responses:
+            for subject, count in response.counts.items():
                 if intake_kind_of(subject) == "desired":
                     tokens = stored_tokens(subject)
                     self.counts[tokens] = self.counts.get(tokens, 0) + count
@@ -106,7 +107,7 @@ class JetStreamIntakeWriter:
             for each in messages
         ]
         results = await store_all(self._nc, outgoing)
-        failed = {place: each for place, each in enumerate(results) if isinstance(each, Exception)}
+        failed = {index: each for index, each in enumerate(results) if isinstance(each, Exception)}
         if failed:
             first = next(iter(failed.values()))
             raise IntakeNotStoredError(first, list(failed)) from first
@@ -125,7 +126,7 @@ class JetStreamIntakeReader:
 
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
         self._nc = nc
-        self._unchecked: LogIdentity | None = identity
+        self._unchecked_identity: LogIdentity | None = identity
         self._group = PullGroup(
             nc,
             INTAKE,
@@ -147,9 +148,9 @@ class JetStreamIntakeReader:
         """Return messages from any partitions; by default, wait for at least one."""
         with with_remedy():
             delivered = await self._group.next_batch(wait=wait)
-        if self._unchecked is not None:
-            await check_same_log(self._nc, self._unchecked)
-            self._unchecked = None
+        if self._unchecked_identity is not None:
+            await check_same_log(self._nc, self._unchecked_identity)
+            self._unchecked_identity = None
         return [self._delivery(each) for each in delivered]
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
@@ -167,8 +168,8 @@ class JetStreamIntakeReader:
 
     async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         """Return whether the consumers have been pinned to this reader since these deliveries."""
-        handed_out = [cast("Delivered", each.receipt) for each in deliveries]
-        return await self._group.has_kept_pins(handed_out)
+        delivered = [cast("Delivered", each.receipt) for each in deliveries]
+        return await self._group.has_kept_pins(delivered)
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
@@ -183,10 +184,13 @@ class JetStreamIntakeReader:
             if intake_kind_of(one.subject) == "desired":
                 newest.setdefault(stored_tokens(one.subject), []).append(one)
         newer: list[Sequence[IntakeDelivery]] = []
-        for start in range(0, len(deliveries), _READS_AT_ONCE):
-            some = deliveries[start : start + _READS_AT_ONCE]
+        for start in range(0, len(deliveries), _CONCURRENT_READS):
+            batch = deliveries[start : start + _CONCURRENT_READS]
             newer += await asyncio.gather(
-                *(self._newer(each, newest.get(stored_tokens(each.subject), ())) for each in some)
+                *(
+                    self._read_newer(each, newest.get(stored_tokens(each.subject), ()))
+                    for each in batch
+                )
             )
         return newer
 
@@ -200,10 +204,10 @@ class JetStreamIntakeReader:
         subjects = await self._with_unknown_declarations(known)
         keys = list(subjects)
         declarations: dict[ResourceKey, Sequence[IntakeDelivery]] = {}
-        for start in range(0, len(keys), _READS_AT_ONCE):
-            some = keys[start : start + _READS_AT_ONCE]
-            read = await asyncio.gather(*(self._read(subjects[key]) for key in some))
-            declarations.update(zip(some, read, strict=True))
+        for start in range(0, len(keys), _CONCURRENT_READS):
+            batch = keys[start : start + _CONCURRENT_READS]
+            read = await asyncio.gather(*(self._read(subjects[key]) for key in batch))
+            declarations.update(zip(batch, read, strict=True))
         return declarations
 
     async def _read(
@@ -224,7 +228,7 @@ class JetStreamIntakeReader:
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[str]]:
         """Return the declarations' subjects for each resource that has unknown declarations."""
-        if len(known) > _MAX_COUNTED_ALONE:
+        if len(known) > _MAX_SINGLE_COUNTS:
             newest = max(max(positions, default=0) for positions in known.values())
             declared = await self._all_declarations(up_to=newest)
         else:
@@ -257,7 +261,7 @@ class JetStreamIntakeReader:
             )
         return self._flood_counts
 
-    async def _newer(
+    async def _read_newer(
         self, delivery: IntakeDelivery, newest: Sequence[StoredMessage]
     ) -> list[IntakeDelivery]:
         subjects = [one.subject for one in newest if one.seq > delivery.position]

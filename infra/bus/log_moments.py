@@ -15,8 +15,8 @@ from typing import Final
 
 from nats.aio.client import Client
 
-from infra.bus.outcome_feeds import readable
-from infra.bus.retries import patiently
+from infra.bus.outcome_feeds import decode_readable
+from infra.bus.retries import retry_read
 from infra.bus.streams import LOG
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import read_subject, stream_state
@@ -28,7 +28,7 @@ _EVERY_MESSAGE: Final = ">"
 
 async def log_range(nc: Client) -> tuple[int, int]:
     """Return the log's first and last position. The last one is 0 if the log is empty."""
-    state = await patiently(nc, lambda: stream_state(nc, LOG))
+    state = await retry_read(nc, lambda: stream_state(nc, LOG))
     return state.first_seq, state.last_seq
 
 
@@ -36,10 +36,10 @@ async def first_event_from(nc: Client, position: int) -> StoredEvent | None:
     """Return the first readable event at or after a position, or None."""
     while True:
         read = partial(read_subject, nc, LOG, _EVERY_MESSAGE, start_seq=position, limit=1)
-        messages = await patiently(nc, read)
+        messages = await retry_read(nc, read)
         if not messages:
             return None
-        if events := readable(messages, LOG):
+        if events := decode_readable(messages, LOG):
             return events[0]
         position = messages[0].seq + 1
 
@@ -81,10 +81,10 @@ async def log_between(
         return
     follower = follow(nc, LOG, filters=[subject_filter], start_seq=after + 1)
     async with AsyncExitStack() as stack:
-        await patiently(nc, lambda: stack.enter_async_context(follower))
+        await retry_read(nc, lambda: stack.enter_async_context(follower))
         async for messages in follower if follows else follower.replay():
-            wanted = [one for one in messages if up_to is None or one.seq <= up_to]
-            if events := readable(wanted, LOG):
+            selected = [one for one in messages if up_to is None or one.seq <= up_to]
+            if events := decode_readable(selected, LOG):
                 yield events
             if up_to is not None and follower.position >= up_to:
                 return

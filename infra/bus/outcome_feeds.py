@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.names import ResourceKey
 from events.subjects import outcome_filter, rejection_filter
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import (
     LOG,
     REJECTIONS,
@@ -35,7 +35,7 @@ from infra.jetstream.errors import (
     IncompatibleStreamError,
     NotFoundOnBusError,
 )
-from infra.jetstream.follow import Follower, follow, follow_as
+from infra.jetstream.follow import Follower, follow, follow_with_consumers
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from infra.jetstream.topology import ensure_consumer
@@ -43,7 +43,7 @@ from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
 
 _STREAMS: Final = (LOG, REJECTIONS)
-_REQUESTED_AT_ONCE: Final = 64
+_BATCH_MESSAGES: Final = 64
 _REPEATED_NS: Final = 300 * 1_000_000_000
 """Time before a resumed position for which a client gets rejections again, in ns.
 
@@ -55,7 +55,7 @@ _logger = structlog.get_logger(__name__)
 _Read = TypeVar("_Read")
 
 
-class _Both(Generic[_Read]):
+class _MergedReads(Generic[_Read]):
     """Merges the results of two readers: of the log, and of the rejections."""
 
     def __init__(self, *readers: Callable[[], Awaitable[_Read]]) -> None:
@@ -79,8 +79,8 @@ class _Both(Generic[_Read]):
         """Cancel the readers, and return the results that were not yet returned."""
         for each in self._pending.values():
             each.cancel()
-        answers = await asyncio.gather(*self._pending.values(), return_exceptions=True)
-        return [each for each in answers if not isinstance(each, BaseException)]
+        results = await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        return [each for each in results if not isinstance(each, BaseException)]
 
 
 class FollowedOutcomes:
@@ -100,32 +100,32 @@ class FollowedOutcomes:
         self._outcomes = outcomes
         self._position = outcomes.position
         self._kept = deque(kept)
-        self._both = _Both(outcomes.__anext__, rejections.__anext__)
+        self._merged = _MergedReads(outcomes.__anext__, rejections.__anext__)
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes."""
         if self._kept and self._is_caught_up:
-            return self._rejected(self._kept_until(None))
-        stream, messages = await self._both.next()
+            return self._to_rejections(self._kept_until(None))
+        stream, messages = await self._merged.next()
         if stream == REJECTIONS and not self._is_caught_up:
             self._kept += messages
             return []
         if stream == REJECTIONS:
-            return self._rejected(messages)
+            return self._to_rejections(messages)
         outcomes: list[StoredEvent] = []
         for message in messages:
-            outcomes += self._rejected(self._kept_until(message.time_ns))
+            outcomes += self._to_rejections(self._kept_until(message.time_ns))
             self._position = message.seq
-            outcomes += self._matching(readable([message], LOG))
+            outcomes += self._filter(decode_readable([message], LOG))
         return outcomes
 
-    def _matching(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
+    def _filter(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
         return [each for each in events if _matches(each.event.key, self._tokens)]
 
     @property
     def _is_caught_up(self) -> bool:
         """Whether all outcomes that existed at the start were returned."""
-        return self._outcomes.caught_up.is_set() and not self._both.has_result(LOG)
+        return self._outcomes.caught_up.is_set() and not self._merged.has_result(LOG)
 
     def _kept_until(self, time_ns: int | None) -> list[StoredMessage]:
         """Remove and return the kept rejections up to a time, or all of them."""
@@ -134,10 +134,10 @@ class FollowedOutcomes:
             rejections.append(self._kept.popleft())
         return rejections
 
-    def _rejected(self, messages: Sequence[StoredMessage]) -> list[StoredEvent]:
+    def _to_rejections(self, messages: Sequence[StoredMessage]) -> list[StoredEvent]:
         if not messages:
             return []
-        rejected = self._matching(readable(messages, REJECTIONS))
+        rejected = self._filter(decode_readable(messages, REJECTIONS))
         return [StoredEvent(self._position, event) for _, event in rejected]
 
     async def done(self, outcome: StoredEvent) -> None:
@@ -145,7 +145,7 @@ class FollowedOutcomes:
 
     async def close(self) -> None:
         """Stop following."""
-        await self._both.close()
+        await self._merged.close()
 
 
 class DurableOutcomes:
@@ -155,15 +155,15 @@ class DurableOutcomes:
         self._nc = nc
         self._tokens = tokens
         self._readers = [
-            PullReader(nc, stream, consumer, max_batch=_REQUESTED_AT_ONCE) for stream in _STREAMS
+            PullReader(nc, stream, consumer, max_batch=_BATCH_MESSAGES) for stream in _STREAMS
         ]
-        self._both = _Both(*(each.next_batch for each in self._readers))
+        self._merged = _MergedReads(*(each.next_batch for each in self._readers))
         self._position = position
-        self._open: dict[str, Delivered] = {}
+        self._unacknowledged: dict[str, Delivered] = {}
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes. Each is delivered again until `done` is called."""
-        stream, batch = await self._both.next()
+        stream, batch = await self._merged.next()
         outcomes: list[StoredEvent] = []
         for each in batch:
             try:
@@ -178,22 +178,22 @@ class DurableOutcomes:
                 await ack(self._nc, [each])
                 continue
             outcomes.append(StoredEvent(self._position, event))
-            self._open[event.id] = each
+            self._unacknowledged[event.id] = each
         return outcomes
 
     async def done(self, outcome: StoredEvent) -> None:
         """Acknowledge an outcome."""
-        delivered = self._open.pop(outcome.event.id, None)
+        delivered = self._unacknowledged.pop(outcome.event.id, None)
         if delivered is not None:
             await ack(self._nc, [delivered])
 
     async def close(self) -> None:
         """Stop pulling, and return unprocessed outcomes for immediate redelivery."""
-        unprocessed = [each for batch in await self._both.close() for each in batch]
+        unprocessed = [each for batch in await self._merged.close() for each in batch]
         for each in self._readers:
             await each.close()
         if self._nc.is_connected:
-            for each in [*self._open.values(), *unprocessed]:
+            for each in [*self._unacknowledged.values(), *unprocessed]:
                 await nak(self._nc, each)
 
 
@@ -201,7 +201,7 @@ OutcomeFeed = FollowedOutcomes | DurableOutcomes
 
 
 @asynccontextmanager
-async def followed(
+async def follow_outcomes(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
     """Follow outcomes that match one of the patterns; only new ones if ``after`` is None.
@@ -209,7 +209,7 @@ async def followed(
     Raises:
         NoSuchMomentError: the position is after the end of the log.
     """
-    end = await _end_of(nc, LOG)
+    end = await _read_last_position(nc, LOG)
     if after is not None and after > end:
         raise NoSuchMomentError(
             f"position {after}: after the end of the log at position {end}; use a position of "
@@ -225,10 +225,10 @@ async def followed(
         nc,
         REJECTIONS,
         filters=[rejection_filter(each) for each in tokens],
-        start_seq=await _end_of(nc, REJECTIONS) + 1 if after is None else 1,
+        start_seq=await _read_last_position(nc, REJECTIONS) + 1 if after is None else 1,
     )
-    since_ns = await _stored_at(nc, after) - _REPEATED_NS if after else 0
-    async with _opened(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
+    since_ns = await _read_storage_time(nc, after) - _REPEATED_NS if after else 0
+    async with _open_feed(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
         yield feed
 
 
@@ -241,14 +241,14 @@ def _matches(key: ResourceKey, patterns: Sequence[str]) -> bool:
     )
 
 
-def can_be_bound(tokens: Sequence[str]) -> bool:
+def can_use_service_consumers(tokens: Sequence[str]) -> bool:
     """Return whether all patterns are in one namespace, whose own consumers can be used."""
     namespaces = {each.split(".")[0] for each in tokens}
     return len(namespaces) == 1 and "*" not in namespaces
 
 
 @asynccontextmanager
-async def followed_bound(
+async def follow_service_outcomes(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
     """Follow outcomes with one of the existing consumers of the patterns' namespace.
@@ -263,14 +263,14 @@ async def followed_bound(
     namespace = tokens[0].split(".")[0]
     namespace_tokens = f"{namespace}.*.*"
     names = follower_names(namespace)
-    outcomes = follow_as(
+    outcomes = follow_with_consumers(
         nc,
         LOG,
         names=names,
         subject_filter=outcome_filter(namespace_tokens),
         start_seq=None if after is None else after + 1,
     )
-    rejections = follow_as(
+    rejections = follow_with_consumers(
         nc,
         REJECTIONS,
         names=names,
@@ -281,7 +281,7 @@ async def followed_bound(
     async with AsyncExitStack() as stack:
         try:
             feed = await stack.enter_async_context(
-                _opened(nc, outcomes, rejections, tokens, since_ns=0)
+                _open_feed(nc, outcomes, rejections, tokens, since_ns=0)
             )
         except NotFoundOnBusError as error:
             raise _build_missing_consumers(error, namespace) from error
@@ -294,12 +294,12 @@ async def followed_bound(
 
 
 @asynccontextmanager
-async def _opened(
+async def _open_feed(
     nc: Client, outcomes: Follower, rejections: Follower, tokens: Sequence[str], *, since_ns: int
 ) -> AsyncGenerator[FollowedOutcomes]:
     async with AsyncExitStack() as stack:
-        await patiently(nc, lambda: stack.enter_async_context(outcomes))
-        await patiently(nc, lambda: stack.enter_async_context(rejections))
+        await retry_read(nc, lambda: stack.enter_async_context(outcomes))
+        await retry_read(nc, lambda: stack.enter_async_context(rejections))
         kept: list[StoredMessage] = []
         async for messages in rejections.replay():
             kept += [each for each in messages if each.time_ns >= since_ns]
@@ -309,7 +309,7 @@ async def _opened(
 
 
 @asynccontextmanager
-async def durable(
+async def follow_durable(
     nc: Client, tokens: str, after: int | None, name: str
 ) -> AsyncGenerator[DurableOutcomes]:
     """Follow outcomes with durable consumers, which are created if missing.
@@ -318,13 +318,13 @@ async def durable(
         IncompatibleStreamError: the name is in use for other outcomes.
     """
     # A new consumer gets all stored rejections, or none.
-    for stream, mine, first_seq in (
+    for stream, subject_filter, first_seq in (
         (LOG, outcome_filter(tokens), None if after is None else after + 1),
         (REJECTIONS, rejection_filter(tokens), None if after is None else 1),
     ):
-        config = durable_outcomes(name, mine)
-        await patiently(nc, partial(_ensure_durable, nc, stream, config, first_seq))
-    info = await patiently(nc, lambda: api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None))
+        config = durable_outcomes(name, subject_filter)
+        await retry_read(nc, partial(_ensure_durable, nc, stream, config, first_seq))
+    info = await retry_read(nc, lambda: api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None))
     feed = DurableOutcomes(nc, name, tokens, int(info["ack_floor"].get("stream_seq", 0)))
     try:
         yield feed
@@ -348,12 +348,12 @@ async def _ensure_durable(
     """
     name, subject_filter = str(config["durable_name"]), str(config["filter_subject"])
     namespace = subject_filter.split(".")[1]
-    of_namespace = [
+    namespace_filters = [
         each["filter_subject"]
-        for where, each in service_consumers(name)
-        if (where, each["durable_name"]) == (stream, name)
+        for other_stream, each in service_consumers(name)
+        if (other_stream, each["durable_name"]) == (stream, name)
     ]
-    info = await _existing(nc, stream, name)
+    info = await _read_consumer(nc, stream, name)
     if info is None:
         start = {"deliver_policy": "new"}
         if first_seq is not None:
@@ -365,7 +365,7 @@ async def _ensure_durable(
         return
     existing_filter = info["config"].get("filter_subject")
     if existing_filter != subject_filter and (
-        name != namespace or existing_filter not in of_namespace
+        name != namespace or existing_filter not in namespace_filters
     ):
         raise IncompatibleStreamError(
             f"durable {name!r} already exists and follows {existing_filter}, not "
@@ -387,17 +387,17 @@ def _add_hint(error: BusDeniedError, namespace: str, name: str) -> BusDeniedErro
     return BusDeniedError(f"{error}; {hint}", subject=error.subject)
 
 
-async def _end_of(nc: Client, stream: str) -> int:
-    return (await patiently(nc, lambda: stream_state(nc, stream))).last_seq
+async def _read_last_position(nc: Client, stream: str) -> int:
+    return (await retry_read(nc, lambda: stream_state(nc, stream))).last_seq
 
 
-async def _stored_at(nc: Client, position: int) -> int:
+async def _read_storage_time(nc: Client, position: int) -> int:
     """Return the storage time of the first event at or after a position, or 0."""
-    messages = await patiently(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
+    messages = await retry_read(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
     return messages[0].time_ns if messages else 0
 
 
-async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
+async def _read_consumer(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
     try:
         return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
     # Creating the consumer then reports a denial with a hint.
@@ -405,7 +405,7 @@ async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None
         return None
 
 
-def readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent]:
+def decode_readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent]:
     """Decode the events in messages. Unreadable ones are logged and skipped."""
     events: list[StoredEvent] = []
     for message in messages:

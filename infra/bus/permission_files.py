@@ -116,7 +116,7 @@ def claims(users: Sequence[User]) -> dict[str, Any]:
             "name": each.subject,
             "subject": each.subject,
             "type": each.form,
-            **({"response_type": "Stream"} if each.many_answers else {}),
+            **({"response_type": "Stream"} if each.has_many_responses else {}),
         }
         for each in dict.fromkeys(each for _account, each in _exchanges(users))
     ]
@@ -177,7 +177,7 @@ def _allowed(verb: str, allowed: Sequence[str], denied: Sequence[str] = ()) -> l
 
 
 def _export(account: str, each: Exchange) -> str:
-    answers = ", response: stream" if each.many_answers else ""
+    answers = ", response: stream" if each.has_many_responses else ""
     return (
         f"{{ {each.form}: {json.dumps(each.subject)}, accounts: [{json.dumps(account)}]{answers} }}"
     )

@@ -31,7 +31,7 @@ from infra.bus.streams import (
     TIMERS,
     follower_names,
 )
-from infra.bus.user import WHO_AM_I
+from infra.bus.user import USER_INFO_SUBJECT
 
 Principal = Literal[
     "decider",
@@ -59,7 +59,7 @@ ALL_STREAMS: Final = (
     RATES,
     ROWS,
 )
-_EVERY: Final = ResourceKey("*", "*", "*")
+_ALL_RESOURCES: Final = ResourceKey("*", "*", "*")
 _CONFIGURATION: Final = config_key("*")
 _API: Final = "$JS.API"
 
@@ -88,13 +88,13 @@ class Permissions(msgspec.Struct, frozen=True):
 class Exchange(msgspec.Struct, frozen=True):
     """A subject that Reconciler's account exports and a service's account imports.
 
-    ``form``: a service publishes to a "service", and subscribes to a "stream". ``many_answers``: a
-    request has several responses.
+    ``form``: a service publishes to a "service", and subscribes to a "stream".
+    ``has_many_responses``: whether a request has several responses.
     """
 
     subject: str
     form: Literal["service", "stream"]
-    many_answers: bool = False
+    has_many_responses: bool = False
 
 
 def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permissions:
@@ -111,7 +111,10 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
         )
     granted = [*_GRANTS[principal]()]
     if principal == "operator":
-        granted += [WHO_AM_I, *_declarations_as(inboxes[0], _EVERY, subjects.BY_CLIENTS)]
+        granted += [
+            USER_INFO_SUBJECT,
+            *_declarations_as(inboxes[0], _ALL_RESOURCES, subjects.BY_CLIENTS),
+        ]
     return Permissions(tuple(granted), _own_inboxes(inboxes))
 
 
@@ -121,10 +124,14 @@ def service_permissions(
     """Return the permissions of a service in one namespace, in an account with its imports."""
     exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
     published = tuple(each.subject for each in exchanges if each.form == "service")
-    return Permissions((WHO_AM_I, *published), _own_inboxes(inboxes), _internal(namespace, inboxes))
+    return Permissions(
+        (USER_INFO_SUBJECT, *published),
+        _own_inboxes(inboxes),
+        _internal_declarations(namespace, inboxes),
+    )
 
 
-def _internal(namespace: str, inboxes: Sequence[str]) -> tuple[str, ...]:
+def _internal_declarations(namespace: str, inboxes: Sequence[str]) -> tuple[str, ...]:
     """Return the declarations that only Reconciler may make, because they contain internal data."""
     return tuple(
         subjects.intake("desired", ResourceKey(namespace, kind, "*"), inboxes[0])
@@ -160,11 +167,11 @@ def service_exchanges(
     # A user that may create a consumer can make the server deliver to any subject in Reconciler's
     # account, and so steal the messages of all other consumers. So `init` creates the consumers of
     # services (ADR 0064).
-    for stream, readable in (
+    for stream, subject_filter in (
         (LOG, subjects.outcome_filter(namespace_key.tokens)),  # no other events of the log
         (REJECTIONS, subjects.rejection_filter(namespace_key.tokens)),
     ):
-        requests.append(f"{_API}.DIRECT.GET.{stream}.{readable}")
+        requests.append(f"{_API}.DIRECT.GET.{stream}.{subject_filter}")
         for name in (namespace, *follower_names(namespace)):
             requests.append(f"{_API}.CONSUMER.INFO.{stream}.{name}")
             requests.append(f"{_API}.CONSUMER.RESET.{stream}.{name}")
@@ -172,7 +179,7 @@ def service_exchanges(
         requests.append(f"$JS.ACK.{stream}.{namespace}.>")
     return (
         *(Exchange(subject, "service") for subject in requests),
-        *(Exchange(subject, "service", many_answers=True) for subject in pull_requests),
+        *(Exchange(subject, "service", has_many_responses=True) for subject in pull_requests),
         *(Exchange(subject, "stream") for subject in _own_inboxes(inboxes)),
     )
 
@@ -243,51 +250,51 @@ def _call_apis() -> Iterator[str]:
     yield subjects.intake("result", _CONFIGURATION)
 
 
-def _running_roles() -> Iterator[str]:
+def _all_roles() -> Iterator[str]:
     yield from _common()
     yield f"{_API}.STREAM.INFO.{INTAKE}"
 
 
 def _decider() -> Iterator[str]:
-    yield from _running_roles()
+    yield from _all_roles()
     yield from _pull(INTAKE, "*")  # all its consumers belong to deciders
     yield from _get(INTAKE)  # messages that overtook a declaration, and the first of several
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # messages that all deciders have processed
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # messages that may contain a secret
     yield f"{_API}.DIRECT.GET.{STATES}"
-    yield subjects.log_filter(_EVERY)
-    yield subjects.cached_state(_EVERY)
-    yield subjects.rejection(_EVERY)
-    yield subjects.schedule(_EVERY, "*")
+    yield subjects.log_filter(_ALL_RESOURCES)
+    yield subjects.cached_state(_ALL_RESOURCES)
+    yield subjects.rejection(_ALL_RESOURCES)
+    yield subjects.schedule(_ALL_RESOURCES, "*")
     yield from _dead_letters("intake", "declaration", "request", "decision")
     yield f"{INBOX}.>"  # replies, to the inbox of any requester
 
 
 def _worker() -> Iterator[str]:
-    yield from _running_roles()
+    yield from _all_roles()
     # No pattern distinguishes the consumers of workers from those of services.
     yield from _pull(LOG, "*")
-    actions = subjects.log(_EVERY, "action")
+    actions = subjects.log(_ALL_RESOURCES, "action")
     yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # when a configuration is declared
     yield from _call_apis()
-    yield subjects.intake("result", _EVERY)
+    yield subjects.intake("result", _ALL_RESOURCES)
     yield from _dead_letters("action")
 
 
 def _observer() -> Iterator[str]:
-    yield from _running_roles()
+    yield from _all_roles()
     yield from _follow(LISTINGS)
     yield from _call_apis()
-    yield subjects.intake("observed", _EVERY)
-    yield subjects.intake("reference", _EVERY)
-    yield subjects.intake("timer", _EVERY)
+    yield subjects.intake("observed", _ALL_RESOURCES)
+    yield subjects.intake("reference", _ALL_RESOURCES)
+    yield subjects.intake("timer", _ALL_RESOURCES)
     yield subjects.listing("*", "*", "*")
     yield from _dead_letters("listing", "observation")
 
 
 def _projector() -> Iterator[str]:
-    yield from _running_roles()
+    yield from _all_roles()
     yield f"{_API}.STREAM.PURGE.{ROWS}"
     yield f"{ROWS_PREFIX}>"
 
@@ -343,7 +350,7 @@ def _restore() -> Iterator[str]:
     yield from _get(LOG)
     yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # the next two show whether the log has lost its end
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
-    yield subjects.log_filter(_EVERY)
+    yield subjects.log_filter(_ALL_RESOURCES)
     yield "rec.*.*.*.*"  # undecided declarations, in the name of their original users
 
 

@@ -18,7 +18,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import last_from_leader
 from reconciler.ports import RateConflictError
 
-_CALIBRATED_SECONDS: Final = 60.0
+_CALIBRATION_SECONDS: Final = 60.0
 
 
 class _Arrival(msgspec.Struct, frozen=True, rename="camel"):
@@ -39,15 +39,15 @@ class JetStreamRates:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._ahead = 0.0
+        self._offset = 0.0
         self._calibrated_at: float | None = None
 
     async def now(self) -> float:
         """Return the server's time: its last reading plus the monotonic time since."""
         at = self._calibrated_at
-        if at is None or time.monotonic() - at > _CALIBRATED_SECONDS:
+        if at is None or time.monotonic() - at > _CALIBRATION_SECONDS:
             await self._calibrate()
-        return time.monotonic() + self._ahead
+        return time.monotonic() + self._offset
 
     async def load(self, name: str) -> tuple[float, int]:
         """Read a limit from the leader."""
@@ -76,8 +76,8 @@ class JetStreamRates:
     async def _calibrate(self) -> None:
         # The server's time is assumed to be that at the middle of the request.
         sent_at = time.monotonic()
-        answer = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
+        response = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
         received_at = time.monotonic()
-        server_time = datetime.fromisoformat(answer["ts"]).timestamp()
-        self._ahead = server_time - (sent_at + received_at) / 2
+        server_time = datetime.fromisoformat(response["ts"]).timestamp()
+        self._offset = server_time - (sent_at + received_at) / 2
         self._calibrated_at = received_at

@@ -9,7 +9,7 @@ from typing import Final
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import INTAKE, LOG, LogIdentity, find_log
 from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
@@ -48,7 +48,7 @@ async def check_same_log(nc: Client, identity: LogIdentity) -> None:
     Raises:
         StreamReplacedError: the log was restored. New actions would reuse the keys of lost ones.
     """
-    if await patiently(nc, lambda: find_log(nc)) != identity:
+    if await retry_read(nc, lambda: find_log(nc)) != identity:
         raise StreamReplacedError(
             f"stream {LOG} was restored while this process started; start the process again"
         )

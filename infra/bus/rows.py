@@ -92,9 +92,11 @@ class JetStreamRows:
             if name != _CHECKPOINT and self._fits(name, payload or b"")
         ]
         subject = ROWS_PREFIX + _CHECKPOINT
-        lock = OutgoingMessage(subject, checkpoint, expected_filter=subject, expected_last=revision)
+        checkpoint_message = OutgoingMessage(
+            subject, checkpoint, expected_filter=subject, expected_last=revision
+        )
         try:
-            sequences = await append(self._nc, [*rows, lock])
+            sequences = await append(self._nc, [*rows, checkpoint_message])
         except AppendConflictError as conflict:
             raise RowsConflictError(str(conflict)) from conflict
         return sequences[-1]

@@ -107,7 +107,7 @@ DEAD_LETTERS_PER_NAMESPACE: Final = 0.25
 DECIDER_GROUP: Final = "deciders"
 _WORKERS: Final = "workers="
 
-TIMERS_KEPT: Final = timedelta(days=30)
+TIMERS_MAX_AGE: Final = timedelta(days=30)
 """Age at which the stream drops timers. Timers further in the future are not set, because the
 sweeper wakes their resources."""
 
@@ -214,16 +214,16 @@ def service_consumers(namespace: str) -> list[tuple[str, Config]]:
     """Return the consumers of outcomes and rejections for one namespace's services (ADR 0064)."""
     tokens = ResourceKey(namespace, "*", "*").tokens
     consumers: list[tuple[str, Config]] = []
-    for stream, readable in (
+    for stream, subject_filter in (
         (LOG, subjects.outcome_filter(tokens)),
         (REJECTIONS, subjects.rejection_filter(tokens)),
     ):
-        consumers.append((stream, durable_outcomes(namespace, readable)))
+        consumers.append((stream, durable_outcomes(namespace, subject_filter)))
         for name in follower_names(namespace):
             config = {
                 **_CONSUMER_DEFAULTS,
                 "durable_name": name,
-                "filter_subject": readable,
+                "filter_subject": subject_filter,
                 "ack_policy": "none",
                 "max_waiting": SERVICE_PULLS,
             }
@@ -237,12 +237,12 @@ async def service_namespaces(nc: Client) -> list[str]:
     return sorted({name[1:].partition("=")[0] for name in service_names})
 
 
-def durable_outcomes(name: str, readable: str) -> Config:
+def durable_outcomes(name: str, subject_filter: str) -> Config:
     """Return the configuration of a durable consumer, which stores its progress."""
     return {
         **_CONSUMER_DEFAULTS,
         "durable_name": name,
-        "filter_subject": readable,
+        "filter_subject": subject_filter,
         "ack_wait": _SERVICE_LEASE,
         "max_ack_pending": 1,  # in order, including redeliveries
         "max_waiting": SERVICE_PULLS,
@@ -269,7 +269,7 @@ async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
     return [await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None) for name in worker_names]
 
 
-async def make_worker_consumer(nc: Client, provider_config: str) -> str:
+async def ensure_worker_consumer(nc: Client, provider_config: str) -> str:
     """Create the consumer for a configuration's actions if it is missing. Return its name.
 
     An existing one stays unchanged: ``ensure_topology`` upgrades it.
@@ -299,7 +299,7 @@ async def ensure_topology(
     _check_replicas(nc, replicas)
     await check_stream_owners(nc)
     if replicas is None:
-        replicas = await _most_replicas(nc)
+        replicas = await _max_replicas(nc)
     if restored is None:
         is_new = not await _exists(nc, LOG)
         identity, first_position = await _existing_log(nc)
@@ -310,7 +310,7 @@ async def ensure_topology(
         metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
     await _check_subjects(nc)
     changes: dict[str, str] = {}
-    refused: list[str] = []
+    errors: list[str] = []
     for config in await _stream_configs(nc, metadata, first_position):
         is_new_log = config["name"] == LOG and is_new
         try:
@@ -319,7 +319,7 @@ async def ensure_topology(
         except StreamExistsError:  # another process has just created the log, with its own id
             return await ensure_topology(nc, replicas=replicas, namespaces=namespaces)
         except IncompatibleStreamError as error:  # continue with the other streams
-            refused.append(str(error))
+            errors.append(str(error))
             continue
         changes[config["name"]] = change
         reach(Failpoint.INIT_STEP)
@@ -331,11 +331,11 @@ async def ensure_topology(
         for stream, consumer in service_consumers(namespace):
             name = f"{stream}/{consumer['durable_name']}"
             changes[name] = await _ensure_service_consumer(
-                nc, stream, consumer, begins_now=restored is None
+                nc, stream, consumer, skips_old=restored is None
             )
             reach(Failpoint.INIT_STEP)
-    if refused:
-        raise IncompatibleStreamError(" ".join((*refused, _NEW_SERVER_REMEDY)))
+    if errors:
+        raise IncompatibleStreamError(" ".join((*errors, _NEW_SERVER_REMEDY)))
     return Topology(identity.log_id, changes)
 
 
@@ -348,20 +348,20 @@ def _check_replicas(nc: Client, replicas: int | None) -> None:
         )
 
 
-async def _most_replicas(nc: Client) -> int:
+async def _max_replicas(nc: Client) -> int:
     """Return the largest number of replicas of any stream, because another client may reduce it."""
     configs = [await _existing_config(nc, f"STREAM.INFO.{name}") for name in SUBJECTS]
     return max(int(each.get("num_replicas", 1)) for each in configs)
 
 
 async def _ensure_service_consumer(
-    nc: Client, stream: str, consumer: Config, *, begins_now: bool
+    nc: Client, stream: str, consumer: Config, *, skips_old: bool
 ) -> str:
-    """Create or upgrade a service's consumer. With `begins_now`, a new one skips old messages."""
+    """Create or upgrade a service's consumer. With `skips_old`, a new one skips old messages."""
     name = consumer["durable_name"]
     end = (await stream_state(nc, stream)).last_seq
     change = await ensure_consumer(nc, stream, consumer)
-    if change == "created" and begins_now:
+    if change == "created" and skips_old:
         await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": end + 1})
     return change
 
@@ -398,10 +398,10 @@ async def _check_account(nc: Client, replicas: int, namespaces: Collection[str])
     limits: Config = tier.get("limits") or {}
     used = int(tier.get("streams", 0))
     missing = [name for name in SUBJECTS if not await _exists(nc, name)]
-    most = int(limits.get("max_streams", -1))
-    if 0 < most < used + len(missing):
-        raise _account_too_small(
-            f"max_streams is {most}, but {plural(used, 'stream exists', 'streams exist')} and "
+    allowed = int(limits.get("max_streams", -1))
+    if 0 < allowed < used + len(missing):
+        raise _build_account_error(
+            f"max_streams is {allowed}, but {plural(used, 'stream exists', 'streams exist')} and "
             f"{len(missing)} more are needed; set max_streams to at least {used + len(missing)}"
         )
     consumer_counts = Counter(
@@ -410,15 +410,15 @@ async def _check_account(nc: Client, replicas: int, namespaces: Collection[str])
     consumer_counts[LOG] += 1  # each reader of the log has one
     consumer_counts[INTAKE] = len(decider_consumers())
     stream, needed = max(consumer_counts.items(), key=lambda each: each[1])
-    most = int(limits.get("max_consumers", -1))
-    if 0 < most < needed:
-        raise _account_too_small(
-            f"max_consumers is {most}, but stream {stream} needs {needed}; set max_consumers to at "
-            f"least {needed}"
+    allowed = int(limits.get("max_consumers", -1))
+    if 0 < allowed < needed:
+        raise _build_account_error(
+            f"max_consumers is {allowed}, but stream {stream} needs {needed}; set max_consumers to "
+            f"at least {needed}"
         )
 
 
-def _account_too_small(limit: str) -> StreamFullError:
+def _build_account_error(limit: str) -> StreamFullError:
     return StreamFullError(f"the NATS account is too small: its {limit}. Nothing was changed")
 
 
@@ -494,9 +494,9 @@ async def _existing_services(nc: Client) -> list[str]:
         return []
 
 
-async def _existing_config(nc: Client, question: str) -> Config:
+async def _existing_config(nc: Client, subject_suffix: str) -> Config:
     try:
-        return (await api_request(nc, question, None))["config"]
+        return (await api_request(nc, subject_suffix, None))["config"]
     except NotFoundOnBusError:
         return {}
 
@@ -547,7 +547,7 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
         return metadata  # format 1
     with suppress(NotFoundOnBusError, BusDeniedError):
         rows = await stream_state(nc, ROWS)
-        copied = _copied(rows.config.get("metadata", {}))
+        copied = _copied_metadata(rows.config.get("metadata", {}))
         log_id = copied.get(LOG_ID_METADATA)
         is_older = _parse_time(log.created) <= _parse_time(rows.created)
         if is_older and log_id and metadata.get(LOG_ID_METADATA, log_id) == log_id:
@@ -555,7 +555,7 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
     return metadata
 
 
-def _copied(metadata: Mapping[str, str]) -> dict[str, str]:
+def _copied_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return the log's metadata that the rows stream copies, which excludes the restore mark."""
     copied = (LOG_ID_METADATA, EPOCH_METADATA, RESTORED_METADATA, FORMAT_METADATA)
     return {field: value for field in copied if (value := metadata.get(field))}
@@ -572,7 +572,7 @@ async def _log_state(nc: Client) -> StreamState:
         return await stream_state(nc, LOG)
     except NotFoundOnBusError:
         if _FIRST_LOG in await _names_with(nc, "log.>"):
-            raise _too_old(_FIRST_LOG, 0) from None
+            raise _build_too_old_error(_FIRST_LOG, 0) from None
         raise
 
 
@@ -659,7 +659,7 @@ async def find_log_id(nc: Client) -> str:
     return (await find_log(nc)).log_id
 
 
-def new_name() -> str:
+def new_id() -> str:
     """Return a random id, for a log or for one of its restores."""
     return uuid.uuid4().hex[:12]
 
@@ -674,11 +674,11 @@ async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
         state = await _log_state(nc)
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
-        return LogIdentity(new_name()), 0
+        return LogIdentity(new_id()), 0
     metadata = _check_usable(await _log_metadata(nc, state))
     if LOG_ID_METADATA not in metadata:
         await _check_no_lost_log(nc)
-    identity = _identity({LOG_ID_METADATA: new_name(), **metadata})
+    identity = _identity({LOG_ID_METADATA: new_id(), **metadata})
     return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
 
@@ -722,10 +722,10 @@ def check_format(metadata: Mapping[str, str]) -> None:
             f"{LOG_FORMAT}); upgrade"
         )
     if int(version) < LOG_FORMAT:
-        raise _too_old(LOG, int(version))
+        raise _build_too_old_error(LOG, int(version))
 
 
-def _too_old(stream: str, version: int) -> LogFormatError:
+def _build_too_old_error(stream: str, version: int) -> LogFormatError:
     return LogFormatError(
         f"stream {stream} has the older format {version}, and this release reads format "
         f"{LOG_FORMAT}; use the revision that wrote it, which is in the range {_REVISIONS[version]}"
@@ -760,7 +760,7 @@ async def existing_log(nc: Client) -> LogIdentity | None:
 async def lost_log(nc: Client) -> LogIdentity:
     """Return the identity of the missing log from the rows stream, with id "" if unknown."""
     return _identity(
-        _copied((await _existing_config(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {}))
+        _copied_metadata((await _existing_config(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {}))
     )
 
 
@@ -776,7 +776,7 @@ async def _stream_configs(
         _listings(),
         _dead_letters(),
         _rates(),
-        {**_rows(), "metadata": {**_OWN, **_copied(metadata)}},
+        {**_rows(), "metadata": {**_OWN, **_copied_metadata(metadata)}},
     ]
 
 
@@ -828,7 +828,7 @@ def _timers() -> Config:
         allow_msg_ttl=True,
         allow_rollup_hdrs=True,  # schedules require it
         max_msgs_per_subject=1,
-        max_age=TIMERS_KEPT.days * _DAY,
+        max_age=TIMERS_MAX_AGE.days * _DAY,
     )
 
 
@@ -926,12 +926,12 @@ _CONSUMER_DEFAULTS: Final[Config] = {
 """Fields that can make a consumer deliver less, later, or nothing."""
 
 
-def _file_stream(name: str, **more: object) -> Config:
+def _file_stream(name: str, **overrides: object) -> Config:
     """Return a stream's configuration, of unlimited size if it would drop old messages.
 
     An operator may limit a stream that rejects new messages when full.
     """
-    limit = {} if more.get("discard") == "new" else {"max_bytes": _UNLIMITED}
+    limit = {} if overrides.get("discard") == "new" else {"max_bytes": _UNLIMITED}
     return {
         **_STREAM_DEFAULTS,
         **limit,
@@ -941,7 +941,7 @@ def _file_stream(name: str, **more: object) -> Config:
         "storage": "file",
         "allow_direct": True,
         "compression": "none",  # a crash loses a replica with compressed blocks (ADR 0014)
-        **more,
+        **overrides,
     }
 
 

@@ -12,7 +12,7 @@ from events.subjects import USER_SIGN
 from infra.jetstream.errors import BusError
 from infra.jetstream.wire import FastClient, request
 
-WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
+USER_INFO_SUBJECT: Final = "$SYS.REQ.USER.INFO"
 """Subject at which the server reports a connection's user and permissions."""
 
 _SECONDS: Final = 2.0
@@ -43,8 +43,8 @@ async def user_of_connection(nc: Client) -> str:
     if not (isinstance(nc, FastClient) and nc.requires_authentication):
         return ""
     try:
-        answer = await request(nc, WHO_AM_I, b"", timeout=_SECONDS)
-        response = msgspec.json.decode(answer.data, type=_UserInfo)
+        message = await request(nc, USER_INFO_SUBJECT, b"", timeout=_SECONDS)
+        response = msgspec.json.decode(message.data, type=_UserInfo)
     except (BusError, msgspec.DecodeError):
         return ""  # older permissions contain no user name
     allowed = response.data.permissions.publish.allow

@@ -112,17 +112,19 @@ class Caddy(LocalServer):
     def _prepare(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._wait_for_end(lambda: _process_on(self._folder), STOP_SECONDS + _ENDING_SECONDS)
-        self._ports = self._kept_ports()
+        self._ports = self._load_ports()
         self._rename_damaged_configuration()
-        (self._folder / "first.json").write_bytes(msgspec.json.encode(_first(self._ports)))
+        (self._folder / "first.json").write_bytes(
+            msgspec.json.encode(_build_first_config(self._ports))
+        )
 
-    def _kept_ports(self) -> _Ports:
+    def _load_ports(self) -> _Ports:
         """Return the ports of the first start, which are part of the saved configuration."""
-        kept = self._folder / "ports.json"
+        ports_file = self._folder / "ports.json"
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            return msgspec.json.decode(kept.read_bytes(), type=_Ports)
+            return msgspec.json.decode(ports_file.read_bytes(), type=_Ports)
         ports = _Ports(*free_ports(3))
-        kept.write_bytes(msgspec.json.encode(ports))
+        ports_file.write_bytes(msgspec.json.encode(ports))
         self._saved.unlink(missing_ok=True)
         return ports
 
@@ -134,13 +136,13 @@ class Caddy(LocalServer):
             except msgspec.DecodeError:
                 self._saved.replace(self._saved.with_suffix(".damaged"))
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         """Return whether Caddy returns its configuration."""
-        place = self._ports.admin if self._over_tcp else self._socket
-        answer = get_local(place, "/config/apps/http/servers")
-        return answer is not None and answer.strip() != b"null"
+        address = self._ports.admin if self._over_tcp else self._socket
+        response = get_local(address, "/config/apps/http/servers")
+        return response is not None and response.strip() != b"null"
 
-    def _reason(self, lines: Sequence[str]) -> str:
+    def _parse_exit_reason(self, lines: Sequence[str]) -> str:
         try:
             line = msgspec.json.decode(lines[-1], type=_Line)
         except msgspec.DecodeError:
@@ -167,14 +169,14 @@ def _program() -> Path | None:
     return None if path is None else Path(path)
 
 
-def _first(ports: _Ports) -> dict[str, object]:
+def _build_first_config(ports: _Ports) -> dict[str, object]:
     """Return the configuration for the first start: no routes, and no network access."""
-    quiet = {"disable": True}
+    disabled = {"disable": True}
     servers: dict[str, object] = {
-        HTTP: {"listen": [f"127.0.0.1:{ports.http}"], "automatic_https": quiet, "routes": []},
+        HTTP: {"listen": [f"127.0.0.1:{ports.http}"], "automatic_https": disabled, "routes": []},
         HTTPS: {
             "listen": [f"127.0.0.1:{ports.https}"],
-            "automatic_https": quiet,
+            "automatic_https": disabled,
             "tls_connection_policies": [{}],
             "protocols": ["h1", "h2"],
             "routes": [],

@@ -99,13 +99,15 @@ class Certificates(LocalServer):
 
     async def authority(self) -> str:
         """Return the root certificate (PEM) of all certificates that pebble issues."""
-        return await asyncio.to_thread(self._ask, "/roots/0")
+        return await asyncio.to_thread(self._get, "/roots/0")
 
     def _spawn(self) -> list[Child]:
         dns, names = f"{_ADDRESS}:{self._ports.dns}", f"{_ADDRESS}:{self._ports.names}"
-        off = ("-http01", "", "-https01", "", "-tlsalpn01", "", "-defaultIPv6", "")
+        disabled_listeners = ("-http01", "", "-https01", "", "-tlsalpn01", "", "-defaultIPv6", "")
         return [
-            self._child("pebble-challtestsrv", "-dns01", dns, "-management", names, *off),
+            self._child(
+                "pebble-challtestsrv", "-dns01", dns, "-management", names, *disabled_listeners
+            ),
             self._child("pebble", "-config", str(self._config), "-dnsserver", dns),
         ]
 
@@ -128,7 +130,7 @@ class Certificates(LocalServer):
         self.root.mkdir(parents=True, exist_ok=True)
         (self.root / ROOT_MARKER).touch()
         if not (self.root / CA_FILE).exists():
-            self._make_https_certificate()
+            self._create_https_certificate()
         self._ports = self._free_ports()
         self._config.write_text(json.dumps({"pebble": self._settings()}))
 
@@ -149,16 +151,16 @@ class Certificates(LocalServer):
 
     def _free_ports(self) -> _Ports:
         """Return the ports of the last start or the well-known ones, if all of them are free."""
-        kept = self._folder / "ports.json"
+        ports_file = self._folder / "ports.json"
         candidates = [] if self._beside_others else [_WELL_KNOWN]
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            candidates.insert(0, msgspec.json.decode(kept.read_bytes(), type=_Ports))
+            candidates.insert(0, msgspec.json.decode(ports_file.read_bytes(), type=_Ports))
         ports = next((each for each in candidates if all(map(is_free, each.all))), None)
         ports = ports or _Ports(*free_ports(len(_Ports.__struct_fields__)))
-        kept.write_bytes(msgspec.json.encode(ports))
+        ports_file.write_bytes(msgspec.json.encode(ports))
         return ports
 
-    def _make_https_certificate(self) -> None:
+    def _create_https_certificate(self) -> None:
         """Create the certificate and key for pebble's HTTPS endpoints."""
         from cryptography import x509  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
@@ -188,18 +190,18 @@ class Certificates(LocalServer):
         (self._folder / "https.crt").write_bytes(text)
         (self.root / CA_FILE).write_bytes(text)
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         with contextlib.suppress(OSError):
-            self._ask("/roots/0")
+            self._get("/roots/0")
             return True
         return False
 
-    def _ask(self, path: str) -> str:
+    def _get(self, path: str) -> str:
         """Read a path from pebble's management API."""
         trusted = ssl.create_default_context(cafile=str(self.root / CA_FILE))
         url = f"https://{_ADDRESS}:{self._ports.management}{path}"
-        with urllib.request.urlopen(url, context=trusted, timeout=5) as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(url, context=trusted, timeout=5) as response:
+            return response.read().decode()
 
 
 def problem() -> str | None:

@@ -50,7 +50,7 @@ class DockerEngine(LocalServer):
     def __init__(self, *options: str, beside_others: bool | None = None) -> None:
         super().__init__()
         self._more_options = options
-        self._asked_beside_others = beside_others
+        self._requested_beside_others = beside_others
         self._beside_others = bool(beside_others)
 
     @property
@@ -88,14 +88,14 @@ class DockerEngine(LocalServer):
         pid_file = self._folder / "docker.pid"
         self._wait_for_end(lambda: _process_of(pid_file, self._folder), STOP_SECONDS)
         self._clean_up()
-        asked = self._asked_beside_others
-        self._beside_others = _is_another_running() if asked is None else asked
+        requested = self._requested_beside_others
+        self._beside_others = _is_another_running() if requested is None else requested
         pid_file.unlink(missing_ok=True)
         (self._folder / "docker.sock").unlink(missing_ok=True)
         if self._beside_others:
-            self._make_bridge()
+            self._create_bridge()
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         return get_local(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
@@ -126,7 +126,7 @@ class DockerEngine(LocalServer):
     def _bridge(self) -> str:
         return f"rec{hashlib.sha256(bytes(self._folder)).hexdigest()[:8]}"
 
-    def _make_bridge(self) -> None:
+    def _create_bridge(self) -> None:
         numbers = hashlib.sha256(bytes(self._folder)).digest()
         address = f"10.{200 + numbers[0] % 50}.{numbers[1]}.1/24"
         _run("ip", "link", "add", self._bridge, "type", "bridge", may_fail=True)  # it may exist
@@ -206,10 +206,10 @@ def _processes_in(folder: Path) -> list[int]:
 def _unmount_beneath(folder: Path) -> None:
     """Unmount everything in a directory, innermost mounts first."""
     lines = Path("/proc/self/mounts").read_bytes().splitlines()
-    places = [os.fsdecode(_ESCAPED.sub(_unescaped, line.split()[1])) for line in lines]
-    for place in reversed(places):
-        if place.startswith(f"{folder}/"):
-            _run("umount", "--lazy", place, may_fail=True)
+    mount_points = [os.fsdecode(_ESCAPED.sub(_unescaped, line.split()[1])) for line in lines]
+    for mount_point in reversed(mount_points):
+        if mount_point.startswith(f"{folder}/"):
+            _run("umount", "--lazy", mount_point, may_fail=True)
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
@@ -220,7 +220,7 @@ def _run(*command: str, may_fail: bool = False) -> None:
     program = shutil.which(command[0], path=_TOOLS)
     if program is None:
         raise ComponentError(f"{command[0]} is not installed; install iproute2 and mount")
-    done = subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603
-    if done.returncode and not may_fail:
-        error_text = done.stderr.decode(errors="replace").strip()
+    completed = subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603
+    if completed.returncode and not may_fail:
+        error_text = completed.stderr.decode(errors="replace").strip()
         raise ComponentError(f"{' '.join(command)}: {error_text}")

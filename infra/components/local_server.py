@@ -79,14 +79,14 @@ class LocalServer(ABC):
         await asyncio.to_thread(self._prepare_checked)
         deadline = time.monotonic() + self.start_seconds
         while True:
-            began = self.log.stat().st_size if self.log.exists() else 0
+            log_start = self.log.stat().st_size if self.log.exists() else 0
             self._children = self._spawn()
             try:
-                await self._children[-1].until(
-                    self._answers, self.program, deadline=deadline, seconds=self.start_seconds
+                await self._children[-1].wait_until_ready(
+                    self._is_ready, self.program, deadline=deadline, seconds=self.start_seconds
                 )
             except BaseException as error:
-                reason = self._read_exit_reason(began)
+                reason = self._read_exit_reason(log_start)
                 await self.kill()
                 if not isinstance(error, ComponentError):
                     raise
@@ -119,10 +119,10 @@ class LocalServer(ABC):
         """Start the server's processes. The last one must be the one that responds."""
 
     @abstractmethod
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         """Return whether the server is ready."""
 
-    def _reason(self, lines: Sequence[str]) -> str:
+    def _parse_exit_reason(self, lines: Sequence[str]) -> str:
         """Return the reason for the exit, from the log lines."""
         return lines[-1]
 
@@ -151,40 +151,40 @@ class LocalServer(ABC):
     # --- in a thread
 
     def _prepare_checked(self) -> None:
-        if (why := self._problem()) is not None:
-            raise ComponentError(why)
-        most = self.max_folder_bytes
-        if most is not None and len(bytes(self._folder)) > most:
+        if (problem := self._problem()) is not None:
+            raise ComponentError(problem)
+        max_bytes = self.max_folder_bytes
+        if max_bytes is not None and len(bytes(self._folder)) > max_bytes:
             raise ComponentError(
                 f"{self._folder}: too long for the path of the server's socket (at most "
-                f"{_MAX_SOCKET_BYTES} bytes); use a directory of at most {most} bytes"
+                f"{_MAX_SOCKET_BYTES} bytes); use a directory of at most {max_bytes} bytes"
             )
         try:
             self._prepare()
         except OSError as error:
             raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
 
-    def _read_exit_reason(self, began: int) -> str:
-        written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
+    def _read_exit_reason(self, log_start: int) -> str:
+        written = self.log.read_bytes()[log_start:].decode(errors="replace")[-_LOG_CHARACTERS:]
         lines = [line.strip() for line in written.splitlines() if line.strip()]
-        return self._reason(lines) if lines else "no output"
+        return self._parse_exit_reason(lines) if lines else "no output"
 
 
-def get_local(place: Path | int, target: str) -> bytes | None:
+def get_local(address: Path | int, target: str) -> bytes | None:
     """Return the response from a server on a socket or a port on 127.0.0.1, or None.
 
     It uses the standard library, because requests are sent only during startup.
     """
-    port = place if isinstance(place, int) else None
+    port = address if isinstance(address, int) else None
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_RESPONSE_SECONDS)
     try:
-        if isinstance(place, Path):
+        if isinstance(address, Path):
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(_RESPONSE_SECONDS)
-            connection.sock.connect(str(place))
+            connection.sock.connect(str(address))
         connection.request("GET", target)
-        answer = connection.getresponse()
-        return answer.read() if answer.status == http.client.OK else None
+        response = connection.getresponse()
+        return response.read() if response.status == http.client.OK else None
     except (OSError, http.client.HTTPException):
         return None
     finally:

@@ -18,7 +18,7 @@ from infra.components import ComponentError
 from infra.components.child import Child
 from infra.components.local_server import LocalServer, max_folder_bytes
 from infra.components.ports import free_ports, is_free
-from infra.embedded.child import ending_with_parent
+from infra.embedded.child import bind_to_parent
 
 STOP_SECONDS: Final = 30.0
 
@@ -95,7 +95,7 @@ class Postgres(LocalServer):
         options = [part for setting in settings for part in ("-c", setting)]
         command = [str(_program("postgres")), "-D", str(self._data), *options]
         # SIGINT is the fast shutdown. SIGTERM would wait for all clients to disconnect.
-        return [Child(command, self.log, how=signal.SIGINT, account=_account())]
+        return [Child(command, self.log, stop_signal=signal.SIGINT, account=_account())]
 
     # --- in a thread
 
@@ -103,11 +103,11 @@ class Postgres(LocalServer):
         return problem()
 
     def _prepare(self) -> None:
-        self._make_folders()
+        self._create_folders()
         self._wait_for_end(self._process_on_data, STOP_SECONDS)
         self._port = self._free_port()
 
-    def _make_folders(self) -> None:
+    def _create_folders(self) -> None:
         user, group = _account()
         self._folder.mkdir(parents=True, exist_ok=True)
         if user:
@@ -117,24 +117,24 @@ class Postgres(LocalServer):
             if user:
                 os.chown(folder, user, group)
         if not self._data.exists():
-            self._make_cluster()
+            self._create_cluster()
         (self._folder / "new").rmdir()
         rules = self._folder / "pg_hba.conf"
         rules.write_text(_HBA_RULES)
         rules.chmod(0o644)
 
-    def _make_cluster(self) -> None:
+    def _create_cluster(self) -> None:
         """Run `initdb` on a temporary directory, and rename it when it is complete."""
         new = self._folder / "new"
-        for left in new.iterdir():  # left by a killed initdb
-            shutil.rmtree(left)
+        for leftover in new.iterdir():  # left by a killed initdb
+            shutil.rmtree(leftover)
         target = new / "data"
         options = ["--username", SUPERUSER, "--encoding=UTF8", "--locale=C.UTF-8"]
         options += ["--auth=reject", "--no-instructions", "--pgdata", str(target)]
-        command = ending_with_parent([str(_program("initdb")), *options], account=_account())
-        done = subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
-        if done.returncode:
-            error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        command = bind_to_parent([str(_program("initdb")), *options], account=_account())
+        completed = subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
+        if completed.returncode:
+            error_lines = completed.stderr.decode(errors="replace").strip().splitlines()
             raise ComponentError(
                 f"initdb failed: {error_lines[-1] if error_lines else 'no output'}"
             )
@@ -143,7 +143,7 @@ class Postgres(LocalServer):
     def _process_on_data(self) -> int | None:
         """Return the id of the server on the data. Delete a pid file that names another process."""
         pid = self._last_pid()
-        if pid is None or _is_about(pid, self._data):
+        if pid is None or _runs_on(pid, self._data):
             return pid
         (self._data / "postmaster.pid").unlink(missing_ok=True)
         return None
@@ -156,21 +156,21 @@ class Postgres(LocalServer):
 
     def _free_port(self) -> int:
         """Return the port of the last start if it is free, else another free one."""
-        kept = self._folder / "port"
+        port_file = self._folder / "port"
         with contextlib.suppress(OSError, ValueError):
-            if is_free(port := int(kept.read_text())):
+            if is_free(port := int(port_file.read_text())):
                 return port
         [port] = free_ports(1)
-        kept.write_text(str(port))
+        port_file.write_text(str(port))
         return port
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         with contextlib.suppress(OSError, IndexError):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             return int(lines[0]) == self.pid and lines[_STATUS_LINE].strip() == "ready"
         return False
 
-    def _reason(self, lines: Sequence[str]) -> str:
+    def _parse_exit_reason(self, lines: Sequence[str]) -> str:
         fatal = [line for line in lines if "FATAL" in line or "PANIC" in line]
         return fatal[-1] if fatal else "no output"
 
@@ -221,19 +221,19 @@ def _account() -> tuple[int, int]:
 def _check_reachable(folder: Path, user: int, group: int) -> None:
     for each in (folder, *folder.parents):
         status = each.stat()
-        enters = stat.S_IXOTH
+        required_bit = stat.S_IXOTH
         if status.st_uid == user:
-            enters = stat.S_IXUSR
+            required_bit = stat.S_IXUSR
         elif status.st_gid == group:
-            enters = stat.S_IXGRP
-        if not status.st_mode & enters:
+            required_bit = stat.S_IXGRP
+        if not status.st_mode & required_bit:
             raise ComponentError(
                 f"user {ACCOUNT}, which runs the server, cannot enter {each}; use another "
                 f"directory, or run chmod o+x {each}"
             )
 
 
-def _is_about(pid: int, folder: Path) -> bool:
+def _runs_on(pid: int, folder: Path) -> bool:
     try:
         return bytes(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -11,21 +11,21 @@ from typing import Final
 # Runs before the program in the same process: asks the kernel to end the process when its parent
 # ends, even by SIGKILL, then executes the program. The `getppid` check covers a parent that died
 # before that. The user is changed first, because changing it resets this setting.
-_DIE_WITH_PARENT: Final = (
+_BIND_TO_PARENT: Final = (
     "import ctypes, os, sys\n"
-    "parent, how, user, group = map(int, sys.argv[1:5])\n"
+    "parent, death_signal, user, group = map(int, sys.argv[1:5])\n"
     "libc = ctypes.CDLL(None)\n"
     "if user: os.setgroups([]), os.setgid(group), os.setuid(user)\n"
-    "libc.prctl(1, how)\n"  # 1 is PR_SET_PDEATHSIG
+    "libc.prctl(1, death_signal)\n"  # 1 is PR_SET_PDEATHSIG
     "if os.getppid() != parent: sys.exit(1)\n"
     "os.execv(sys.argv[5], sys.argv[5:])\n"
 )
 
 
-def ending_with_parent(
+def bind_to_parent(
     command: Sequence[str],
     *,
-    how: signal.Signals = signal.SIGTERM,
+    death_signal: signal.Signals = signal.SIGTERM,
     account: tuple[int, int] = (0, 0),
 ) -> list[str]:
     """Return a command that runs a program, given by path, and signals it when this process ends.
@@ -36,5 +36,5 @@ def ending_with_parent(
     """
     if sys.platform != "linux":
         return list(command)
-    begin = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT]
-    return [*begin, *map(str, (os.getpid(), int(how), *account)), *command]
+    prefix = [sys.executable, "-I", "-S", "-c", _BIND_TO_PARENT]
+    return [*prefix, *map(str, (os.getpid(), int(death_signal), *account)), *command]

@@ -18,7 +18,7 @@ ROOM_BYTES: Final = 64 * 1024**2
 """Free space required for a restart. With less, the disk would soon be full again."""
 
 _NO_SPACE: Final = ("no space left on device", "disk quota exceeded")
-_TURNED_OFF: Final = "JetStream not enabled"
+_JETSTREAM_DISABLED: Final = "JetStream not enabled"
 _logger = structlog.get_logger(__name__)
 
 
@@ -29,7 +29,7 @@ def is_full_disk_error(problem: str) -> bool:
 
 def is_jetstream_disabled(problem: str) -> bool:
     """Return whether a server has disabled JetStream because it could not write."""
-    return _TURNED_OFF in problem
+    return _JETSTREAM_DISABLED in problem
 
 
 class FullDiskWatch:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from infra.embedded.binary import find_server_binary
-from infra.embedded.child import ending_with_parent
+from infra.embedded.child import bind_to_parent
 from infra.jetstream.errors import BusError
 
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
@@ -33,8 +33,8 @@ others by minutes. It allows four atomic batches of the maximum size.
 """
 
 _SHARE_OF_MEMORY: Final = 4
-_LEAST_MEMORY_LIMIT: Final = 512 * 1024 * 1024
-_CONTAINERS_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" means no limit
+_MIN_MEMORY_LIMIT: Final = 512 * 1024 * 1024
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" means no limit
 
 _POLL_SECONDS: Final = 0.005  # interval between checks while a server starts
 _CONNECT_SECONDS: Final = 2.0
@@ -219,8 +219,8 @@ def _problem(health_url: str) -> str:
     """
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with without_proxy.open(health_url, timeout=_HEALTH_SECONDS) as answer:
-            content = answer.read()
+        with without_proxy.open(health_url, timeout=_HEALTH_SECONDS) as response:
+            content = response.read()
     except urllib.error.HTTPError as error:  # the response of an unhealthy server
         content = error.read()
     except (OSError, http.client.HTTPException):
@@ -289,23 +289,23 @@ def memory_limit(memory: int | None = None) -> int:
     `memory`: the available memory; by default that of this machine or container. `GOMEMLIMIT` in
     the environment overrides the result.
     """
-    there = _memory() if memory is None else memory
+    available = _read_available_memory() if memory is None else memory
     # It must far exceed the live memory, or the collector runs permanently. Withdrawing 20,000
     # resources took 40 s of CPU time with 192 MiB, and 11 to 12 s with 512 MiB or more.
-    return min(max(_LEAST_MEMORY_LIMIT, there // _SHARE_OF_MEMORY), there // 2)
+    return min(max(_MIN_MEMORY_LIMIT, available // _SHARE_OF_MEMORY), available // 2)
 
 
-def _memory() -> int:
+def _read_available_memory() -> int:
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        allowed = _CONTAINERS_LIMIT.read_text().strip()
+        allowed = _CONTAINER_LIMIT.read_text().strip()
     except OSError:
         return installed
     return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
 def _command(config: Path) -> list[str]:
-    return ending_with_parent([str(find_server_binary()), "-c", str(config)])
+    return bind_to_parent([str(find_server_binary()), "-c", str(config)])
 
 
 async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, str]:
@@ -348,13 +348,13 @@ async def _responds(port: int) -> bool:
 
 def _read_exit_reason(folder: Path) -> str:
     """Return the server's last error message, as one line."""
-    written = ""
+    log_text = ""
     for name in ("nats.log", "nats.stderr"):
         path = folder / name
         if path.is_file():
-            written += path.read_text(errors="replace")[-20_000:]
-    complaints = [line for line in written.splitlines() if "[FTL]" in line or "[ERR]" in line]
-    reason = complaints[-1] if complaints else (written.strip().splitlines() or ["no output"])[-1]
+            log_text += path.read_text(errors="replace")[-20_000:]
+    errors = [line for line in log_text.splitlines() if "[FTL]" in line or "[ERR]" in line]
+    reason = errors[-1] if errors else (log_text.strip().splitlines() or ["no output"])[-1]
     if "address already in use" in reason:
         return f"another process is using the port ({reason.strip()}); use another port, or 0"
     return f"nats-server on {folder} exited immediately: {reason.strip()}"

@@ -87,7 +87,7 @@ class Bus:
         self._loop = loop
 
     @classmethod
-    def connected(cls, url: str, *, name: str, credentials: Path | None, timeout: float) -> "Bus":
+    def connect(cls, url: str, *, name: str, credentials: Path | None, timeout: float) -> "Bus":
         """Connect, with an event loop in a separate thread.
 
         If the object is garbage-collected without `close`, the thread ends. Raises the library's
@@ -101,7 +101,7 @@ class Bus:
         except BaseException:
             thread.close()
             raise
-        thread.at_close(nc.close)
+        thread.on_close(nc.close)
         bus = cls(nc, thread, timeout)
         weakref.finalize(bus, LoopThread.request_close, thread)
         return bus
@@ -124,7 +124,7 @@ class Bus:
         return self._loop.submit(coroutine)
 
     def close(self) -> None:
-        """Close what `connected` opened. Repeated calls are allowed."""
+        """Close what `connect` opened. Repeated calls are allowed."""
         self._loop.close()
 
 

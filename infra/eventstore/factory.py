@@ -105,7 +105,7 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         """
         super().__init__(env)
         self.settings = Settings.from_environment(self.env)
-        self.bus = Bus.connected(
+        self.bus = Bus.connect(
             self.settings.url,
             name=self.settings.base,
             credentials=self.settings.credentials,
@@ -115,16 +115,16 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
     def aggregate_recorder(self, purpose: str = EVENTS) -> AggregateRecorder:
         """Construct a recorder for events, or for snapshots if the purpose is any other."""
         if purpose == EVENTS:
-            return self._ready(JetStreamAggregateRecorder(self.bus, self._event_layout()))
+            return self._ensure_stream(JetStreamAggregateRecorder(self.bus, self._event_layout()))
         layout = SnapshotLayout(self.settings.base, purpose)
-        return self._ready(JetStreamSnapshotRecorder(self.bus, layout))
+        return self._ensure_stream(JetStreamSnapshotRecorder(self.bus, layout))
 
     def application_recorder(self) -> ApplicationRecorder:
         """Construct an application recorder."""
         recorder_class = self._class_of(
             self.APPLICATION_RECORDER_TOPIC, JetStreamApplicationRecorder
         )
-        return self._ready(recorder_class(self.bus, self._event_layout()))
+        return self._ensure_stream(recorder_class(self.bus, self._event_layout()))
 
     def tracking_recorder(
         self, tracking_recorder_class: type[JetStreamTrackingRecorder] | None = None
@@ -133,18 +133,18 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         recorder_class = tracking_recorder_class or self._class_of(
             self.TRACKING_RECORDER_TOPIC, JetStreamTrackingRecorder
         )
-        return self._ready(recorder_class(self.bus, self._tracking_layout()))
+        return self._ensure_stream(recorder_class(self.bus, self._tracking_layout()))
 
     def process_recorder(self) -> ProcessRecorder:
         """Construct a recorder for an application that follows others."""
         recorder_class = self._class_of(self.PROCESS_RECORDER_TOPIC, JetStreamProcessRecorder)
-        return self._ready(recorder_class(self.bus, self._tracking_layout()))
+        return self._ensure_stream(recorder_class(self.bus, self._tracking_layout()))
 
     def close(self) -> None:
         """Close the connection and the event loop, which ends recorders and subscriptions."""
         self.bus.close()
 
-    def _ready(self, recorder: R) -> R:
+    def _ensure_stream(self, recorder: R) -> R:
         if strtobool(self.env.get(CREATE_TABLE) or "yes"):
             recorder.create_stream(self.settings.replicas)
         return recorder

@@ -27,7 +27,7 @@ class EventLayout(Protocol):
         ...
 
     @property
-    def digested(self) -> bool:
+    def has_digests(self) -> bool:
         """Whether events carry the digest of their aggregate's history."""
         ...
 

@@ -50,7 +50,7 @@ class LoopThread:
         coroutine.close()
         raise InterfaceError("the event store is closed; create a new one")
 
-    def at_close(self, cleanup: Cleanup) -> None:
+    def on_close(self, cleanup: Cleanup) -> None:
         """Register a coroutine function to await when the loop ends."""
         self._cleanups.append(cleanup)
 
@@ -90,7 +90,7 @@ async def _shut_down(cleanups: list[Cleanup]) -> None:
         # The server may be unreachable, and nothing needs to be saved.
         with contextlib.suppress(Exception):
             await cleanup()
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -182,8 +182,8 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
             page = await read_subject(
                 self.bus.nc, layout.stream, layout.events_filter, start_seq=start, limit=page_size
             )
-            some = (layout.decode(one) for one in page if stop is None or one.seq <= stop)
-            notifications += [event for event in some if not topics or event.topic in topics]
+            decoded = (layout.decode(one) for one in page if stop is None or one.seq <= stop)
+            notifications += [event for event in decoded if not topics or event.topic in topics]
             if len(page) < page_size or (stop is not None and page[-1].seq >= stop):
                 break
             start = page[-1].seq + 1
@@ -253,11 +253,11 @@ def _select_range(
     limit: int | None,
 ) -> list[Notification]:
     """Return the events of one aggregate in a range of versions."""
-    chosen = [
+    selected = [
         event
         for event in events
         if (gt is None or event.originator_version > gt)
         and (lte is None or event.originator_version <= lte)
     ]
-    chosen.sort(key=lambda event: event.originator_version, reverse=desc)
-    return chosen[:limit]
+    selected.sort(key=lambda event: event.originator_version, reverse=desc)
+    return selected[:limit]

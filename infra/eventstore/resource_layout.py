@@ -65,7 +65,7 @@ class ResourceLayout:
         return "log.>"
 
     @property
-    def digested(self) -> bool:
+    def has_digests(self) -> bool:
         """Whether events carry the digest of their resource's history; always true (ADR 0010)."""
         return True
 
@@ -92,8 +92,8 @@ class ResourceLayout:
         """Encode an event; raises `DataError` if it differs from its CloudEvent."""
         key = _key(event.originator_id)
         content = _log_event(event)
-        place = subjects.log(key, log_place(content.data))
-        return Entry(subjects.log_filter(key), event.originator_version, place, event.state)
+        subject = subjects.log(key, log_place(content.data))
+        return Entry(subjects.log_filter(key), event.originator_version, subject, event.state)
 
     def decode(self, message: StoredMessage) -> Notification:
         """Decode an event; raises `DataError`."""
@@ -154,10 +154,10 @@ def _log_event(event: StoredEvent) -> LogEvent:
         content = decode_log(event.state)
     except InvalidMessageError as error:
         raise DataError(f"{event.originator_id}@{event.originator_version}: {error}") from error
-    inside = (content.subject, content.resourceversion, content.type)
-    outside = (event.originator_id, event.originator_version, event.topic)
-    if inside != outside:
-        raise DataError(f"the CloudEvent is {inside}, but the recorded event is {outside}")
+    decoded = (content.subject, content.resourceversion, content.type)
+    expected = (event.originator_id, event.originator_version, event.topic)
+    if decoded != expected:
+        raise DataError(f"the CloudEvent is {decoded}, but the recorded event is {expected}")
     return content
 
 

@@ -18,7 +18,7 @@ from infra.eventstore.bus import Bus
 from infra.eventstore.layout import EventLayout
 from infra.jetstream.follow import follow
 
-_BATCHES_AHEAD: Final = 8  # number of batches to read ahead before the follower waits
+_MAX_QUEUED_BATCHES: Final = 8  # number of batches to read ahead before the follower waits
 
 
 class JetStreamSubscription(Subscription[ApplicationRecorder]):
@@ -38,7 +38,7 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
         super().__init__(recorder, gt=gt, topics=topics)
         self._bus = bus
         self._layout = layout
-        self._batches: asyncio.Queue[list[Notification]] = asyncio.Queue(_BATCHES_AHEAD)
+        self._batches: asyncio.Queue[list[Notification]] = asyncio.Queue(_MAX_QUEUED_BATCHES)
         self._ready: list[Notification] = []
         self._next_index = 0
         self._follower: asyncio.Task[None] | None = None
@@ -94,13 +94,13 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
         follower = self._follower
         # `_begin` has already run, because the loop preserves the order of calls.
         assert follower is not None
-        getting = asyncio.ensure_future(self._batches.get())
+        next_batch = asyncio.ensure_future(self._batches.get())
         try:
-            await asyncio.wait({getting, follower}, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done():
-                return getting.result()
+            await asyncio.wait({next_batch, follower}, return_when=asyncio.FIRST_COMPLETED)
+            if next_batch.done():
+                return next_batch.result()
         finally:
-            getting.cancel()
+            next_batch.cancel()
         if not follower.cancelled():
             follower.result()
         return None

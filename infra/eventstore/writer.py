@@ -28,7 +28,7 @@ class EventWriter:
             nc,
             layout.stream,
             sequence_of=layout.sequence_at,
-            digested=layout.digested,
+            has_digests=layout.has_digests,
             timeout=timeout,
         )
         self._layout = layout
@@ -55,9 +55,9 @@ class EventWriter:
         except (AppendConflictError, IntegrityError):
             names = dict.fromkeys(entry.sequence for entry in entries)
             heads = await self._read(names, from_leader=True)
-        ready = await self.prepare(entries, heads)
+        prepared = await self.prepare(entries, heads)
         try:
-            return await self.sequences.append(ready, heads)
+            return await self.sequences.append(prepared, heads)
         except AppendConflictError as error:
             raise IntegrityError(
                 f"version conflict: another writer appended first ({error})"
@@ -67,11 +67,11 @@ class EventWriter:
         """Return the entries, which must follow the heads; raises `IntegrityError` if not."""
         last = {sequence: head.version for sequence, head in heads.items()}
         for entry in entries:
-            self._check(entry, last[entry.sequence])
+            self._check_version(entry, last[entry.sequence])
             last[entry.sequence] = entry.version
         return entries
 
-    def _check(self, entry: Entry, last: int | None) -> None:
+    def _check_version(self, entry: Entry, last: int | None) -> None:
         if last is not None and entry.version <= last:
             raise IntegrityError(
                 f"version conflict: version {entry.version} of {entry.sequence} already "
@@ -90,9 +90,9 @@ class EventWriter:
         for entry in entries:
             if entry.sequence in heads:
                 continue
-            known = self.sequences.heads.get(entry.sequence)
-            heads[entry.sequence] = known or EMPTY
-            if known is None and entry.version > FIRST_VERSION:
+            cached = self.sequences.heads.get(entry.sequence)
+            heads[entry.sequence] = cached or EMPTY
+            if cached is None and entry.version > FIRST_VERSION:
                 unknown.append(entry.sequence)
         if unknown:
             heads |= await self._read(unknown, from_leader=False)
@@ -120,7 +120,7 @@ class SnapshotWriter(EventWriter):
             for sequence, head in heads.items()
         }
         newest = {sequence: head.version for sequence, head in heads.items()}
-        ready: list[Entry] = []
+        prepared: list[Entry] = []
         for entry in entries:
             if entry.version in existing_versions[entry.sequence]:
                 raise IntegrityError(
@@ -131,8 +131,8 @@ class SnapshotWriter(EventWriter):
             newest[entry.sequence] = max(
                 entry.version, entry.version if last_version is None else last_version
             )
-            ready.append(_marked(entry, newest[entry.sequence]))
-        return ready
+            prepared.append(_mark_late(entry, newest[entry.sequence]))
+        return prepared
 
     async def _versions(self, sequence: str, head: Head) -> set[int]:
         messages = await self.sequences.read(sequence)
@@ -147,7 +147,7 @@ def _is_late(entry: Entry, head: Head) -> bool:
     return head.version is not None and entry.version <= head.version
 
 
-def _marked(entry: Entry, newest: int | None) -> Entry:
+def _mark_late(entry: Entry, newest: int | None) -> Entry:
     if newest is None or newest == entry.version:
         return entry
     return entry._replace(headers={**(entry.headers or {}), NEWEST: str(newest)}, version=newest)

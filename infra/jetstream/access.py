@@ -32,7 +32,7 @@ class Access:
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
-    def completed(self, environment: Mapping[str, str] = os.environ) -> "Access":
+    def with_environment(self, environment: Mapping[str, str] = os.environ) -> "Access":
         """Return these options, completed from the environment.
 
         Raises:
@@ -63,5 +63,5 @@ class Access:
             )
 
 
-ANYBODY: Final = Access()
+DEFAULT_ACCESS: Final = Access()
 """Options from the environment only, or the user in the URL."""

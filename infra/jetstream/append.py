@@ -11,7 +11,7 @@ from nats.nuid import NUID
 from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, read_acknowledgement
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.outgoing import OutgoingMessage, check_expectation, headers_of, subjects_of
-from infra.jetstream.wire import check_size, encode, ended_by_denial, request, write
+from infra.jetstream.wire import check_size, encode, fail_on_denial, request, write
 
 MAX_BATCH: Final = 1_000  # the server's limit on messages in one atomic batch (10199)
 
@@ -59,17 +59,17 @@ async def append(
 async def append_acknowledged(
     nc: Client,
     messages: Sequence[OutgoingMessage],
-    patience_seconds: float,
+    timeout_seconds: float,
     before_commit: Step | None = None,
 ) -> tuple[str, list[int]]:
     """Append like `append`, and return the stream's name and the sequences."""
     for message in messages:
         check_expectation(message)
     if len(messages) > 1:
-        return await _append_batch(nc, messages, patience_seconds, before_commit)
-    only = messages[0]
+        return await _append_batch(nc, messages, timeout_seconds, before_commit)
+    message = messages[0]
     response = await request(
-        nc, only.subject, only.payload, headers=headers_of(only), timeout=patience_seconds
+        nc, message.subject, message.payload, headers=headers_of(message), timeout=timeout_seconds
     )
     ack = read_acknowledgement(response, messages)
     return ack.stream, [ack.seq]
@@ -78,13 +78,13 @@ async def append_acknowledged(
 async def _append_batch(
     nc: Client,
     messages: Sequence[OutgoingMessage],
-    patience_seconds: float,
+    timeout_seconds: float,
     before_commit: Step | None,
 ) -> tuple[str, list[int]]:
     """Send the batch, again if the server reports that it is incomplete."""
     for attempt in range(1, _INCOMPLETE_ATTEMPTS + 1):
         try:
-            response = await _send_batch(nc, messages, patience_seconds, before_commit)
+            response = await _send_batch(nc, messages, timeout_seconds, before_commit)
             ack = read_acknowledgement(response, messages)
         except BusRefusedError as error:
             if error.err_code != _INCOMPLETE or attempt == _INCOMPLETE_ATTEMPTS:
@@ -99,7 +99,7 @@ async def _append_batch(
 async def _send_batch(
     nc: Client,
     messages: Sequence[OutgoingMessage],
-    patience_seconds: float,
+    timeout_seconds: float,
     before_commit: Step | None,
 ) -> Msg:
     """Send every message, and return the response to the last one, which commits the batch."""
@@ -113,10 +113,10 @@ async def _send_batch(
     commit["Nats-Batch-Commit"] = "1"
     # Detect a last message that is too long before the first one is sent.
     check_size(nc, last.subject, last.payload, commit)
-    async with ended_by_denial(nc, [one.subject for one in messages]):
+    async with fail_on_denial(nc, [one.subject for one in messages]):
         await write(nc, commands, f"append to {subjects_of(messages)}")
         if before_commit is not None:
             await before_commit()
         return await request(
-            nc, last.subject, last.payload, headers=commit, timeout=patience_seconds
+            nc, last.subject, last.payload, headers=commit, timeout=timeout_seconds
         )

@@ -16,7 +16,7 @@ import nats.errors
 from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 
-from infra.jetstream.access import ANYBODY, Access
+from infra.jetstream.access import DEFAULT_ACCESS, Access
 from infra.jetstream.errors import (
     BusAccessError,
     BusDeniedError,
@@ -29,7 +29,7 @@ from infra.jetstream.identity import Identity, Login
 from infra.jetstream.parser import Incoming
 from infra.jetstream.transport_security import TransportSecurity
 from infra.jetstream.wire import (
-    JETSTREAM_OFF_REMEDY,
+    JETSTREAM_DISABLED_REMEDY,
     PENDING_BYTES,
     AccessFailedError,
     ApiError,
@@ -45,7 +45,7 @@ from infra.jetstream.wire import (
 )
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
-LEAST_PAYLOAD_BYTES: Final = 1024 * 1024
+MIN_MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 """Smallest supported `max_payload` of a server, which is the NATS default.
 
 An event contains the fields of a declaration and of an object, and a row contains more. A message
@@ -58,7 +58,7 @@ API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
 
-MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
+MAX_RESPONSE_BYTES: Final = 8 * 1024 * 1024
 """Largest accepted JetStream API response. Decoded JSON takes up to 22 times its encoded size."""
 
 _REFUSED_WAIT_SECONDS: Final = 1.0
@@ -72,7 +72,7 @@ _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
 _PING_SECONDS: Final = 5  # after two without a response, nats-py treats the connection as lost
 # Connection timeout and ping interval if there are several servers.
-_SECONDS_WITH_SEVERAL: Final = 2
+_CLUSTER_WAIT_SECONDS: Final = 2
 # Reads that need a leader: a server without one returns its own, possibly stale, state.
 _LEADER_READS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
 _NO_LEADER: Final = 10008
@@ -114,7 +114,7 @@ class _Response(msgspec.Struct):
 _response = msgspec.json.Decoder(_Response)
 
 
-class _Events:
+class _Callbacks:
     """The client's callbacks: log each change once, and keep errors from the first connection."""
 
     def __init__(self, name: str, identity: Identity) -> None:
@@ -133,7 +133,7 @@ class _Events:
         if self.refused.is_set():
             return  # caused by the end of that connection
         self.last = self._describe_error(error)
-        self._note_failure(error)
+        self._record_failure(error)
         is_refused = _is_user_rejected(str(error))
         self._refusals += is_refused
         if not self.connected and (
@@ -162,7 +162,7 @@ class _Events:
             )
         return f"TLS: {text}" if isinstance(error, ssl.SSLError) else text
 
-    def _note_failure(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         """Record the first error of an attempt. Later ones only result from closing it."""
         if self.connected or self.client is None:
             return
@@ -174,16 +174,16 @@ class _Events:
             why = "no response" if isinstance(error, TimeoutError) else why
             # The operating system discards the server's error message if more bytes were sent to a
             # closed connection. In that case, keep the reason from an earlier attempt.
-            is_cut = isinstance(error, _CLOSED_ERRORS) and _TOO_MANY_CONNECTIONS in known
-            self._failures[server] = (attempt, known if is_cut else why)
+            is_message_lost = isinstance(error, _CLOSED_ERRORS) and _TOO_MANY_CONNECTIONS in known
+            self._failures[server] = (attempt, known if is_message_lost else why)
 
     def describe(self, url: str, patience_seconds: float) -> str:
         """Return an error message: the unreachable servers, the reasons, and a remedy."""
         urls = server_urls(url)
         reasons = {server: why for server, (_, why) in self._failures.items()}
-        whys = " ".join(reasons.values())
+        all_reasons = " ".join(reasons.values())
         remedy = f"check that the server{'s are' if len(urls) > 1 else ' is'} running"
-        if _TOO_MANY_CONNECTIONS in whys:
+        if _TOO_MANY_CONNECTIONS in all_reasons:
             remedy = "close other clients, or raise the server's max_connections"
         if len(urls) > 1:
             server_list = ", ".join(
@@ -191,15 +191,15 @@ class _Events:
             )
             return f"cannot reach any server in the cluster: {server_list}; {remedy}"
         no_response = f"no response within {patience_seconds:g} s"
-        why = self.last if _TOO_MANY_CONNECTIONS not in whys else whys
+        why = self.last if _TOO_MANY_CONNECTIONS not in all_reasons else all_reasons
         return f"cannot reach {without_secrets(url)}: {why or no_response}; {remedy}"
 
     async def disconnected(self) -> None:
         if self.client is not None and self.client.is_closed:
             return  # closed on purpose
         if self.client is not None:
-            self.client.end_pending()
-            self.client.denials.forget()
+            self.client.fail_pending()
+            self.client.denials.reset()
         _log.info("bus connection %s: lost; reconnecting", self._name)
 
     async def reconnected(self) -> None:
@@ -219,22 +219,22 @@ class _ServerCheck:
     """
 
     def __init__(
-        self, client: FastClient, name: str, another: Callable[[], Awaitable[Client]]
+        self, client: FastClient, name: str, connect_second: Callable[[], Awaitable[Client]]
     ) -> None:
         self._client = client
         self._name = name
-        self._another = another
+        self._connect_second = connect_second
         self._task: asyncio.Future[None] | None = None
         self._pause = _CHECK_PAUSE_SECONDS
         self._not_before = 0.0
 
-    def note(self) -> None:
+    def start(self) -> None:
         """Start a check of the connection, unless one is running or has just ended."""
         if (self._task is None or self._task.done()) and time.monotonic() >= self._not_before:
             self._task = asyncio.ensure_future(self._check())
 
     async def _check(self) -> None:
-        problem = await _problem_of(self._client)
+        problem = await _find_problem(self._client)
         may_be_isolated = not problem and is_clustered(self._client)
         # A lost connection is already being repaired.
         if (problem or may_be_isolated) and self._client.is_connected:
@@ -250,7 +250,7 @@ class _ServerCheck:
     async def _compare(self, problem: str) -> str:
         """Reconnect if a second connection works. Return this server's problem, or ""."""
         try:
-            another = await self._another()
+            second = await self._connect_second()
         except BusError as error:
             if problem:
                 _log.warning(
@@ -260,14 +260,14 @@ class _ServerCheck:
                     error,
                 )
             return problem
-        where = _place_of(another)
+        second_address = _server_address(second)
         try:
-            if not problem and await _is_response_received(another, self._client):
+            if not problem and await _receives_response(second, self._client):
                 return ""
             problem = problem or _ISOLATED
-            other_problem = await _problem_of(another)
+            other_problem = await _find_problem(second)
         finally:
-            await close(another)
+            await close(second)
         if other_problem:
             _log.warning(
                 "bus connection %s: %s, and a second connection does not work either; the server "
@@ -280,25 +280,25 @@ class _ServerCheck:
                 "bus connection %s: %s, but a second connection to %s works; reconnecting",
                 self._name,
                 problem,
-                where,
+                second_address,
             )
             await self._client.force_reconnect()
         return problem
 
 
-async def _is_response_received(another: Client, client: Client) -> bool:
-    """Return whether a response to a request from `client` arrives on the connection `another`.
+async def _receives_response(second: Client, client: Client) -> bool:
+    """Return whether a response to a request from `client` arrives on the connection `second`.
 
     If so, the servers of both connections and the metadata leader can reach each other.
     """
     received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def hear(_message: Incoming) -> None:
+    def on_message(_message: Incoming) -> None:
         if not received.done():
             received.set_result(None)
 
-    inbox = another.new_inbox()
-    subscription = await subscribe(another, inbox, hear)
+    inbox = second.new_inbox()
+    subscription = await subscribe(second, inbox, on_message)
     try:
         await request(client, _ACCOUNT_INFO, b"", timeout=_CHECK_SECONDS)
         for _ in range(_CHECK_ATTEMPTS):  # the subscription takes time to reach all servers
@@ -320,7 +320,7 @@ def _is_user_rejected(text: str) -> bool:
     return is_refusal(text) and "timeout" not in text.lower()
 
 
-async def _problem_of(client: Client) -> str:
+async def _find_problem(client: Client) -> str:
     """Return why JetStream is unusable on a connection, or "" if it responds and has a leader.
 
     A response that denies the request is sufficient. Responses on other subjects prove nothing,
@@ -340,7 +340,7 @@ async def connect(
     *,
     name: str,
     patience_seconds: float = 30,
-    access: Access = ANYBODY,
+    access: Access = DEFAULT_ACCESS,
     login: Login | None = None,
 ) -> Client:
     """Connect, and reconnect after every later loss, with no limit on attempts.
@@ -362,15 +362,15 @@ async def connect(
         BusUnavailableError: no connection within `patience_seconds`.
     """
     if login is None:
-        access = access.completed()
+        access = access.with_environment()
     urls = server_urls(url)
     identity = Identity(urls, access, login)
     security = TransportSecurity(urls, access)
-    if security.demanded:
+    if security.required:
         security.context()  # an invalid file must fail here, not at every later attempt
-    events = _Events(name, identity)
+    callbacks = _Callbacks(name, identity)
 
-    def another() -> Awaitable[Client]:
+    def connect_second() -> Awaitable[Client]:
         return connect(
             other_servers(urls, client),
             name=f"{name} (comparison)",
@@ -379,22 +379,22 @@ async def connect(
             login=login,
         )
 
-    client = events.client = FastClient(identity, security)
+    client = callbacks.client = FastClient(identity, security)
     connecting = asyncio.ensure_future(
         client.connect(
             urls,
             name=name,
-            error_cb=events.error,
-            disconnected_cb=events.disconnected,
-            reconnected_cb=events.reconnected,
+            error_cb=callbacks.error,
+            disconnected_cb=callbacks.disconnected,
+            reconnected_cb=callbacks.reconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type] # a float works
             connect_timeout=(  # leave time to try each server once
                 _CONNECT_SECONDS
                 if len(urls) == 1
-                else min(_SECONDS_WITH_SEVERAL, patience_seconds / len(urls))  # type: ignore[arg-type]
+                else min(_CLUSTER_WAIT_SECONDS, patience_seconds / len(urls))  # type: ignore[arg-type]
             ),
-            ping_interval=_PING_SECONDS if len(urls) == 1 else _SECONDS_WITH_SEVERAL,
+            ping_interval=_PING_SECONDS if len(urls) == 1 else _CLUSTER_WAIT_SECONDS,
             pending_size=PENDING_BYTES,
             inbox_prefix=identity.inbox_prefix,
             user=(login.user or None) if login is not None else None,
@@ -402,21 +402,21 @@ async def connect(
             token=login.token if login is not None else None,
         )
     )
-    refused = asyncio.ensure_future(events.refused.wait())
+    refused = asyncio.ensure_future(callbacks.refused.wait())
     try:
         await asyncio.wait(
             (connecting, refused), timeout=patience_seconds, return_when=asyncio.FIRST_COMPLETED
         )
         if connecting.done():
             connecting.result()
-            events.connected = True
+            callbacks.connected = True
             if len(urls) > 1:
-                client.options["connect_timeout"] = _SECONDS_WITH_SEVERAL
-            client.on_suspicion = _ServerCheck(client, name, another).note
+                client.options["connect_timeout"] = _CLUSTER_WAIT_SECONDS
+            client.on_suspicion = _ServerCheck(client, name, connect_second).start
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
-        events.last = events.last or str(error)
-        raise BusUnavailableError(events.describe(url, patience_seconds)) from error
+        callbacks.last = callbacks.last or str(error)
+        raise BusUnavailableError(callbacks.describe(url, patience_seconds)) from error
     finally:
         refused.cancel()
         if not connecting.done():
@@ -426,9 +426,9 @@ async def connect(
             # The connection is incomplete, so any attribute may be missing.
             with contextlib.suppress(Exception):
                 await client.close()
-    if events.refused.is_set():
-        raise BusAccessError(f"cannot use {without_secrets(url)}: {events.last}")
-    raise BusUnavailableError(events.describe(url, patience_seconds))
+    if callbacks.refused.is_set():
+        raise BusAccessError(f"cannot use {without_secrets(url)}: {callbacks.last}")
+    raise BusUnavailableError(callbacks.describe(url, patience_seconds))
 
 
 def server_urls(url: str) -> list[str]:
@@ -461,15 +461,19 @@ def other_servers(urls: Sequence[str], client: Client) -> str:
 
     A server announced by the cluster gets the user and scheme of the first URL.
     """
-    now = client.connected_url
+    current_url = client.connected_url
     first = urlsplit(urls[0])
     user, at, _ = first.netloc.rpartition("@")
     announced = [f"{first.scheme}://{user}{at}{each.netloc}" for each in client.discovered_servers]
-    others = [each for each in (*urls, *announced) if now is None or not _is_at(each, now)]
+    others = [
+        each
+        for each in (*urls, *announced)
+        if current_url is None or not _is_same_server(each, current_url)
+    ]
     return ",".join(others or urls)
 
 
-def _is_at(url: str, server: ParseResult) -> bool:
+def _is_same_server(url: str, server: ParseResult) -> bool:
     parts = urlsplit(url)
     return (parts.hostname, parts.port) == (server.hostname, server.port)
 
@@ -504,30 +508,31 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     if (version.major, version.minor) < OLDEST_SERVER:
         version_text = f"{version.major}.{version.minor}.{version.patch}"
         raise IncompatibleServerError(
-            f"nats-server {version_text} at {_place_of(nc)} is too old; upgrade it to "
+            f"nats-server {version_text} at {_server_address(nc)} is too old; upgrade it to "
             f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
         )
-    if nc.max_payload < LEAST_PAYLOAD_BYTES:
+    if nc.max_payload < MIN_MAX_PAYLOAD_BYTES:
         raise IncompatibleServerError(
-            f"nats-server at {_place_of(nc)} accepts messages of at most {nc.max_payload} bytes; "
-            "set max_payload in its configuration to 1MB or more"
+            f"nats-server at {_server_address(nc)} accepts messages of at most {nc.max_payload} "
+            "bytes; set max_payload in its configuration to 1MB or more"
         )
     try:
         await api_request(nc, "INFO", None)
     except BusUnavailableError as error:
         # No responder means that JetStream is disabled, unless the server announced it: then it is
         # still starting.
-        starts = isinstance(nc, FastClient) and nc.server_has_jetstream
-        if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
+        is_starting = isinstance(nc, FastClient) and nc.announces_jetstream
+        if isinstance(error.__cause__, nats.errors.NoRespondersError) and not is_starting:
             raise IncompatibleServerError(
-                f"JetStream is disabled on the server at {_place_of(nc)}; {JETSTREAM_OFF_REMEDY}"
+                f"JetStream is disabled on the server at {_server_address(nc)}; "
+                f"{JETSTREAM_DISABLED_REMEDY}"
             ) from error
         if is_clustered(nc) and not isinstance(error.__cause__, nats.errors.NoRespondersError):
             raise BusUnavailableError(
-                f"JetStream does not respond at {_place_of(nc)} ({error}). After a server in a "
-                "cluster fails, an election takes about 10 seconds; retry after that. If it still "
-                "does not respond, check that more than half of the servers are running and can "
-                "reach each other"
+                f"JetStream does not respond at {_server_address(nc)} ({error}). After a server in "
+                "a cluster fails, an election takes about 10 seconds; retry after that. If it "
+                "still does not respond, check that more than half of the servers are running "
+                "and can reach each other"
             ) from error
         raise
     return version
@@ -540,7 +545,7 @@ def is_clustered(nc: Client) -> bool:
 
 def _lacks_leader(message: Msg | Incoming) -> bool:
     """Return whether a response reports that there is no leader, as far as its server knows."""
-    if len(message.data) > MAX_ANSWER_BYTES:
+    if len(message.data) > MAX_RESPONSE_BYTES:
         return False
     try:
         response = _response.decode(message.data)
@@ -559,18 +564,18 @@ async def _await_conclusive_response(
     A server with a stale copy responds immediately and may do so for minutes. The leader's response
     comes second, and a plain request returns only the first one.
     """
-    better: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
+    conclusive: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
 
-    def take(message: Incoming) -> None:
-        if not better.done() and not status_of(message) and not _lacks_leader(message):
-            better.set_result(message)
+    def on_message(message: Incoming) -> None:
+        if not conclusive.done() and not status_of(message) and not _lacks_leader(message):
+            conclusive.set_result(message)
 
     inbox = nc.new_inbox()
-    subscription = await subscribe(nc, inbox, take)
+    subscription = await subscribe(nc, inbox, on_message)
     try:
         await send(nc, subject, payload, reply=inbox)
         async with asyncio.timeout(_SECOND_RESPONSE_SECONDS):
-            return await better
+            return await conclusive
     except TimeoutError:
         return first
     finally:
@@ -583,9 +588,9 @@ async def _repeated_request(nc: Client, subject: str, payload: bytes, seconds: f
     attempts: list[asyncio.Task[Msg]] = []
     try:
         while True:
-            left = deadline - time.monotonic()
-            if left > 0:
-                attempt = request(nc, subject, payload, timeout=left)
+            remaining = deadline - time.monotonic()
+            if remaining > 0:
+                attempt = request(nc, subject, payload, timeout=remaining)
                 attempts.append(asyncio.ensure_future(attempt))
             done, _ = await asyncio.wait(
                 attempts, timeout=_REPEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -619,10 +624,10 @@ async def api_request(
     if _lacks_leader(message) and subject_suffix.startswith(_LEADER_READS):
         message = await _await_conclusive_response(nc, message, subject, payload)
     size = len(message.data)
-    if size > MAX_ANSWER_BYTES:
+    if size > MAX_RESPONSE_BYTES:
         raise ResponseTooLargeError(
             f"{subject_suffix}: the response is {size} bytes long, more than the limit of "
-            f"{MAX_ANSWER_BYTES // 1024**2} MiB"
+            f"{MAX_RESPONSE_BYTES // 1024**2} MiB"
         )
     try:
         error = _response.decode(message.data).error
@@ -640,6 +645,6 @@ def without_secrets(url: str) -> str:
     return _USER.sub(r"\1", url)
 
 
-def _place_of(nc: Client) -> str:
+def _server_address(nc: Client) -> str:
     url = nc.connected_url
     return f"{url.hostname}:{url.port}" if url else "an unknown address"

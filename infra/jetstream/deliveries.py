@@ -48,10 +48,10 @@ async def nak(nc: Client, delivery: Delivered, delay_seconds: float = 0) -> None
     Raises:
         BusUnavailableError: as for `ack`.
     """
-    order = b"-NAK"
+    command = b"-NAK"
     if delay_seconds > 0:
-        order += b' {"delay": %d}' % int(delay_seconds * _SECOND)
-    await send(nc, delivery.reply, order)
+        command += b' {"delay": %d}' % int(delay_seconds * _SECOND)
+    await send(nc, delivery.reply, command)
 
 
 async def in_progress(nc: Client, deliveries: Sequence[Delivered]) -> None:

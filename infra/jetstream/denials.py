@@ -31,7 +31,7 @@ class Denial:
     subject: str
     text: str
 
-    def is_of(self, subject: str) -> bool:
+    def concerns(self, subject: str) -> bool:
         """Return whether the denial concerns a subject, even if nats-py has lower-cased it."""
         return self.subject in (subject, subject.lower())
 
@@ -61,25 +61,25 @@ class Denials:
     """Distributes denials to listeners.
 
     Attributes:
-        of_inbox: a denial of this connection's own inbox, after which no response can arrive.
+        inbox_denial: a denial of this connection's own inbox, after which no response can arrive.
     """
 
     def __init__(self, inbox_prefix: str) -> None:
-        self.of_inbox: Denial | None = None
+        self.inbox_denial: Denial | None = None
         self._inbox = f"{inbox_prefix}.".lower()
         self._listeners: set[DenialListener] = set()
 
     def notify(self, denial: Denial) -> bool:
         """Notify all listeners. Return whether the denial concerned one of them."""
         if denial.verb == "subscribe to" and denial.subject.lower().startswith(self._inbox):
-            self.of_inbox = denial
+            self.inbox_denial = denial
         # A list, so that every listener receives the denial.
         results = [listener(denial) for listener in list(self._listeners)]
         return any(results)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Discard the denial of the inbox, which belongs to an earlier connection."""
-        self.of_inbox = None
+        self.inbox_denial = None
 
     @contextmanager
     def registered(self, listener: DenialListener) -> Generator[None]:

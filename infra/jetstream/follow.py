@@ -27,7 +27,7 @@ from infra.jetstream.errors import (
     StreamReplacedError,
 )
 from infra.jetstream.parser import Incoming
-from infra.jetstream.reads import StoredMessage, last_from_leader, last_of_each, stream_state
+from infra.jetstream.reads import StoredMessage, last_by_subject, last_from_leader, stream_state
 from infra.jetstream.wire import (
     on_connection_change,
     send,
@@ -48,12 +48,12 @@ _PULL_MESSAGES: Final = 500  # number of messages that a pulling follower reques
 _PULL_SECONDS: Final = 20.0
 _HEARTBEAT: Final = "100"
 _SECOND: Final = 1_000_000_000
-_EVERYTHING: Final = (">",)
+_ALL_SUBJECTS: Final = (">",)
 _log = logging.getLogger(__name__)
 
 
 def follow(
-    nc: Client, stream: str, *, filters: Sequence[str] = _EVERYTHING, start_seq: int = 1
+    nc: Client, stream: str, *, filters: Sequence[str] = _ALL_SUBJECTS, start_seq: int = 1
 ) -> "Follower":
     """Return a follower of a stream: `async with` it, then `async for batch in` it.
 
@@ -64,7 +64,7 @@ def follow(
     return Follower(nc, stream, filters=filters, start_seq=start_seq)
 
 
-def follow_as(
+def follow_with_consumers(
     nc: Client,
     stream: str,
     *,
@@ -102,7 +102,7 @@ class Follower:
         nc: Client,
         stream: str,
         *,
-        filters: Sequence[str] = _EVERYTHING,
+        filters: Sequence[str] = _ALL_SUBJECTS,
         start_seq: int | None = 1,
         names: Sequence[str] = (),
     ) -> None:
@@ -133,7 +133,7 @@ class Follower:
             self._target, self._created = state.last_seq, state.created
         await self._restart()
         if await self._is_caught_up():
-            self._reached_target()
+            self._mark_caught_up()
         return self
 
     async def __aexit__(
@@ -161,12 +161,12 @@ class Follower:
             if batch:
                 self._position = batch[-1].seq
                 if not self.caught_up.is_set() and await self._is_caught_up():
-                    self._reached_target()
+                    self._mark_caught_up()
                 return batch
-            if self._feed.broken:
+            if self._feed.is_broken:
                 await self._repair()
             if not self.caught_up.is_set() and await self._is_caught_up():
-                self._reached_target()
+                self._mark_caught_up()
                 return []
             await self._feed.wait()
 
@@ -194,7 +194,7 @@ class Follower:
             return False  # the next call retries
         return max((one.seq for one in last if one is not None), default=0) <= self.position
 
-    def _reached_target(self) -> None:
+    def _mark_caught_up(self) -> None:
         self._position = max(self.position, self._target or 0)
         self.caught_up.set()
 
@@ -239,7 +239,7 @@ class Follower:
         self._feed = self._new_feed()
         await self._feed.open(self._stream, self._filters, self._position)
         if self._position is None:  # a connection loss before the first message must not skip any
-            self._position = self._feed.began_after
+            self._position = self._feed.start_position
 
     def _new_feed(self) -> "_Feed":
         return _PulledFeed(self._nc, self._names) if self._names else _Feed(self._nc)
@@ -250,20 +250,20 @@ class _Feed:
 
     Attributes:
         nothing_pending: whether the server reported that no more messages exist.
-        began_after: the stream sequence after which the consumer started.
+        start_position: the stream sequence after which the consumer started.
     """
 
     def __init__(self, nc: Client) -> None:
         self.nothing_pending = False
-        self.began_after = 0
+        self.start_position = 0
         self._nc = nc
         self._subscription: Subscription | None = None
         self._waiting: list[StoredMessage] = []
-        self._arrived = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._flow_reply = ""
         self._consumer_seq = 0
-        self._gap = False
-        self._silent = False
+        self._has_gap = False
+        self._is_silent = False
         self._last_message_at = time.monotonic()
         self._reconnects = nc.stats["reconnects"]
         self._listeners = contextlib.ExitStack()
@@ -274,9 +274,9 @@ class _Feed:
         return self.nothing_pending and not self._waiting
 
     @property
-    def broken(self) -> bool:
+    def is_broken(self) -> bool:
         """Whether to replace this feed, after a gap, missing heartbeats or a new connection."""
-        return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
+        return self._has_gap or self._is_silent or self._nc.stats["reconnects"] != self._reconnects
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
         """Create the consumer."""
@@ -287,16 +287,16 @@ class _Feed:
             "action": "create",
         }
         subject = f"CONSUMER.CREATE.{stream}"
-        self._begin(await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS))
+        self._read_start(await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS))
 
     async def _listen(self) -> str:
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
-        self._listeners.enter_context(on_connection_change(self._nc, self._arrived.set))
+        self._listeners.enter_context(on_connection_change(self._nc, self._wakeup.set))
         return inbox
 
-    def _begin(self, response: Mapping[str, Any]) -> None:
-        self.began_after = int(response["delivered"]["stream_seq"])
+    def _read_start(self, response: Mapping[str, Any]) -> None:
+        self.start_position = int(response["delivered"]["stream_seq"])
         # Otherwise the messages report the pending ones, possibly before this response.
         if not response.get("num_pending", 0):
             self.nothing_pending = True
@@ -315,10 +315,10 @@ class _Feed:
         # when the caller wants more, bounds the messages that wait here.
         if self._flow_reply:
             reply, self._flow_reply = self._flow_reply, ""
-            await _ignoring_unavailable(send(self._nc, reply, b""))
+            await _ignore_unavailable(send(self._nc, reply, b""))
         # No await may follow, so that `nothing_pending` stays consistent with the batch.
         batch, self._waiting = self._waiting, []
-        self._arrived.clear()
+        self._wakeup.clear()
         if batch:
             self._last_message_at = time.monotonic()
         return batch
@@ -331,14 +331,14 @@ class _Feed:
         """
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
-                await self._arrived.wait()
+                await self._wakeup.wait()
         except TimeoutError:
-            self._silent = time.monotonic() - self._last_message_at > _SILENT_AFTER_SECONDS
+            self._is_silent = time.monotonic() - self._last_message_at > _SILENT_AFTER_SECONDS
         if self._nc.is_closed:
             raise BusUnavailableError("the connection to the bus was closed")
 
     def _receive(self, message: Incoming) -> None:
-        if self._gap:
+        if self._has_gap:
             return
         reply = message.reply
         if not reply.startswith("$JS.ACK."):
@@ -348,13 +348,13 @@ class _Feed:
         _, _, seq, consumer_seq, stamp, pending, *_ = split_reply(reply)
         self._consumer_seq += 1
         if int(consumer_seq) != self._consumer_seq:
-            self._gap = True
+            self._has_gap = True
         else:
             self._waiting.append(
                 StoredMessage(int(seq), message.subject, message.data, message.headers, int(stamp))
             )
             self.nothing_pending = pending == "0"
-        self._arrived.set()
+        self._wakeup.set()
 
     def _control(self, message: Incoming) -> None:
         """Process a heartbeat or a flow control request."""
@@ -362,18 +362,18 @@ class _Feed:
         headers = message.headers or {}
         # A stalled consumer waits for the response to a lost flow control request. The header
         # repeats the reply subject.
-        stalled = headers.get("Nats-Consumer-Stalled")
-        if message.reply or stalled:
-            self._flow_reply = message.reply or stalled or ""
+        stalled_reply = headers.get("Nats-Consumer-Stalled")
+        if message.reply or stalled_reply:
+            self._flow_reply = message.reply or stalled_reply or ""
         # A heartbeat contains the sequence of the last message sent. If that message did not
         # arrive, it was lost.
         last = headers.get("Nats-Last-Consumer")
         if last is not None and int(last) != self._consumer_seq:
-            self._gap = True
-        elif last is not None and not stalled:
+            self._has_gap = True
+        elif last is not None and not stalled_reply:
             self.nothing_pending = True
         if status_of(message):
-            self._arrived.set()
+            self._wakeup.set()
 
 
 class _PulledFeed(_Feed):
@@ -386,30 +386,30 @@ class _PulledFeed(_Feed):
         super().__init__(nc)
         self._names = names
         self._inbox = ""
-        self._next = ""
+        self._next_subject = ""
         self._requested = 0
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
         """Reset an unused consumer, and start pulling."""
         if after is None:
-            newest = await last_of_each(self._nc, stream, filters)
+            newest = await last_by_subject(self._nc, stream, filters)
             after = max((one.seq for one in newest), default=0)
-        name = await self._free_name(stream)
+        name = await self._find_unused_consumer(stream)
         response = await api_request(
             self._nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": after + 1}, _CREATE_SECONDS
         )
         self._inbox = await self._listen()
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
-        self._begin(response)
+        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._read_start(response)
         await self._request()
 
     async def take(self) -> list[StoredMessage]:
         """Return the messages that have arrived, and request more."""
-        if self._requested <= _PULL_MESSAGES // 2 and not self.broken and self._nc.is_connected:
+        if self._requested <= _PULL_MESSAGES // 2 and not self.is_broken and self._nc.is_connected:
             await self._request()
         return await super().take()
 
-    async def _free_name(self, stream: str) -> str:
+    async def _find_unused_consumer(self, stream: str) -> str:
         """Return an unused consumer: one without an open request, which every client keeps open.
 
         Raises:
@@ -428,7 +428,7 @@ class _PulledFeed(_Feed):
             "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
         }
         self._requested = _PULL_MESSAGES
-        await send(self._nc, self._next, msgspec.json.encode(body), reply=self._inbox)
+        await send(self._nc, self._next_subject, msgspec.json.encode(body), reply=self._inbox)
 
     def _receive(self, message: Incoming) -> None:
         if message.reply.startswith("$JS.ACK."):
@@ -442,7 +442,7 @@ class _PulledFeed(_Feed):
             # The status that ends a request reports how many of its messages were not sent.
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._requested -= int(pending) if pending.isdecimal() else 0
-            self._arrived.set()
+            self._wakeup.set()
 
 
 def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> dict[str, Any]:
@@ -468,7 +468,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
     return config
 
 
-async def _ignoring_unavailable(sending: Any) -> None:
+async def _ignore_unavailable(sending: Any) -> None:
     """Await a send, ignoring an unreachable server, which can do without this message."""
     try:
         await sending

@@ -52,7 +52,7 @@ class Key:
 
     def sign(self, nonce: str) -> bytes:
         """Return the signature of the server's nonce, in base64."""
-        pair = _pair(self.seed)
+        pair = _key_pair(self.seed)
         try:
             return base64.b64encode(pair.sign(nonce.encode()))
         finally:
@@ -75,10 +75,10 @@ class KeyFile:
             BusAccessError: the file cannot be read, or is not a key file. The message never
                 contains its content.
         """
-        text = self._text() if self._content is None else self._content
-        return self._with_claims(text) if self._with_jwt else self._nkey(text)
+        text = self._read_text() if self._content is None else self._content
+        return self._parse_credentials(text) if self._with_jwt else self._parse_nkey(text)
 
-    def _text(self) -> str:
+    def _read_text(self) -> str:
         try:
             return read_at_most(self.path, MAX_KEY_BYTES).decode("ascii")
         except OSError as error:
@@ -86,28 +86,28 @@ class KeyFile:
         except UnicodeDecodeError:
             raise BusAccessError(f"{self.path} is not a key file: it is not text") from None
 
-    def _with_claims(self, text: str) -> Key:
+    def _parse_credentials(self, text: str) -> Key:
         jwt, seed = _JWT_BLOCK.search(text), _SEED_BLOCK.search(text)
         if jwt is None or seed is None:
             raise BusAccessError(
                 f"{self.path} is not a .creds file; it must contain a user's JWT and its seed, "
                 "each between its BEGIN and END lines"
             )
-        public = self._public(seed.group(1))
+        public = self._public_key(seed.group(1))
         return Key(seed.group(1), public, jwt.group(1), _name_in(jwt.group(1)) or public)
 
-    def _nkey(self, text: str) -> Key:
+    def _parse_nkey(self, text: str) -> Key:
         seed = _SEED.search(text)
         if seed is None:
             raise BusAccessError(
                 f"{self.path} contains no user nkey seed; it needs a line that starts with SU"
             )
-        public = self._public(seed.group(1))
+        public = self._public_key(seed.group(1))
         return Key(seed.group(1), public, "", public)
 
-    def _public(self, seed: str) -> str:
+    def _public_key(self, seed: str) -> str:
         try:
-            return bytes(_pair(seed).public_key).decode()
+            return bytes(_key_pair(seed).public_key).decode()
         except (binascii.Error, ValueError):
             raise BusAccessError(f"{self.path}: its seed is damaged") from None
 
@@ -137,9 +137,9 @@ def parse_login(secret: str, *, what: str) -> Login:
         BusAccessError: the secret has none of these forms. The message contains `what`, never the
             secret.
     """
-    text, place = secret.strip(), Path(what)
+    text, location = secret.strip(), Path(what)
     if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):
-        key = KeyFile(place, with_jwt="BEGIN NATS USER JWT" in text, content=text)
+        key = KeyFile(location, with_jwt="BEGIN NATS USER JWT" in text, content=text)
         key.read()
         return Login(key=key)
     if not text or not text.isprintable():
@@ -167,11 +167,11 @@ class Identity:
         """
         self.key_file = _key_file(access) if login is None else login.key
         if self.key_file is not None:
-            named = self.key_file.read().name
+            user_name = self.key_file.read().name
         else:
-            named = _user_of(urls) if login is None else login.user
-        self.user = named or "(no user)"
-        self.inbox_prefix = access.inbox_prefix or _inbox_of(named)
+            user_name = _user_of(urls) if login is None else login.user
+        self.user = user_name or "(no user)"
+        self.inbox_prefix = access.inbox_prefix or _inbox_of(user_name)
         if _INBOX.fullmatch(self.inbox_prefix) is None:
             raise BusAccessError(
                 f"inbox prefix {self.inbox_prefix[:80]!r}: invalid; it must start with _INBOX, "
@@ -183,7 +183,7 @@ class Identity:
         return f"{self.user}{where}"
 
 
-def _pair(seed: str) -> Any:
+def _key_pair(seed: str) -> Any:
     """Return the key pair of a seed.
 
     Raises:

@@ -29,7 +29,7 @@ from infra.jetstream.wire import (
 )
 
 # From this number of messages, an atomic batch costs less than single publishes.
-_BATCH_FROM = 16
+_MIN_BATCH = 16
 
 
 async def publish(
@@ -94,13 +94,13 @@ async def publish_in_batches(
     """
     results: list[PublishAck | BusError] = []
     for start in range(0, len(messages), min(batch, MAX_BATCH)):
-        some = messages[start : start + min(batch, MAX_BATCH)]
+        chunk = messages[start : start + min(batch, MAX_BATCH)]
         try:
-            stream, sequences = await append_acknowledged(nc, some, timeout)
+            stream, sequences = await append_acknowledged(nc, chunk, timeout)
         except BusUnavailableError as error:
-            results += [error] * len(some)
+            results += [error] * len(chunk)
         except BusError:
-            results += await publish_many(nc, some, timeout=timeout)
+            results += await publish_many(nc, chunk, timeout=timeout)
         else:
             results += [PublishAck(stream, seq) for seq in sequences]
     return results
@@ -119,7 +119,7 @@ async def store_all(
             return [await publish(nc, one.subject, one.payload, headers=one.headers)]
         except BusError as error:
             return [error]
-    store = publish_many if len(messages) < _BATCH_FROM else publish_in_batches
+    store = publish_many if len(messages) < _MIN_BATCH else publish_in_batches
     return await store(nc, messages)
 
 
@@ -130,16 +130,16 @@ class _Pipeline:
     """
 
     def __init__(
-        self, nc: Client, messages: Sequence[OutgoingMessage], window: int, patience: float
+        self, nc: Client, messages: Sequence[OutgoingMessage], window: int, timeout_seconds: float
     ) -> None:
         self._nc = nc
         self._messages = messages
         self._window = max(1, window)
-        self._patience = patience
-        self._answers: list[Incoming | BusError | None] = [None] * len(messages)
+        self._timeout_seconds = timeout_seconds
+        self._responses: list[Incoming | BusError | None] = [None] * len(messages)
         self._in_flight = 0
-        self._sent = 0
-        self._lost = False
+        self._sent_count = 0
+        self._is_lost = False
         self._progress = asyncio.Event()
         self._max_in_flight = 0  # `_progress` is set when at most this many messages are in flight
 
@@ -148,8 +148,8 @@ class _Pipeline:
         subscription = await subscribe(self._nc, f"{inbox}.*", self._receive)
         try:
             with (
-                on_loss(self._nc, self._connection_lost),
-                on_denial(self._nc, self._denied),
+                on_loss(self._nc, self._handle_loss),
+                on_denial(self._nc, self._handle_denial),
             ):
                 await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
@@ -166,7 +166,7 @@ class _Pipeline:
             numbers = range(start, min(start + step, len(self._messages)))
             commands = [self._command(inbox, index) for index in numbers]
             self._in_flight += sum(1 for one in commands if one)
-            self._sent = numbers.stop
+            self._sent_count = numbers.stop
             await write(self._nc, commands, "publish")
         await self._wait_until(0)
 
@@ -177,21 +177,21 @@ class _Pipeline:
                 self._nc, one.subject, one.payload, headers_of(one), reply=f"{inbox}.{index}"
             )
         except MessageTooLargeError as error:
-            self._answers[index] = error
+            self._responses[index] = error
         except ValueError as error:
-            self._answers[index] = BusRefusedError(str(error))
+            self._responses[index] = BusRefusedError(str(error))
         # Not sent, because the result is already known.
         return b""
 
     def _receive(self, message: Incoming) -> None:
         index = int(message.subject.rsplit(".", 1)[1])
-        if self._answers[index] is None:
-            self._answers[index] = message
+        if self._responses[index] is None:
+            self._responses[index] = message
             self._in_flight -= 1
             if self._in_flight <= self._max_in_flight:
                 self._progress.set()
 
-    def _denied(self, denial: Denial) -> bool:
+    def _handle_denial(self, denial: Denial) -> bool:
         """Use a denial as the response to every message for its subject.
 
         Without a subscription to the inbox, no response can arrive, so a denial of it applies to
@@ -199,44 +199,44 @@ class _Pipeline:
         """
         if not isinstance(self._nc, FastClient):
             return False
-        is_deaf = self._nc.denials.of_inbox is denial
+        is_inbox_denied = self._nc.denials.inbox_denial is denial
         denied = [
             index
-            for index in range(self._sent)
-            if self._answers[index] is None
-            and (is_deaf or denial.is_of(self._messages[index].subject))
+            for index in range(self._sent_count)
+            if self._responses[index] is None
+            and (is_inbox_denied or denial.concerns(self._messages[index].subject))
         ]
         for index in denied:
-            self._answers[index] = self._nc.denied(denial)
+            self._responses[index] = self._nc.denial_error(denial)
         self._in_flight -= len(denied)
         if self._in_flight <= self._max_in_flight:
             self._progress.set()
         return bool(denied)
 
-    def _connection_lost(self) -> None:
-        self._lost = True
+    def _handle_loss(self) -> None:
+        self._is_lost = True
         self._progress.set()
 
-    async def _wait_until(self, wanted: int) -> None:
-        """Wait until at most `wanted` messages are in flight.
+    async def _wait_until(self, limit: int) -> None:
+        """Wait until at most `limit` messages are in flight.
 
         Raises:
             TimeoutError: no response arrived in time, or the connection was lost.
         """
-        self._max_in_flight = wanted
-        while (previous := self._in_flight) > wanted:
-            if self._lost:
+        self._max_in_flight = limit
+        while (previous := self._in_flight) > limit:
+            if self._is_lost:
                 raise TimeoutError
             self._progress.clear()
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._timeout_seconds):
                     await self._progress.wait()
             except TimeoutError:
                 if self._in_flight == previous:
                     raise
 
     def _result(self, index: int) -> PublishAck | BusError:
-        response = self._answers[index]
+        response = self._responses[index]
         if isinstance(response, BusError):
             return response
         message = self._messages[index]

@@ -59,7 +59,7 @@ class PullGroup:
 
     Per consumer, at most `room` messages (default `max_batch`) are queued or requested, and each
     request is for at most `max_bytes`. The consumer's `max_ack_pending` limits the unacknowledged
-    messages. With `until_done`, returned messages also count until `done` is called.
+    messages. With `until_done`, returned messages also count until `free_room` is called.
 
     Only one task may use it.
     """
@@ -87,7 +87,7 @@ class PullGroup:
         self._inbox = nc.new_inbox()
         self._subscription: Subscription | None = None
         self._queue: list[Delivered] = []
-        self._arrived = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._reconnects = 0
         self._failure: BusError | None = None
         self._listeners = contextlib.ExitStack()
@@ -111,39 +111,39 @@ class PullGroup:
         while True:
             if self._failure is not None:
                 raise self._failure
-            self._arrived.clear()
-            batch = self._take()
+            self._wakeup.clear()
+            batch = self._take_batch()
             try:
                 await self._send_requests()
             except BaseException:  # including a cancellation: no fetched message may be lost
-                self._put_back(batch)
+                self._return_batch(batch)
                 raise
             if batch or not wait:
                 return batch
             await self._wait()
 
-    def take_from(self, consumer: str, most: int) -> None:
-        """Add a consumer with room for `most` messages, or change the room of an existing one."""
+    def take_from(self, consumer: str, limit: int) -> None:
+        """Add a consumer with room for `limit` messages, or change the room of an existing one."""
         source = self._sources.get(consumer)
         if source is None:
-            source = self._sources[consumer] = _Source(len(self._by_index), consumer, most)
+            source = self._sources[consumer] = _Source(len(self._by_index), consumer, limit)
             self._by_index.append(source)
         else:
-            source.resize(most)
-        self._arrived.set()
+            source.resize(limit)
+        self._wakeup.set()
 
-    def done(self, delivered: Delivered) -> None:
+    def free_room(self, delivered: Delivered) -> None:
         """Free the room that a message took in its consumer's share."""
         self._sources[delivered.consumer].credit += 1
-        self._arrived.set()
+        self._wakeup.set()
 
-    async def has_kept_pins(self, handed_out: Sequence[Delivered]) -> bool:
+    async def has_kept_pins(self, deliveries: Sequence[Delivered]) -> bool:
         """Return whether the consumers' pins are the same as when these messages were delivered.
 
         Raises:
             BusUnavailableError: a consumer has no leader.
         """
-        pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in handed_out}
+        pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in deliveries}
         current_pins = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
         return all(pin in now for (_, pin), now in zip(pins, current_pins, strict=True))
 
@@ -176,7 +176,7 @@ class PullGroup:
     async def _open(self) -> None:
         expires = self._expires_seconds
         for source in self._by_index:
-            info = await self._info(source.name)
+            info = await self._consumer_info(source.name)
             source.created, source.last_message_at = str(info["created"]), time.monotonic()
             pinned_for = info["config"].get("priority_timeout", 0) / _SECOND
             if pinned_for:  # only a request keeps the pin, so send two within that time
@@ -185,11 +185,11 @@ class PullGroup:
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
         self._listeners.enter_context(on_denial(self._nc, self._handle_denial))
-        self._listeners.enter_context(on_connection_change(self._nc, self._arrived.set))
+        self._listeners.enter_context(on_connection_change(self._nc, self._wakeup.set))
         if self._group is not None:
             self._pin_task = asyncio.create_task(self._keep_pins())
 
-    async def _info(self, name: str) -> dict[str, Any]:
+    async def _consumer_info(self, name: str) -> dict[str, Any]:
         """Read a consumer's information, waiting while it has no leader."""
         while True:
             try:
@@ -200,7 +200,7 @@ class PullGroup:
                 _log.info("consumer %s of %s does not respond: %s", name, self._stream, error)
             await asyncio.sleep(_RETRY_SECONDS)
 
-    def _take(self) -> list[Delivered]:
+    def _take_batch(self) -> list[Delivered]:
         batch = self._queue[: self._max_batch]
         del self._queue[: self._max_batch]
         if not self._until_done:
@@ -208,7 +208,7 @@ class PullGroup:
                 self._sources[one.consumer].credit += 1
         return batch
 
-    def _put_back(self, batch: list[Delivered]) -> None:
+    def _return_batch(self, batch: list[Delivered]) -> None:
         self._queue[:0] = batch
         if not self._until_done:
             for one in batch:
@@ -217,7 +217,7 @@ class PullGroup:
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
-                await self._arrived.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass
         if self._nc.is_closed:
@@ -245,11 +245,11 @@ class PullGroup:
                 source.is_suspect = True
         now = time.monotonic()
         for source in self._by_index:
-            source.write_off_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
+            source.write_off_if_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
             needs_pin = self._group is not None and source.needs_pin_request(
                 now, self._expires_seconds
             )
-            if not (source.wants(now) or needs_pin) or not self._nc.is_connected:
+            if not (source.should_request(now) or needs_pin) or not self._nc.is_connected:
                 continue
             if not source.may_be_replaced(now) or await self._is_same_consumer(source):
                 await self._request(source, now)
@@ -304,10 +304,10 @@ class PullGroup:
     def _handle_denial(self, denial: Denial) -> bool:
         """Fail if the denial concerns a consumer, because no message would ever arrive."""
         subjects = map(self._next_subject, self._by_index)
-        if not any(map(denial.is_of, subjects)) or not isinstance(self._nc, FastClient):
+        if not any(map(denial.concerns, subjects)) or not isinstance(self._nc, FastClient):
             return False
-        self._failure = self._nc.denied(denial)
-        self._arrived.set()
+        self._failure = self._nc.denial_error(denial)
+        self._wakeup.set()
         return True
 
     def _next_subject(self, source: "_Source") -> str:
@@ -318,7 +318,7 @@ class PullGroup:
             self._receive_message(message)
         else:
             self._receive_status(message)
-        self._arrived.set()
+        self._wakeup.set()
 
     def _receive_message(self, message: Incoming) -> None:
         reply = message.reply
@@ -402,28 +402,28 @@ class _Source:
     The server fills requests in order, so a message belongs to the oldest one.
     """
 
-    def __init__(self, index: int, name: str, most: int) -> None:
+    def __init__(self, index: int, name: str, limit: int) -> None:
         self.index = index
         self.name = name
-        self.credit = most  # room for messages that were neither received nor requested
+        self.credit = limit  # room for messages that were neither received nor requested
         self.pin_id = ""
         self.not_before = 0.0
         self.created = ""
         self.is_suspect = False  # a request had no responder, or the connection was lost
         self.last_message_at = 0.0
-        self._most = most
+        self._limit = limit
         self._open: dict[int, int] = {}  # request number to its outstanding messages
         self._number = 0
 
-    def resize(self, most: int) -> None:
-        """Change the room to `most` messages. Messages above the new limit stay."""
-        self.credit += most - self._most
-        self._most = most
+    def resize(self, limit: int) -> None:
+        """Change the room to `limit` messages. Messages above the new limit stay."""
+        self.credit += limit - self._limit
+        self._limit = limit
 
-    def wants(self, now: float) -> bool:
+    def should_request(self, now: float) -> bool:
         """Return whether to send a request: none is open, or half of the room is free."""
         return now >= self.not_before and (
-            self.credit >= max(1, self._most // 2) or (not self._open and self.credit > 0)
+            self.credit >= max(1, self._limit // 2) or (not self._open and self.credit > 0)
         )
 
     def needs_pin_request(self, now: float, pause_seconds: float) -> bool:
@@ -446,9 +446,9 @@ class _Source:
 
     def delivered(self) -> None:
         """Count a message against the oldest request."""
-        for number, left in self._open.items():
-            if left > 1:
-                self._open[number] = left - 1
+        for number, remaining in self._open.items():
+            if remaining > 1:
+                self._open[number] = remaining - 1
             else:
                 del self._open[number]
             return
@@ -463,7 +463,7 @@ class _Source:
         self.credit += sum(self._open.values())
         self._open.clear()
 
-    def write_off_silent(self, now: float, patience_seconds: float) -> None:
+    def write_off_if_silent(self, now: float, silent_seconds: float) -> None:
         """Write off requests without heartbeats, because they or their end statuses were lost."""
-        if self._open and now > self.last_message_at + patience_seconds:
+        if self._open and now > self.last_message_at + silent_seconds:
             self.write_off_requests()

@@ -24,7 +24,7 @@ from infra.jetstream.reads import (
 )
 
 MAX_HEADS: Final = 50_000  # about 400 bytes each
-_READS_AT_ONCE: Final = 32
+_CONCURRENT_READS: Final = 32
 
 
 class Head(NamedTuple):
@@ -91,23 +91,23 @@ class Sequences:
         stream: str,
         *,
         sequence_of: Callable[[str], str],
-        digested: bool,
+        has_digests: bool,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         """Use an existing stream.
 
         Args:
             sequence_of: returns the sequence of a subject.
-            digested: whether each message carries the digest of its sequence so far.
+            has_digests: whether each message carries the digest of its sequence so far.
             timeout: seconds to wait for the acknowledgement of an append.
         """
         self.heads = HeadCache()
         self._nc = nc
         self._stream = stream
         self._sequence_of = sequence_of
-        self._digested = digested
+        self._has_digests = has_digests
         self._timeout = timeout
-        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self._reads = asyncio.Semaphore(_CONCURRENT_READS)
 
     async def append(
         self,
@@ -134,7 +134,7 @@ class Sequences:
             head = heads[entry.sequence]
             is_first, headers = entry.sequence not in digests, entry.headers
             digest = head.digest if is_first else digests[entry.sequence]
-            if self._digested:
+            if self._has_digests:
                 digest = next_digest(digest, entry.payload)
                 headers = {**headers, DIGEST_HEADER: digest} if headers else {DIGEST_HEADER: digest}
             digests[entry.sequence] = digest
@@ -150,12 +150,12 @@ class Sequences:
             self.heads.put(entry.sequence, Head(position, digests[entry.sequence], entry.version))
         return positions
 
-    def known_head(self, sequence: str, position: int) -> Head | None:
+    def cached_head(self, sequence: str, position: int) -> Head | None:
         """Return the cached head of a sequence if it is at `position`, else None."""
         if position == 0:
             return EMPTY
-        known = self.heads.get(sequence)
-        return known if known is not None and known.position == position else None
+        cached = self.heads.get(sequence)
+        return cached if cached is not None and cached.position == position else None
 
     async def head_at(self, position: int) -> Head:
         """Read the head at a position. Reads are not batched, because the cache rarely lacks it."""
@@ -172,7 +172,7 @@ class Sequences:
         """
         if from_leader:
             names = list(sequences)
-            messages = await asyncio.gather(*(self._leaders_last(name) for name in names))
+            messages = await asyncio.gather(*(self._read_last_from_leader(name) for name in names))
             return {name: one for name, one in zip(names, messages, strict=True) if one is not None}
         newest: dict[str, StoredMessage] = {}
         for message in await last_for_subjects(self._nc, self._stream, list(sequences)):
@@ -181,7 +181,7 @@ class Sequences:
                 newest[sequence] = message
         return newest
 
-    async def _leaders_last(self, sequence: str) -> StoredMessage | None:
+    async def _read_last_from_leader(self, sequence: str) -> StoredMessage | None:
         async with self._reads:
             return await last_from_leader(self._nc, self._stream, sequence)
 

@@ -11,12 +11,12 @@ class TransportSecurity:
     """The configured TLS settings. Each connection rereads the files, so they can be replaced.
 
     Attributes:
-        demanded: whether TLS is required before anything is sent.
+        required: whether TLS is required before anything is sent.
     """
 
     def __init__(self, urls: Sequence[str], access: Access) -> None:
         self._access = access
-        self.demanded = (
+        self.required = (
             access.tls_ca is not None
             or access.tls_cert is not None
             or any(url.startswith(("tls://", "wss://")) for url in urls)

@@ -61,19 +61,19 @@ _CLOSE_SECONDS: Final = 1.0
 PENDING_BYTES: Final = 64 * 1024 * 1024  # limit on unsent bytes, including during a reconnection
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
-_NO_LINE_ENDS: Final = {ord("\r"): " ", ord("\n"): " "}
+_LINE_BREAKS_TO_SPACES: Final = {ord("\r"): " ", ord("\n"): " "}
 _OLD_REPLY_TOKENS: Final = 9
 _STREAM_FULL: Final = frozenset({10002, 10023, 10028, 10047, 10077})
 _TOO_LARGE: Final = frozenset({10054, 10097})
 _NOT_FOUND: Final = frozenset({10014, 10037, 10059})
-_JETSTREAM_OFF: Final = frozenset({10039, 10076})
-_AWAY: Final = frozenset({10008, 10009, 10041})
+_JETSTREAM_DISABLED: Final = frozenset({10039, 10076})
+_UNAVAILABLE: Final = frozenset({10008, 10009, 10041})
 _TOO_MANY_WAITING: Final = 10167
-_NO_FILES: Final = 10049
+_CREATE_FAILED: Final = 10049
 _NO_CLUSTER: Final = 10074  # replicas on a single server
 
 
-JETSTREAM_OFF_REMEDY: Final = (
+JETSTREAM_DISABLED_REMEDY: Final = (
     'start the server with -js, or with "jetstream {}" in its configuration. A server with a full '
     "disk turns JetStream off: free space, and restart it"
 )
@@ -96,9 +96,9 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
         return MessageTooLargeError(text)
     if error.err_code in _NOT_FOUND:
         return NotFoundOnBusError(text)
-    if error.err_code in _JETSTREAM_OFF:
-        return IncompatibleServerError(f"{text}; {JETSTREAM_OFF_REMEDY}")
-    if error.err_code in _AWAY:
+    if error.err_code in _JETSTREAM_DISABLED:
+        return IncompatibleServerError(f"{text}; {JETSTREAM_DISABLED_REMEDY}")
+    if error.err_code in _UNAVAILABLE:
         return BusUnavailableError(
             f"{text}; retry in 10 seconds, after an election. If the cluster still has no leader, "
             "check that more than half of its servers are running and can reach each other"
@@ -106,7 +106,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
     # Too many messages for one stream are pending, over all clients.
     if error.err_code == _TOO_MANY_WAITING:
         return BusUnavailableError(f"{text}; retry later")
-    if error.err_code == _NO_FILES:
+    if error.err_code == _CREATE_FAILED:
         text += "; the server's disk is full, or the server cannot write to it"
     if error.err_code == _NO_CLUSTER:
         text += "; use --replicas 1, or a cluster"
@@ -117,7 +117,7 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
 def bus_errors(what: str) -> Generator[None]:
     """Convert nats-py's exceptions to `BusError`, with `what` as the failed operation."""
     try:
-        with _cancellation_kept():
+        with _keep_cancellation():
             yield
     except nats.errors.MaxPayloadError as error:
         raise MessageTooLargeError(f"{what}: larger than the server's max_payload") from error
@@ -138,7 +138,7 @@ def bus_errors(what: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _cancellation_kept() -> Generator[None]:
+def _keep_cancellation() -> Generator[None]:
     """Raise a cancellation that nats-py has swallowed.
 
     It uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a cancellation
@@ -169,7 +169,7 @@ async def request(
         MessageTooLargeError: larger than the server accepts; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
-    async with ended_by_denial(nc, (subject,)):
+    async with fail_on_denial(nc, (subject,)):
         with bus_errors(f"request to {subject}"):
             try:
                 return await nc.request(
@@ -179,26 +179,26 @@ async def request(
                 suspect_server(nc)
                 raise
             except nats.errors.Error as error:
-                if isinstance(nc, FastClient) and nc.excess:
-                    raise BusUnavailableError(f"request to {subject}: {nc.excess}") from error
+                if isinstance(nc, FastClient) and nc.limit_error:
+                    raise BusUnavailableError(f"request to {subject}: {nc.limit_error}") from error
                 raise
 
 
 @contextlib.asynccontextmanager
-async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
+async def fail_on_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
     """Stop waiting for a response as soon as the server denies one of the subjects.
 
     Raises:
         BusDeniedError: with the subject and the user.
     """
     denials: list[Denial] = []
-    if isinstance(nc, FastClient) and nc.denials.of_inbox is not None:
-        raise nc.denied(nc.denials.of_inbox)
+    if isinstance(nc, FastClient) and nc.denials.inbox_denial is not None:
+        raise nc.denial_error(nc.denials.inbox_denial)
     try:
         async with asyncio.timeout(None) as limit:
 
             def listen(denial: Denial) -> bool:
-                if not any(map(denial.is_of, subjects)) and not _is_of_inbox(nc, denial):
+                if not any(map(denial.concerns, subjects)) and not _concerns_inbox(nc, denial):
                     return False
                 if not denials:
                     # A timeout is the only way to interrupt the body from a callback.
@@ -210,7 +210,7 @@ async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerat
                 yield
     except TimeoutError:
         if denials and isinstance(nc, FastClient):
-            raise nc.denied(denials[0]) from None
+            raise nc.denial_error(denials[0]) from None
         raise
 
 
@@ -224,8 +224,8 @@ def on_denial(nc: Client, listener: DenialListener) -> Generator[None]:
         yield
 
 
-def _is_of_inbox(nc: Client, denial: Denial) -> bool:
-    return isinstance(nc, FastClient) and nc.denials.of_inbox is denial
+def _concerns_inbox(nc: Client, denial: Denial) -> bool:
+    return isinstance(nc, FastClient) and nc.denials.inbox_denial is denial
 
 
 async def send(
@@ -265,7 +265,7 @@ def encode(
                 f"message to {subject}: header name {name!r} must be printable ASCII without "
                 "spaces or colons"
             )
-        clean = value if value.isprintable() else value.translate(_NO_LINE_ENDS)
+        clean = value if value.isprintable() else value.translate(_LINE_BREAKS_TO_SPACES)
         text += f"{name}: {clean}\r\n"
     block = (text + "\r\n").encode() if headers else b""
     size = len(block) + len(payload)
@@ -369,17 +369,17 @@ class FastClient(Client):
         self.on_suspicion: Callable[[], None] | None = None
         self.last_server = ""  # host and port of the last connection attempt
         self.attempts = 0
-        self.excess = ""  # why the connection ended, if the server exceeded a size limit
+        self.limit_error = ""  # why the connection ended, if the server exceeded a size limit
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
         self._listeners: dict[int, Listener] = {}
-        self._ps = MessageParser(self, self._take)
+        self._ps = MessageParser(self, self._dispatch)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe. The listener gets the messages one by one, in order."""
 
-        async def take(message: Msg) -> None:
+        async def deliver(message: Msg) -> None:
             listener(Incoming(message.subject, message.reply, message.data, message.headers))
 
         # The id that `subscribe` will assign, because a message may arrive before it returns.
@@ -388,7 +388,7 @@ class FastClient(Client):
         # nats-py would drop messages above its limits on pending ones. The listeners in this
         # package only append to a list, and limit what the server may send.
         subscription = await self.subscribe(  # pyright: ignore[reportUnknownMemberType]
-            subject, cb=take, pending_msgs_limit=0, pending_bytes_limit=0
+            subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0
         )
         if subscription._id != number:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
             del self._listeners[number]
@@ -400,10 +400,10 @@ class FastClient(Client):
         nats-py's PING overtakes them, so the PONG might arrive before the server has the
         subscription.
         """
-        waiting: list[bytes] = self._pending
-        if waiting and self._transport is not None:
+        pending: list[bytes] = self._pending
+        if pending and self._transport is not None:
             self._pending, self._pending_data_size = [], 0
-            self._transport.writelines(waiting)
+            self._transport.writelines(pending)
         await super()._send_ping(future)  # pyright: ignore[reportUnknownMemberType]
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
@@ -413,10 +413,10 @@ class FastClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        if (rest := self._take(sid, subject, reply, data, headers)) is not None:
+        if (rest := self._dispatch(sid, subject, reply, data, headers)) is not None:
             await rest
 
-    def _take(
+    def _dispatch(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> Awaitable[None] | None:
         """Pass a message to its listener. Return an awaitable if work remains, which is rare."""
@@ -433,14 +433,14 @@ class FastClient(Client):
             return self._error_cb(error)
         return None
 
-    def denied(self, denial: Denial) -> BusDeniedError:
+    def denial_error(self, denial: Denial) -> BusDeniedError:
         """Return the error for a denial, with the user's name."""
         return denial.error(str(self.identity or "(unknown)"))
 
     async def _process_op_err(self, e: Exception) -> None:
         """End the connection. Report the reason, which nats-py does not report if it reconnects."""
         if isinstance(e, MessageTooLongError):
-            self.excess = str(e)
+            self.limit_error = str(e)
             await self._error_cb(e)
         await super()._process_op_err(e)
 
@@ -462,12 +462,12 @@ class FastClient(Client):
     async def _connect_to_server(self, s: Srv) -> None:
         self.last_server = f"{s.uri.hostname}:{s.uri.port}"
         self.attempts += 1
-        # See `_forget_last_attempt`: an attempt that failed late leaves tasks behind.
-        self._forget_last_attempt()
+        # See `_abandon_last_attempt`: an attempt that failed late leaves tasks behind.
+        self._abandon_last_attempt()
         await super()._connect_to_server(s)
         if type(self._transport) is TcpTransport:  # nats-py has no transport parameter
-            connected, self._transport = self._transport, EndingTransport()
-            vars(self._transport).update(vars(connected))
+            original, self._transport = self._transport, EndingTransport()
+            vars(self._transport).update(vars(original))
 
     async def _process_connect_init(self) -> None:
         """Log in. If the server ends the connection, raise the error that it sent first."""
@@ -488,7 +488,7 @@ class FastClient(Client):
         match = ERR_RE.match(received)
         return None if match is None else (match.group(1) or b"").decode(errors="replace")
 
-    def _forget_last_attempt(self) -> None:
+    def _abandon_last_attempt(self) -> None:
         """Cancel the tasks of an attempt that failed late: they would use the next connection.
 
         A second reader would consume bytes of the handshake, or fail it with an error.
@@ -506,16 +506,16 @@ class FastClient(Client):
         """The TLS settings, read from the current files."""
         if self._security is None:
             return super().ssl_context
-        with _access_failures():
+        with _convert_access_errors():
             return self._security.context()
 
     def _connect_command(self) -> bytes:
         """Return the CONNECT command, with the current content of the key file."""
-        if self._security is not None and self._security.demanded:
+        if self._security is not None and self._security.required:
             self._require_tls()
         key_file = self.identity.key_file if self.identity is not None else None
         if key_file is not None:
-            with _access_failures():
+            with _convert_access_errors():
                 key = key_file.read()
             self._signature_cb = key.sign
             self._user_jwt_cb = (lambda: bytearray(key.jwt.encode())) if key.jwt else None
@@ -547,7 +547,7 @@ class FastClient(Client):
         return message if message.lower() == lowered else lowered
 
     @property
-    def server_has_jetstream(self) -> bool:
+    def announces_jetstream(self) -> bool:
         """Whether the server announces JetStream, even if it is not ready."""
         return bool(self._server_info.get("jetstream"))
 
@@ -561,7 +561,7 @@ class FastClient(Client):
         """Whether the server announces that it is in a cluster."""
         return bool(self._server_info.get("cluster"))
 
-    def end_pending(self) -> None:
+    def fail_pending(self) -> None:
         """Fail every pending request, because its response belongs to the lost connection.
 
         Otherwise each would wait for its timeout, although the server may be back within a second.
@@ -576,7 +576,7 @@ class FastClient(Client):
 
     def notify_reconnected(self) -> None:
         """Notify the listeners that the connection works again."""
-        self.excess = ""
+        self.limit_error = ""
         for listener in list(self.reconnect_listeners):
             listener()
 
@@ -610,7 +610,7 @@ class FastClient(Client):
 
 
 @contextlib.contextmanager
-def _access_failures() -> Generator[None]:
+def _convert_access_errors() -> Generator[None]:
     """Convert `BusAccessError` to an error that makes nats-py retry."""
     try:
         yield
@@ -644,13 +644,15 @@ def on_loss(nc: Client, listener: Callable[[], None]) -> Generator[None]:
 @contextlib.contextmanager
 def on_connection_change(nc: Client, listener: Callable[[], None]) -> Generator[None]:
     """Call `listener` if the connection is lost or restored during the context."""
-    back = nc.reconnect_listeners if isinstance(nc, FastClient) else set[Callable[[], None]]()
-    back.add(listener)
+    reconnect_listeners = (
+        nc.reconnect_listeners if isinstance(nc, FastClient) else set[Callable[[], None]]()
+    )
+    reconnect_listeners.add(listener)
     try:
         with on_loss(nc, listener):
             yield
     finally:
-        back.discard(listener)
+        reconnect_listeners.discard(listener)
 
 
 def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:

@@ -15,7 +15,7 @@ VARIABLE: Final = "RECONCILER_SECRET_ENV"
 """Environment variable with the list: ``NAMESPACE/NAME``, separated by commas."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_OF_THE_PROCESS: Final = (
+_RESERVED_PREFIXES: Final = (
     "RECONCILER_",
     "NATS_",
     # credentials that cloud SDKs, clusters and tools read themselves
@@ -107,10 +107,10 @@ def _listed(entry: str) -> SecretKey:
             f"{VARIABLE}: {entry!r} is not the NAMESPACE/NAME of an environment variable; use a "
             "value such as billing/DB_PASSWORD"
         )
-    beginning = next((each for each in _OF_THE_PROCESS if name.upper().startswith(each)), None)
-    if beginning is not None:
+    prefix = next((each for each in _RESERVED_PREFIXES if name.upper().startswith(each)), None)
+    if prefix is not None:
         raise ConfigurationError(
-            f"{VARIABLE}: {entry!r} is refused, because variables that begin with {beginning} "
+            f"{VARIABLE}: {entry!r} is refused, because variables that begin with {prefix} "
             "hold credentials of the process itself; pass the secret under another variable name"
         )
     return SecretKey(namespace, name)

@@ -51,7 +51,7 @@ class FileSecrets:
             return None  # before the file is opened, so that nothing reveals whether it exists
         return self._read(key)
 
-    def stored(self) -> list[SecretKey]:
+    def list_keys(self) -> list[SecretKey]:
         """Return the keys of all secrets, sorted; raises ``ConfigurationError``."""
         try:
             return sorted(
@@ -67,7 +67,7 @@ class FileSecrets:
     def read_all(self) -> list[str]:
         """Return all readable secrets, including recently replaced ones."""
         values = self._replaced.read_all()
-        for key in self.stored():
+        for key in self.list_keys():
             with contextlib.suppress(ConfigurationError, ValueError):
                 values.append(self._read(key) or "")
         return values

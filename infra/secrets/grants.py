@@ -37,17 +37,17 @@ class Grants:
 
     def add(self, key: SecretKey, reader: str) -> None:
         """Grant a secret to a namespace."""
-        with self._changing() as grants:
+        with self._locked_grants() as grants:
             grants[str(key)] = sorted({*grants.get(str(key), ()), reader})
 
     def discard(self, key: SecretKey, reader: str | None = None) -> None:
         """Revoke the grant to one namespace, or to all namespaces if None."""
         if not self.readers(key):
             return
-        with self._changing() as grants:
-            left = [each for each in grants.pop(str(key), ()) if reader not in (each, None)]
-            if left:
-                grants[str(key)] = left
+        with self._locked_grants() as grants:
+            remaining = [each for each in grants.pop(str(key), ()) if reader not in (each, None)]
+            if remaining:
+                grants[str(key)] = remaining
 
     def _read(self) -> Mapping[str, list[str]]:
         content = read_private(self._path)
@@ -59,7 +59,7 @@ class Grants:
             ) from None
 
     @contextlib.contextmanager
-    def _changing(self) -> Generator[dict[str, list[str]]]:
+    def _locked_grants(self) -> Generator[dict[str, list[str]]]:
         import fcntl  # noqa: PLC0415 - not on Windows, which only reads grants
 
         descriptor = os.open(self._directory, os.O_RDONLY)

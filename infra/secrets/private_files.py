@@ -11,7 +11,7 @@ from typing import Final
 from reconciler.errors import ConfigurationError
 
 MAX_BYTES: Final = 1024 * 1024
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_OTHER_USERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check_directory(path: Path) -> None:
@@ -21,7 +21,7 @@ def check_directory(path: Path) -> None:
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigurationError(f"secrets: {path}: {error.strerror}") from None
-    if mode & _OTHERS:
+    if mode & _OTHER_USERS:
         raise ConfigurationError(
             f"secrets: {path} is accessible to other users; run chmod 700 on it"
         )
@@ -31,7 +31,7 @@ def read_private(path: Path) -> str | None:
     """Return a file's text, or None if it is missing; raises ``ConfigurationError``."""
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & _OTHERS:
+            if os.fstat(file.fileno()).st_mode & _OTHER_USERS:
                 raise ConfigurationError(
                     f"secrets: {path} is readable by other users; run chmod 600 on it"
                 )

@@ -20,11 +20,11 @@ from infra.bus.streams import (
     decider_consumers,
     end_restoration,
     ensure_topology,
+    ensure_worker_consumer,
     existing_log,
     find_log,
     find_log_id,
     follower_names,
-    make_worker_consumer,
     prepare_restoration,
     service_consumers,
     topology_differences,
@@ -72,7 +72,7 @@ async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        worker = await make_worker_consumer(nc, "default")
+        worker = await ensure_worker_consumer(nc, "default")
         consumers = [(INTAKE, name) for name in decider_consumers()] + [(LOG, worker)]
         for stream, name in consumers:
             config = (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None))["config"]
@@ -140,7 +140,7 @@ async def test_a_consumer_that_lets_less_through_is_told_and_restored(
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        worker = await make_worker_consumer(nc, "default")
+        worker = await ensure_worker_consumer(nc, "default")
         question = f"CONSUMER.INFO.{LOG}.{worker}"
         before = (await api_request(nc, question, None))["config"]
         if field == "pause_until":

@@ -86,7 +86,7 @@ def _append_as_the_product_does(factory: JetStreamFactory, events: list[LogEvent
 
 
 async def _append(factory: JetStreamFactory, entries: list[Entry]) -> None:
-    log = Sequences(factory.bus.nc, "LOG_1", sequence_of=subjects.log_filter_of, digested=True)
+    log = Sequences(factory.bus.nc, "LOG_1", sequence_of=subjects.log_filter_of, has_digests=True)
     newest = await log.newest({entry.sequence for entry in entries}, from_leader=True)
     heads = {entry.sequence: EMPTY for entry in entries}
     await log.append(entries, heads | {name: head_of(one) for name, one in newest.items()})

@@ -237,7 +237,7 @@ async def test_what_was_returned_takes_room_until_it_is_done(nc: Client, stream:
     first = await pulled(group, 4)
     info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
     assert (info["num_ack_pending"], info["num_waiting"]) == (4, 0), "no request is open"
-    group.done(first[0])
+    group.free_room(first[0])
     assert [one.seq for one in await group.next_batch()] == [5]
     group.take_from("c", 6)
     assert [one.seq for one in await pulled(group, 2)] == [6, 7]
@@ -273,7 +273,7 @@ async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error
     [first] = await group.next_batch()
     await delete_consumer(nc, stream, "c")
     await make_consumer(nc, stream, "c")
-    group.done(first)
+    group.free_room(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()
@@ -291,7 +291,7 @@ async def test_a_consumer_that_was_made_anew_while_the_connection_was_lost_is_an
     await delete_consumer(nc, stream, "c")
     await make_consumer(nc, stream, "c")
     nc.stats["reconnects"] += 1
-    group.done(first)
+    group.free_room(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()

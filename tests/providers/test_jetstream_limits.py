@@ -220,7 +220,7 @@ async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_other
     unique: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 8_000)
+    monkeypatch.setattr(connection, "MAX_RESPONSE_BYTES", 8_000)
     for name, size in ((f"{unique}large", 10_000), (f"{unique}small", 1)):
         metadata = {"large": "x" * size}
         config = {"name": name, "subjects": [f"{name}.>"], "metadata": metadata}

@@ -159,7 +159,7 @@ async def test_a_restarted_process_hides_the_values_that_were_replaced_or_remove
     await secrets(folder).keep(SecretRef("db"), "second-s3cr3t-value", "billing")
     await secrets(folder).remove(first, "billing")
     assert await secrets(folder).find(first, "billing") is None
-    assert FileSecrets(folder).stored() == []
+    assert FileSecrets(folder).list_keys() == []
     assert sorted(FileSecrets(folder).read_all()) == ["first-s3cr3t-value", "second-s3cr3t-value"]
     replaced = folder / ".replaced"
     assert {_mode(replaced), *map(_mode, replaced.iterdir())} == {0o700, 0o600}

@@ -24,7 +24,7 @@ class Round:
     """Requests that were sent together, and their replies by index."""
 
     def __init__(self, inbox: str, number: int, count: int) -> None:
-        self.answers: list[Reply | None] = [None] * count
+        self.replies: list[Reply | None] = [None] * count
         self.complete = asyncio.Event()
         self._prefix = f"{inbox}.{number}-"
         self._left = count
@@ -36,21 +36,21 @@ class Round:
         return f"{self._prefix}{index}"
 
     @property
-    def unanswered(self) -> list[int]:
+    def pending(self) -> list[int]:
         """The indexes of the requests without a reply."""
-        return [index for index, answer in enumerate(self.answers) if answer is None]
+        return [index for index, reply in enumerate(self.replies) if reply is None]
 
-    def take(self, index: int, answer: Reply) -> None:
+    def take(self, index: int, reply: Reply) -> None:
         """Store a reply, unless the request already has one."""
-        if index >= len(self.answers) or self.answers[index] is not None:
+        if index >= len(self.replies) or self.replies[index] is not None:
             return
-        self.answers[index] = answer
+        self.replies[index] = reply
         self._left -= 1
         if not self._left:
             self.complete.set()
 
 
-class AnswerBox:
+class ReplyBox:
     """The subscription for replies, open as long as the client, so that no reply is missed."""
 
     def __init__(self, nc: Client) -> None:
@@ -90,9 +90,9 @@ class AnswerBox:
     def _receive(self, message: Incoming) -> None:
         try:
             number, index = map(int, message.subject.rpartition(".")[2].split("-"))
-            answer = _decoder.decode(message.data)
+            reply = _decoder.decode(message.data)
         except (ValueError, msgspec.DecodeError) as error:
             _logger.warning("reading a reply failed", error=str(error))
             return
         if number in self._rounds:
-            self._rounds[number].take(index, answer)
+            self._rounds[number].take(index, reply)

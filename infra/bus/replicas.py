@@ -11,7 +11,7 @@ from infra.bus.streams import SUBJECTS
 from infra.jetstream.connection import api_request
 
 
-class Copies(msgspec.Struct, frozen=True):
+class StreamReplicas(msgspec.Struct, frozen=True):
     """The replicas of one stream.
 
     Attributes:
@@ -28,16 +28,19 @@ class Copies(msgspec.Struct, frozen=True):
     behind: tuple[str, ...]
 
 
-async def copies(nc: Client) -> list[Copies]:
+async def read_replicas(nc: Client) -> list[StreamReplicas]:
     """Read the state of every stream's replicas.
 
     Raises:
         BusError: a request failed.
     """
-    return [_copies(name, await api_request(nc, f"STREAM.INFO.{name}", None)) for name in SUBJECTS]
+    return [
+        _parse_replicas(name, await api_request(nc, f"STREAM.INFO.{name}", None))
+        for name in SUBJECTS
+    ]
 
 
-def _copies(stream: str, info: dict[str, Any]) -> Copies:
+def _parse_replicas(stream: str, info: dict[str, Any]) -> StreamReplicas:
     cluster: dict[str, Any] = info.get("cluster") or {}
     replicas: list[dict[str, Any]] = cluster.get("replicas") or []
     behind = [
@@ -47,4 +50,4 @@ def _copies(stream: str, info: dict[str, Any]) -> Copies:
     ]
     leader = cluster.get("leader", "") if cluster else "the only server"
     replica_count = int(info["config"].get("num_replicas", 1))
-    return Copies(stream, replica_count, 1 + len(replicas), leader, tuple(sorted(behind)))
+    return StreamReplicas(stream, replica_count, 1 + len(replicas), leader, tuple(sorted(behind)))
