@@ -105,7 +105,7 @@ def webhook(secret: str, on_push: OnPush) -> Starlette:
             return _build_error(413, f"the body must be at most {MAX_BODY_BYTES} bytes long")
         if not _is_authentic(request, body, secret):
             return _build_unauthorized()
-        urls = list(dict.fromkeys(_urls(body)))
+        urls = list(dict.fromkeys(_parse_urls(body)))
         if not urls:
             return _build_error(
                 400, "the body must be JSON that contains a repository and its URLs"
@@ -188,7 +188,7 @@ def _has_token(request: Request, secret: str) -> bool:
     return token is not None and hmac.compare_digest(secret.encode(), token.encode())
 
 
-def _urls(body: bytes) -> Iterator[str]:
+def _parse_urls(body: bytes) -> Iterator[str]:
     try:
         content: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

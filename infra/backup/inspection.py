@@ -41,7 +41,7 @@ class LogSummary:
         """The newest intake position in the log."""
         return max(self.causes.values(), default=0)
 
-    def take(self, saved: SavedMessage) -> None:
+    def add(self, saved: SavedMessage) -> None:
         """Add the next event."""
         self.events += 1
         self._content.update(content_of(saved))
@@ -78,7 +78,7 @@ def inspect(backup: Backup, progress: Progress) -> LogSummary:
     summary = LogSummary()
     for messages in backup.events():
         for saved in messages:
-            summary.take(saved)
+            summary.add(saved)
         progress(backup.bytes_read)
     assert backup.footer is not None
     summary.chains.end(backup.footer.position)

@@ -137,7 +137,7 @@ async def plan_restoration(
     if state.last_seq == 0:
         return Plan("new", log=existing, log_state=state_id)
     if existing.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
-        present = await _count_common(nc, backup, state.last_seq)
+        present = await _count_shared_events(nc, backup, state.last_seq)
         if present == state.last_seq:
             is_finished = not is_being_restored(state.config.get("metadata", {}))
             if present == summary.events and is_finished:
@@ -146,7 +146,8 @@ async def plan_restoration(
                 )
                 return Plan("continue" if is_incomplete else "nothing", present, existing, state_id)
             return Plan("continue", present, existing, state_id)
-    is_repeated = is_being_restored(state.config.get("metadata", {})) and _unfinished(backup.path)
+    is_restoring = is_being_restored(state.config.get("metadata", {}))
+    is_repeated = is_restoring and _unfinished_files(backup.path)
     if replace == existing.log_id or is_repeated:
         return Plan("replace", 0, existing, state_id)
     if replace is not None:
@@ -174,7 +175,7 @@ def _check_same_file(backup: Backup, existing: LogIdentity) -> None:
 
 def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[str]) -> None:
     """Raise an error if the saved files are not next to the backup, such as for a copy or link."""
-    present = {each.name for each in _unfinished(backup.path)}
+    present = {each.name for each in _unfinished_files(backup.path)}
     if missing := [name for name in saved if name not in present]:
         raise RestoreRefusedError(
             f"the interrupted restore saved {some(missing)}, which may contain declarations "
@@ -187,7 +188,7 @@ def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[st
 def _check_no_other_restore(path: Path) -> None:
     """Raise an error if another restore was interrupted between deleting and marking the log."""
     others = [each for each in path.absolute().parent.iterdir() if _UNFINISHED in each.name]
-    own_files = _unfinished(path)
+    own_files = _unfinished_files(path)
     if names := sorted(
         each.name for each in others if each not in own_files and _is_complete(each)
     ):
@@ -220,13 +221,13 @@ async def restore_log(
         RestoreRefusedError: the server's state has changed, or differs from what was written.
         BusError: a request failed.
     """
-    services = _services(backup, *map(Backup, _unfinished(backup.path)))
+    services = _services(backup, *map(Backup, _unfinished_files(backup.path)))
     await prepare_restoration(nc, replicas=replicas, namespaces=services)
     epoch = _new_epoch(backup, plan.log)
     identity = LogIdentity(backup.header.identity.log_id, epoch, _format_time(backup))
     floor = await _save_existing(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
-    saved_backups = [Backup(path) for path in _unfinished(backup.path)]
+    saved_backups = [Backup(path) for path in _unfinished_files(backup.path)]
     for each in saved_backups:
         positions = (one.position for one in _messages_of(each.declarations()))
         floor = max(floor, max(positions, default=0))
@@ -278,13 +279,13 @@ def _new_epoch(backup: Backup, existing: LogIdentity | None) -> str:
 def rename_saved_files(path: Path) -> list[str]:
     """Rename the files next to a restored backup to their final names. Return the new paths."""
     finished: list[str] = []
-    for each in _unfinished(path):
+    for each in _unfinished_files(path):
         name = each.name.replace(_UNFINISHED, _FINISHED)
         finished.append(str(each.replace(each.with_name(name))))
     return finished
 
 
-def _unfinished(path: Path) -> list[Path]:
+def _unfinished_files(path: Path) -> list[Path]:
     """Return the files that an incomplete restore of a backup saved, oldest first."""
     prefix = f"{path.name}{_UNFINISHED}"
     files = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
@@ -315,14 +316,14 @@ async def _lacks_saved_messages(nc: Client, backup: Backup, summary: LogSummary)
 
     Another restore, from a copy of the backup, may have completed in the meantime.
     """
-    saved_backups = [Backup(path) for path in _unfinished(backup.path)]
+    saved_backups = [Backup(path) for path in _unfinished_files(backup.path)]
     saved = _events_of_log(saved_backups, backup.header.identity.log_id)
     if any(_compare(one, summary) == "next" for one in saved):
         return True
     names = {
         _declaration_id(one)
         for each in saved_backups
-        for some in _undecided(each, summary)
+        for some in _undecided_declarations(each, summary)
         for one in some
     }
     if not names or not await intake_position(nc):
@@ -345,7 +346,7 @@ async def _check_no_clients(nc: Client) -> None:
             )
 
 
-async def _count_common(nc: Client, backup: Backup, last: int) -> int:
+async def _count_shared_events(nc: Client, backup: Backup, last: int) -> int:
     """Count the leading events that log and backup share, up to a position in the log."""
     events = _messages_of(backup.events())
     async with follow(nc, LOG) as follower:
@@ -451,7 +452,7 @@ async def _keep_newer_events(
             continue
         continued += 1
         kept = msgspec.structs.replace(saved, position=summary.events + 1)
-        summary.take(kept)
+        summary.add(kept)
         await writer.add(kept)
     return continued, lost
 
@@ -483,7 +484,7 @@ async def _verify_events(nc: Client, summary: LogSummary) -> None:
     async with follow(nc, LOG) as follower:
         async for messages in follower.replay():
             for message in messages:
-                written.take(_to_saved(message))
+                written.add(_to_saved(message))
     if (written.events, written.content) != (summary.events, summary.content):
         raise RestoreRefusedError(
             f"the server returns {written.events} events, which differ from the "
@@ -499,22 +500,24 @@ async def _restore_declarations(nc: Client, sources: Sequence[Backup], summary: 
     for source in sources:
         if source.header.identity.log_id != log_id:
             continue
-        for unknown in _undecided(source, summary):
+        for unknown in _undecided_declarations(source, summary):
             # The file of an interrupted restore may repeat declarations that were already stored.
-            fresh = {
+            new_declarations = {
                 _declaration_id(one): one for one in unknown if _declaration_id(one) not in known
             }
-            if not fresh:
+            if not new_declarations:
                 continue
-            known.update(fresh)
-            for result in await store_all(nc, [*fresh.values()]):
+            known.update(new_declarations)
+            for result in await store_all(nc, [*new_declarations.values()]):
                 if isinstance(result, Exception):
                     raise result
             reach(Failpoint.RESTORE_STEP)
     return len(known)
 
 
-def _undecided(source: Backup, summary: LogSummary) -> Generator[list[OutgoingMessage]]:
+def _undecided_declarations(
+    source: Backup, summary: LogSummary
+) -> Generator[list[OutgoingMessage]]:
     """Yield a file's declarations that the log lacks, in blocks."""
     is_behind = 0 < source.header.intake_position < summary.newest_cause
     for messages in source.declarations():

@@ -32,7 +32,7 @@ class JetStreamActionReader:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._reader = PullGroup(nc, LOG, [], until_done=True)
+        self._reader = PullGroup(nc, LOG, [], keep_room=True)
         # By reply subject: actions that this reader must return on close, and actions that still
         # count against their consumer's room.
         self._leased: dict[str, Delivered] = {}

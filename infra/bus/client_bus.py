@@ -105,7 +105,7 @@ class JetStreamClientBus:
             async with asyncio.timeout(timeout_seconds):
                 await self._store(outgoing)
         except TimeoutError:
-            raise _unconfirmed(len(messages), timeout_seconds) from None
+            raise _build_unconfirmed_error(len(messages), timeout_seconds) from None
 
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
@@ -116,13 +116,13 @@ class JetStreamClientBus:
             WaitTimeoutError: the server did not confirm all messages in time.
         """
         stored = asyncio.Event()
-        with self._replies.round(len(messages)) as requests:
+        with self._replies.expect(len(messages)) as requests:
             try:
                 async with asyncio.timeout(timeout_seconds):
                     await self._ask(messages, requests, stored)
             except TimeoutError:
                 if not stored.is_set():
-                    raise _unconfirmed(len(messages), timeout_seconds) from None
+                    raise _build_unconfirmed_error(len(messages), timeout_seconds) from None
                 _logger.info("replies are missing", count=len(requests.pending))
             return requests.replies
 
@@ -201,7 +201,7 @@ class JetStreamClientBus:
         """
         what, key = parse_intake(subject)
         own_subject = intake_subject(what, key, self._user)
-        with self._replies.round(1) as request:
+        with self._replies.expect(1) as request:
             headers = {MESSAGE_ID: message_id, REPLY_HEADER: request.reply_to(0)}
             stored = await publish(self._nc, own_subject, payload, headers=headers)
             with contextlib.suppress(TimeoutError):
@@ -234,10 +234,10 @@ class JetStreamClientBus:
         self, tokens: Sequence[str], *, after: int | None
     ) -> AbstractAsyncContextManager[FollowedOutcomes]:
         """Follow outcomes after a position, or only new ones."""
-        return self._followed(tokens, after)
+        return self._follow_outcomes(tokens, after)
 
     @asynccontextmanager
-    async def _followed(
+    async def _follow_outcomes(
         self, tokens: Sequence[str], after: int | None
     ) -> AsyncGenerator[FollowedOutcomes]:
         """Follow as an unrestricted user, or as a service with its namespace's consumers.
@@ -283,8 +283,8 @@ class JetStreamClientBus:
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
         """Read the log after a position, up to its end, or indefinitely if `follow` is set."""
-        reading = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
-        async with aclosing(reading) as batches:
+        log_events = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
+        async with aclosing(log_events) as batches:
             async for events in batches:
                 yield events
 
@@ -300,7 +300,7 @@ class JetStreamClientBus:
         return await retry_read(self._nc, lambda: self._rows.matching(pattern))
 
 
-def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:
+def _build_unconfirmed_error(count: int, seconds: float) -> WaitTimeoutError:
     noun = "message" if count == 1 else "messages"
     return WaitTimeoutError(
         f"the server did not confirm {count} {noun} within {seconds:g} s, and may or may not "

@@ -81,8 +81,8 @@ async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[D
     waiting: list[DeadLetter] = []
     discarded: list[DeadLetter] = []
     outgoing = [_outgoing(nc, each) for each in letters]
-    for chunk in _chunks(await _unreported(nc, outgoing)):
-        fitting, over_share = await _divide_by_share(nc, chunk)
+    for chunk in _chunks(await _filter_unreported(nc, outgoing)):
+        fitting, over_share = await _split_by_share(nc, chunk)
         waiting += [each for each in over_share if each.usable]
         discarded += [each for each in over_share if not each.usable]
         results = await store_all(nc, [each.message for each in fitting])
@@ -143,7 +143,7 @@ async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
     await publish(nc, HANDLED, _encoder.encode(handled))
 
 
-async def _unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
+async def _filter_unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
     """Return the letters that do not repeat the newest letter on the same problem."""
     subjects = {
         _any_size_subject(each.letter, each.namespace) for each in outgoing if each.letter.dedup_key
@@ -174,7 +174,7 @@ def _chunks(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
         yield outgoing[start:]
 
 
-async def _divide_by_share(
+async def _split_by_share(
     nc: Client, outgoing: Sequence[_Outgoing]
 ) -> tuple[Sequence[_Outgoing], Sequence[DeadLetter]]:
     """Return the letters within their namespaces' shares, and those beyond them."""

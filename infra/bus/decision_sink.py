@@ -76,7 +76,7 @@ class JetStreamDecisionSink:
             try:
                 await send(self._nc, subject, _encoder.encode(answer))
             except MessageTooLargeError as error:
-                _logger.warning("a reply was not sent", why=str(error))
+                _logger.warning("a reply was not sent", reason=str(error))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         """Publish rejections. They are not in the log, because the resource did not change.
@@ -88,7 +88,9 @@ class JetStreamDecisionSink:
         results = await store_all(self._nc, outgoing)
         for each, result in zip(outgoing, results, strict=True):
             if isinstance(result, MessageTooLargeError):
-                _logger.warning("a rejection was not stored", subject=each.subject, why=str(result))
+                _logger.warning(
+                    "a rejection was not stored", subject=each.subject, reason=str(result)
+                )
         _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
@@ -120,15 +122,15 @@ class JetStreamDecisionSink:
             try:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
             except BusError as error:  # either an earlier attempt erased it, or an operator must
-                why = str(error)
-                _logger.warning("erasing a refused message failed", position=position, error=why)
+                text = str(error)
+                _logger.warning("erasing a refused message failed", position=position, error=text)
         for namespace, count in skipped.items():
             _logger.warning("refused messages were not erased", namespace=namespace, count=count)
 
     def _may_erase(self, namespace: str) -> bool:
         if len(self._erasures) >= _MAX_NAMESPACES:
             self._erasures.clear()
-        return self._erasures.setdefault(namespace, _Erasures()).take()
+        return self._erasures.setdefault(namespace, _Erasures()).try_acquire()
 
 
 class _Erasures:
@@ -136,12 +138,12 @@ class _Erasures:
 
     def __init__(self) -> None:
         self._remaining = _ERASURE_BURST
-        self._at = time.monotonic()
+        self._updated_at = time.monotonic()
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         now = time.monotonic()
-        self._remaining = min(_ERASURE_BURST, self._remaining + now - self._at)
-        self._at = now
+        self._remaining = min(_ERASURE_BURST, self._remaining + now - self._updated_at)
+        self._updated_at = now
         if self._remaining < 1:
             return False
         self._remaining -= 1

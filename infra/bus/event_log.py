@@ -202,8 +202,8 @@ class JetStreamLog:
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
-            old = [key for key, heads in longer.items() if _may_have_state(heads)]
-            states = await self._cached_states(old) if use_cache and old else {}
+            candidates = [key for key, heads in longer.items() if _may_have_state(heads)]
+            states = await self._cached_states(candidates) if use_cache and candidates else {}
             loaded |= await self._load_complete(
                 {key: heads for key, heads in longer.items() if key not in states}
             )
@@ -263,14 +263,14 @@ class JetStreamLog:
             read = await read_starts(self._nc, LOG, list(starts.values()))
             for key, messages in zip(starts, read, strict=True):
                 loaded_messages[key] |= _by_version(messages)
-        whole = {
+        complete = {
             key: self._complete_history(key, by_version.values())
             for key, by_version in loaded_messages.items()
             if by_version
         }
         return {
             key: resource
-            for key, resource in whole.items()
+            for key, resource in complete.items()
             if resource is not None and resource.last_position == longer[key].newest
         }
 
@@ -281,18 +281,18 @@ class JetStreamLog:
         if position > heads.newest:
             cached, position = None, 0  # newer than the history, so it belongs to another log
         if cached is None:
-            return await self._checked_tail(key, HistoryChain(), heads.newest, None)
+            return await self._load_tail(key, HistoryChain(), heads.newest, None)
         if position == heads.newest:
             self._cache_head(key, HistoryChain(None, _cached_digest(cached), position))
             return LoadedResource(position, cached.payload, ())
         chain = HistoryChain(None, _cached_digest(cached), position)
-        return await self._checked_tail(key, chain, heads.newest, cached.payload)
+        return await self._load_tail(key, chain, heads.newest, cached.payload)
 
-    async def _checked_tail(
+    async def _load_tail(
         self, key: ResourceKey, chain: HistoryChain, head: int, cached: bytes | None
     ) -> LoadedResource:
         """Read the events after the end of a chain, and check that they continue the chain."""
-        messages = await self._tail(key, chain.position, head)
+        messages = await self._read_tail(key, chain.position, head)
         resource, events = str(key), list[LogEvent]()
         try:
             for message in messages:
@@ -315,7 +315,7 @@ class JetStreamLog:
         self._cache_head(key, chain)
         return LoadedResource(chain.position, None, events)
 
-    async def _tail(self, key: ResourceKey, after: int, head: int) -> list[StoredMessage]:
+    async def _read_tail(self, key: ResourceKey, after: int, head: int) -> list[StoredMessage]:
         """Read a resource's events after a position, at least up to ``head``."""
         for _ in range(_LEADER_ATTEMPTS):
             messages = await self._sequences.read(log_filter(key), after=after)
@@ -468,8 +468,9 @@ async def open_log(nc: Client) -> JetStreamLog:
 
 
 def _entry(sequence: str, event: LogEvent) -> Entry:
-    place = sequence[:-1] + log_place(event.data)  # replaces the wildcard, the filter's last token
-    return Entry(sequence, event.resourceversion, place, encode_log(event))
+    # Replace the wildcard, the filter's last token.
+    subject = sequence[:-1] + log_place(event.data)
+    return Entry(sequence, event.resourceversion, subject, encode_log(event))
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ class JetStreamListingReader:
         """Wait for the next parts of listings, and return them."""
         if self._follower is None:
             self._follower = await retry_read(self._nc, self._follow_new)
-        return [_part(message) for message in await anext(self._follower)]
+        return [_parse_part(message) for message in await anext(self._follower)]
 
     async def _follow_new(self) -> Follower:
         last = (await stream_state(self._nc, LISTINGS)).last_seq
@@ -44,7 +44,7 @@ class JetStreamListingReader:
         await self._stack.aclose()
 
 
-def _part(message: StoredMessage) -> ListingDelivery:
+def _parse_part(message: StoredMessage) -> ListingDelivery:
     part: ListingPart | None
     try:
         part = decode_listing_part(message.payload)

@@ -51,7 +51,7 @@ _REPLY: Final = re.compile(r"[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*")
 """Matches tokens of printable ASCII without wildcards."""
 
 _MAX_REPLY_BYTES: Final = 1_000
-_MAX_NEWER: Final = 100
+_MAX_NEWER_DECLARATIONS: Final = 100
 _CONCURRENT_READS: Final = 64
 _ROOM_MESSAGES: Final = 4_000
 _ROOM_BYTES: Final = 8 * 1024 * 1024
@@ -151,7 +151,7 @@ class JetStreamIntakeReader:
         if self._unchecked_identity is not None:
             await check_same_log(self._nc, self._unchecked_identity)
             self._unchecked_identity = None
-        return [self._delivery(each) for each in delivered]
+        return [self._to_delivery(each) for each in delivered]
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
         """Extend the leases of messages."""
@@ -201,7 +201,7 @@ class JetStreamIntakeReader:
 
         It counts before reading, because most resources have only the ``known`` positions.
         """
-        subjects = await self._with_unknown_declarations(known)
+        subjects = await self._unknown_subjects(known)
         keys = list(subjects)
         declarations: dict[ResourceKey, Sequence[IntakeDelivery]] = {}
         for start in range(0, len(keys), _CONCURRENT_READS):
@@ -224,13 +224,13 @@ class JetStreamIntakeReader:
         declared = [one for one in read if intake_kind_of(one.subject) == "desired"]
         return [self._to_read_delivery(one) for one in sorted(declared, key=lambda one: one.seq)]
 
-    async def _with_unknown_declarations(
+    async def _unknown_subjects(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[str]]:
         """Return the declarations' subjects for each resource that has unknown declarations."""
         if len(known) > _MAX_SINGLE_COUNTS:
             newest = max(max(positions, default=0) for positions in known.values())
-            declared = await self._all_declarations(up_to=newest)
+            declared = await self._count_all_declarations(up_to=newest)
         else:
             self._flood_counts = None  # the flood is over
             filters = [stored_intake(key) for key in known]
@@ -249,7 +249,7 @@ class JetStreamIntakeReader:
             != sum(each >= declared.first_seq for each in set(positions))
         }
 
-    async def _all_declarations(self, *, up_to: int) -> _DeclarationCounts:
+    async def _count_all_declarations(self, *, up_to: int) -> _DeclarationCounts:
         """Count the declarations of every resource, at least those up to a position.
 
         A flood is counted only once, because both the cost of a count and the number of turns grow
@@ -265,8 +265,8 @@ class JetStreamIntakeReader:
         self, delivery: IntakeDelivery, newest: Sequence[StoredMessage]
     ) -> list[IntakeDelivery]:
         subjects = [one.subject for one in newest if one.seq > delivery.position]
-        newer = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER)
-        return newer[:_MAX_NEWER]
+        newer = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER_DECLARATIONS)
+        return newer[:_MAX_NEWER_DECLARATIONS]
 
     def _to_read_delivery(self, message: StoredMessage) -> IntakeDelivery:
         return IntakeDelivery(
@@ -277,11 +277,11 @@ class JetStreamIntakeReader:
             reply_to=None,
             delivered=0,
             receipt=None,
-            stored_at=_time_of(message),
+            stored_at=_storage_time(message),
             user=user_of(message.subject) if self._has_verified_users else "",
         )
 
-    def _delivery(self, delivered: Delivered) -> IntakeDelivery:
+    def _to_delivery(self, delivered: Delivered) -> IntakeDelivery:
         headers = delivered.headers or {}
         user = user_of(delivered.subject) if self._has_verified_users else ""
         return IntakeDelivery(
@@ -292,7 +292,7 @@ class JetStreamIntakeReader:
             reply_to=_permitted_reply(headers.get(REPLY_HEADER), user),
             delivered=delivered.delivered,
             receipt=delivered,
-            stored_at=_time_of(delivered),
+            stored_at=_storage_time(delivered),
             user=user,
         )
 
@@ -307,7 +307,7 @@ def _resource_filter(subject: str) -> str:
     return f"{stored}.{partition}.*.{tokens}"
 
 
-def _time_of(message: StoredMessage | Delivered) -> datetime:
+def _storage_time(message: StoredMessage | Delivered) -> datetime:
     return datetime.fromtimestamp(message.time_ns / 1e9, UTC)
 
 

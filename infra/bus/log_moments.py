@@ -46,17 +46,17 @@ async def first_event_from(nc: Client, position: int) -> StoredEvent | None:
 
 async def last_position_before(nc: Client, time: datetime) -> int:
     """Return the last position before a time, or 0. A million events take about twenty reads."""
-    # Binary search: the result is between `known` and `unknown`.
+    # Binary search: the result is between `low` and `high`.
     first, last = await log_range(nc)
-    known, unknown = first - 1, last
-    while known < unknown:
-        middle = (known + unknown + 1) // 2
+    low, high = first - 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
         event = await first_event_from(nc, middle)
-        if event is not None and event.position <= unknown and event.event.time < time:
-            known = event.position
+        if event is not None and event.position <= high and event.event.time < time:
+            low = event.position
         else:
-            unknown = middle - 1
-    return known if known >= first else 0
+            high = middle - 1
+    return low if low >= first else 0
 
 
 def truncate_to_millisecond(time: datetime) -> datetime:

@@ -75,14 +75,14 @@ class User(msgspec.Struct, frozen=True):
 def server_configuration(users: Sequence[User]) -> str:
     """Return an ``accounts`` block for nats-server, with users that sign with an nkey."""
     lines = ["accounts {", f"  {ACCOUNT} {{", "    jetstream: enabled"]
-    lines += _users([user for user in users if user.principal != "service"])
-    exports = [_export(account, each) for account, each in _exchanges(users)]
+    lines += _format_users([user for user in users if user.principal != "service"])
+    exports = [_format_export(account, each) for account, each in _exchanges(users)]
     lines += ["    exports: [", *(f"      {each}" for each in exports), "    ]", "  }"]
     for account in _accounts(users):
-        imports = [_import(each) for name, each in _exchanges(users) if name == account]
+        imports = [_format_import(each) for name, each in _exchanges(users) if name == account]
         lines += [
             f"  {json.dumps(account)} {{",
-            *_users([user for user in users if user.account == account]),
+            *_format_users([user for user in users if user.account == account]),
             "    imports: [",
             *(f"      {each}" for each in imports),
             "    ]",
@@ -154,7 +154,7 @@ def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
     return list(dict.fromkeys(exchanges))
 
 
-def _users(users: Iterable[User]) -> list[str]:
+def _format_users(users: Iterable[User]) -> list[str]:
     lines = ["    users: ["]
     for user in users:
         permissions = user.permissions
@@ -162,26 +162,25 @@ def _users(users: Iterable[User]) -> list[str]:
             f"      # {user.name}, {user.principal}: {PURPOSES[user.principal]}",
             f"      {{ nkey: {json.dumps(user.key or f'{PLACEHOLDER}-{user.name}')}, "
             "permissions: {",
-            *_allowed("publish", permissions.publish, permissions.denied),
-            *_allowed("subscribe", permissions.subscribe),
+            *_format_allowed("publish", permissions.publish, permissions.denied),
+            *_format_allowed("subscribe", permissions.subscribe),
             "      } }",
         ]
     return [*lines, "    ]"]
 
 
-def _allowed(verb: str, allowed: Sequence[str], denied: Sequence[str] = ()) -> list[str]:
+def _format_allowed(verb: str, allowed: Sequence[str], denied: Sequence[str] = ()) -> list[str]:
     lines = [f"        {verb}: {{ allow: [", *(f"          {json.dumps(each)}" for each in allowed)]
     if denied:
         lines += ["        ], deny: [", *(f"          {json.dumps(each)}" for each in denied)]
     return [*lines, "        ] }"]
 
 
-def _export(account: str, each: Exchange) -> str:
-    answers = ", response: stream" if each.has_many_responses else ""
-    return (
-        f"{{ {each.form}: {json.dumps(each.subject)}, accounts: [{json.dumps(account)}]{answers} }}"
-    )
+def _format_export(account: str, each: Exchange) -> str:
+    response_type = ", response: stream" if each.has_many_responses else ""
+    accounts = f"[{json.dumps(account)}]"
+    return f"{{ {each.form}: {json.dumps(each.subject)}, accounts: {accounts}{response_type} }}"
 
 
-def _import(each: Exchange) -> str:
+def _format_import(each: Exchange) -> str:
     return f"{{ {each.form}: {{ account: {ACCOUNT}, subject: {json.dumps(each.subject)} }} }}"

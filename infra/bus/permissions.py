@@ -113,7 +113,7 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
     if principal == "operator":
         granted += [
             USER_INFO_SUBJECT,
-            *_declarations_as(inboxes[0], _ALL_RESOURCES, subjects.BY_CLIENTS),
+            *_declaration_subjects(inboxes[0], _ALL_RESOURCES, subjects.BY_CLIENTS),
         ]
     return Permissions(tuple(granted), _own_inboxes(inboxes))
 
@@ -157,7 +157,7 @@ def service_exchanges(
         )
     namespace_key = ResourceKey(namespace, "*", "*")
     requests = [
-        *_declarations_as(
+        *_declaration_subjects(
             inboxes[0], namespace_key, ("desired", "finalizer") if finalizers else ("desired",)
         ),
         f"{_API}.INFO",
@@ -184,7 +184,7 @@ def service_exchanges(
     )
 
 
-def _declarations_as(
+def _declaration_subjects(
     user: str, key: ResourceKey, granted: Sequence[subjects.Intake]
 ) -> Iterator[str]:
     """Yield the subjects for declarations in the user's name."""

@@ -27,7 +27,7 @@ class Round:
         self.replies: list[Reply | None] = [None] * count
         self.complete = asyncio.Event()
         self._prefix = f"{inbox}.{number}-"
-        self._left = count
+        self._missing_count = count
         if not count:
             self.complete.set()
 
@@ -40,13 +40,13 @@ class Round:
         """The indexes of the requests without a reply."""
         return [index for index, reply in enumerate(self.replies) if reply is None]
 
-    def take(self, index: int, reply: Reply) -> None:
+    def set_reply(self, index: int, reply: Reply) -> None:
         """Store a reply, unless the request already has one."""
         if index >= len(self.replies) or self.replies[index] is not None:
             return
         self.replies[index] = reply
-        self._left -= 1
-        if not self._left:
+        self._missing_count -= 1
+        if not self._missing_count:
             self.complete.set()
 
 
@@ -77,7 +77,7 @@ class ReplyBox:
             await unsubscribe(self._subscription)
 
     @contextmanager
-    def round(self, count: int) -> Generator[Round]:
+    def expect(self, count: int) -> Generator[Round]:
         """Expect the replies to `count` requests."""
         self._number += 1
         number = self._number
@@ -95,4 +95,4 @@ class ReplyBox:
             _logger.warning("reading a reply failed", error=str(error))
             return
         if number in self._rounds:
-            self._rounds[number].take(index, reply)
+            self._rounds[number].set_reply(index, reply)

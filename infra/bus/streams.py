@@ -473,18 +473,18 @@ async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[An
     Each field is a path to (wanted, found). A missing stream or consumer has all fields. The number
     of replicas is not compared, because operators choose it.
     """
-    wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
+    result: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     identity, first_position = await _existing_log(nc)
     for config in await _stream_configs(nc, _metadata(identity), first_position):
         existing = await _existing_config(nc, f"STREAM.INFO.{config['name']}")
         wanted = with_raised_limit(config, existing)
-        wrong[config["name"]] = differences(wanted, existing)
+        result[config["name"]] = differences(wanted, existing)
     services = [service_consumers(each) for each in await _existing_services(nc)]
     for stream, config in [*await _consumer_configs(nc), *chain.from_iterable(services)]:
         name = f"{stream}/{config['durable_name']}"
         existing = await _existing_config(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
-        wrong[name] = differences(config, existing)
-    return wrong
+        result[name] = differences(config, existing)
+    return result
 
 
 async def _existing_services(nc: Client) -> list[str]:
@@ -957,11 +957,11 @@ async def _consumer_configs(nc: Client) -> list[tuple[str, Config]]:
 
 
 def _worker_consumer(name: str) -> Config:
-    place = f"action.{name.removeprefix(_WORKERS)}"
+    suffix = f"action.{name.removeprefix(_WORKERS)}"
     return {
         **_CONSUMER_DEFAULTS,
         "durable_name": name,
-        "filter_subject": subjects.log(ResourceKey("*", "*", "*"), place),
+        "filter_subject": subjects.log(ResourceKey("*", "*", "*"), suffix),
         "ack_wait": _LEASE,
         "max_ack_pending": 4_096,
     }

@@ -198,9 +198,9 @@ class Certificates(LocalServer):
 
     def _get(self, path: str) -> str:
         """Read a path from pebble's management API."""
-        trusted = ssl.create_default_context(cafile=str(self.root / CA_FILE))
+        context = ssl.create_default_context(cafile=str(self.root / CA_FILE))
         url = f"https://{_ADDRESS}:{self._ports.management}{path}"
-        with urllib.request.urlopen(url, context=trusted, timeout=5) as response:
+        with urllib.request.urlopen(url, context=context, timeout=5) as response:
             return response.read().decode()
 
 

@@ -165,8 +165,8 @@ class LocalServer(ABC):
             raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
 
     def _read_exit_reason(self, log_start: int) -> str:
-        written = self.log.read_bytes()[log_start:].decode(errors="replace")[-_LOG_CHARACTERS:]
-        lines = [line.strip() for line in written.splitlines() if line.strip()]
+        log_text = self.log.read_bytes()[log_start:].decode(errors="replace")[-_LOG_CHARACTERS:]
+        lines = [line.strip() for line in log_text.splitlines() if line.strip()]
         return self._parse_exit_reason(lines) if lines else "no output"
 
 

@@ -171,8 +171,8 @@ class Postgres(LocalServer):
         return False
 
     def _parse_exit_reason(self, lines: Sequence[str]) -> str:
-        fatal = [line for line in lines if "FATAL" in line or "PANIC" in line]
-        return fatal[-1] if fatal else "no output"
+        fatal_lines = [line for line in lines if "FATAL" in line or "PANIC" in line]
+        return fatal_lines[-1] if fatal_lines else "no output"
 
     def _is_temporary(self, reason: str) -> bool:
         return _SESSIONS_ENDING in reason

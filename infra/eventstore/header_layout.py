@@ -171,5 +171,5 @@ def _read_header(message: StoredMessage, name: str) -> str:
     return value
 
 
-def _build_foreign_error(message: StoredMessage, why: str) -> DataError:
-    return DataError(f"message {message.seq} on {message.subject} is not an event: {why}")
+def _build_foreign_error(message: StoredMessage, reason: str) -> DataError:
+    return DataError(f"message {message.seq} on {message.subject} is not an event: {reason}")

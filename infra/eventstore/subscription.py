@@ -52,7 +52,7 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
             OperationalError: the stream can no longer be followed.
         """
         while self._next_index == len(self._ready) and not self._has_been_stopped:
-            batch = self._bus.call(self._take())
+            batch = self._bus.call(self._next_batch())
             if batch is None:
                 raise StopIteration
             self._ready, self._next_index = batch, 0
@@ -89,7 +89,7 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
                 if notifications:
                     await self._batches.put(notifications)
 
-    async def _take(self) -> list[Notification] | None:
+    async def _next_batch(self) -> list[Notification] | None:
         """Wait for the next batch. Return None if the follower has ended without an error."""
         follower = self._follower
         # `_begin` has already run, because the loop preserves the order of calls.

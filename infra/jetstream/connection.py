@@ -170,17 +170,17 @@ class _Callbacks:
         newest, known = self._failures.get(server, (0, ""))
         if newest != attempt:
             number = error.errno if isinstance(error, OSError) else None
-            why = self.last if number is None else os.strerror(number)
-            why = "no response" if isinstance(error, TimeoutError) else why
+            reason = self.last if number is None else os.strerror(number)
+            reason = "no response" if isinstance(error, TimeoutError) else reason
             # The operating system discards the server's error message if more bytes were sent to a
             # closed connection. In that case, keep the reason from an earlier attempt.
             is_message_lost = isinstance(error, _CLOSED_ERRORS) and _TOO_MANY_CONNECTIONS in known
-            self._failures[server] = (attempt, known if is_message_lost else why)
+            self._failures[server] = (attempt, known if is_message_lost else reason)
 
     def describe(self, url: str, patience_seconds: float) -> str:
         """Return an error message: the unreachable servers, the reasons, and a remedy."""
         urls = server_urls(url)
-        reasons = {server: why for server, (_, why) in self._failures.items()}
+        reasons = {server: reason for server, (_, reason) in self._failures.items()}
         all_reasons = " ".join(reasons.values())
         remedy = f"check that the server{'s are' if len(urls) > 1 else ' is'} running"
         if _TOO_MANY_CONNECTIONS in all_reasons:
@@ -191,8 +191,8 @@ class _Callbacks:
             )
             return f"cannot reach any server in the cluster: {server_list}; {remedy}"
         no_response = f"no response within {patience_seconds:g} s"
-        why = self.last if _TOO_MANY_CONNECTIONS not in all_reasons else all_reasons
-        return f"cannot reach {without_secrets(url)}: {why or no_response}; {remedy}"
+        reason = self.last if _TOO_MANY_CONNECTIONS not in all_reasons else all_reasons
+        return f"cannot reach {without_secrets(url)}: {reason or no_response}; {remedy}"
 
     async def disconnected(self) -> None:
         if self.client is not None and self.client.is_closed:

@@ -82,7 +82,7 @@ class Denials:
         self.inbox_denial = None
 
     @contextmanager
-    def registered(self, listener: DenialListener) -> Generator[None]:
+    def register(self, listener: DenialListener) -> Generator[None]:
         """Register a listener for the duration of the context."""
         self._listeners.add(listener)
         try:

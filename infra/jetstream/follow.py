@@ -468,9 +468,9 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
     return config
 
 
-async def _ignore_unavailable(sending: Any) -> None:
+async def _ignore_unavailable(awaitable: Any) -> None:
     """Await a send, ignoring an unreachable server, which can do without this message."""
     try:
-        await sending
+        await awaitable
     except BusUnavailableError as error:
         _log.debug("not sent: %s", error)

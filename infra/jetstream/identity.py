@@ -179,8 +179,8 @@ class Identity:
             )
 
     def __str__(self) -> str:
-        where = "" if self.key_file is None else f" of {self.key_file.path}"
-        return f"{self.user}{where}"
+        suffix = "" if self.key_file is None else f" of {self.key_file.path}"
+        return f"{self.user}{suffix}"
 
 
 def _key_pair(seed: str) -> Any:

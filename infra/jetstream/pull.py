@@ -59,7 +59,7 @@ class PullGroup:
 
     Per consumer, at most `room` messages (default `max_batch`) are queued or requested, and each
     request is for at most `max_bytes`. The consumer's `max_ack_pending` limits the unacknowledged
-    messages. With `until_done`, returned messages also count until `free_room` is called.
+    messages. With `keep_room`, returned messages also count until `free_room` is called.
 
     Only one task may use it.
     """
@@ -75,11 +75,11 @@ class PullGroup:
         room: int | None = None,
         max_bytes: int | None = None,
         expires_seconds: float = EXPIRES_SECONDS,
-        until_done: bool = False,
+        keep_room: bool = False,
     ) -> None:
         self._nc = nc
         self._stream = stream
-        self._until_done = until_done
+        self._keep_room = keep_room
         self._group = group
         self._max_batch = max_batch
         self._max_bytes = max_bytes
@@ -178,9 +178,9 @@ class PullGroup:
         for source in self._by_index:
             info = await self._consumer_info(source.name)
             source.created, source.last_message_at = str(info["created"]), time.monotonic()
-            pinned_for = info["config"].get("priority_timeout", 0) / _SECOND
-            if pinned_for:  # only a request keeps the pin, so send two within that time
-                expires = min(expires, pinned_for / 2)
+            pin_seconds = info["config"].get("priority_timeout", 0) / _SECOND
+            if pin_seconds:  # only a request keeps the pin, so send two within that time
+                expires = min(expires, pin_seconds / 2)
         self._expires_seconds = expires
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
@@ -203,14 +203,14 @@ class PullGroup:
     def _take_batch(self) -> list[Delivered]:
         batch = self._queue[: self._max_batch]
         del self._queue[: self._max_batch]
-        if not self._until_done:
+        if not self._keep_room:
             for one in batch:
                 self._sources[one.consumer].credit += 1
         return batch
 
     def _return_batch(self, batch: list[Delivered]) -> None:
         self._queue[:0] = batch
-        if not self._until_done:
+        if not self._keep_room:
             for one in batch:
                 self._sources[one.consumer].credit -= 1
 

@@ -197,7 +197,7 @@ async def fail_on_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerato
     try:
         async with asyncio.timeout(None) as limit:
 
-            def listen(denial: Denial) -> bool:
+            def handle_denial(denial: Denial) -> bool:
                 if not any(map(denial.concerns, subjects)) and not _concerns_inbox(nc, denial):
                     return False
                 if not denials:
@@ -206,7 +206,7 @@ async def fail_on_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerato
                 denials.append(denial)
                 return True
 
-            with on_denial(nc, listen):
+            with on_denial(nc, handle_denial):
                 yield
     except TimeoutError:
         if denials and isinstance(nc, FastClient):
@@ -220,7 +220,7 @@ def on_denial(nc: Client, listener: DenialListener) -> Generator[None]:
     if not isinstance(nc, FastClient):
         yield
         return
-    with nc.denials.registered(listener):
+    with nc.denials.register(listener):
         yield
 
 

@@ -62,19 +62,19 @@ class EnvironmentSecrets:
     A namespace can read only the variables that are listed for it.
     """
 
-    def __init__(self, listed: frozenset[SecretKey]) -> None:
-        self._listed = listed
+    def __init__(self, variables: frozenset[SecretKey]) -> None:
+        self._variables = variables
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a variable's value; raises ``ConfigurationError`` if it is not text."""
-        if reader != key.namespace or key not in self._listed:
+        if reader != key.namespace or key not in self._variables:
             return None
         return _read(key.name)
 
     def read_all(self) -> list[str]:
         """Return the values of all readable listed variables."""
         values: list[str] = []
-        for key in self._listed:
+        for key in self._variables:
             with contextlib.suppress(ConfigurationError):
                 values.append(_read(key.name) or "")
         return values
@@ -91,12 +91,12 @@ class EnvironmentSecrets:
         raise ConfigurationError(f"secret {key.name!r} cannot be removed from the environment")
 
 
-def listed_variables(text: str) -> frozenset[SecretKey]:
+def parse_variable_list(text: str) -> frozenset[SecretKey]:
     """Parse the list in ``RECONCILER_SECRET_ENV``; raises ``ConfigurationError``."""
-    return frozenset(_listed(each.strip()) for each in text.split(",") if each.strip())
+    return frozenset(_parse_entry(each.strip()) for each in text.split(",") if each.strip())
 
 
-def _listed(entry: str) -> SecretKey:
+def _parse_entry(entry: str) -> SecretKey:
     namespace, slash, name = entry.partition("/")
     try:
         check_token(namespace, what="namespace")
