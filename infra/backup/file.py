@@ -2,11 +2,11 @@ r"""The backup file: blocks of messages, each with a digest over all preceding c
 
 ::
 
-    reconciler-backup 1\n        the file type, and the version of its format H  header the identity
-    of the log, and the stream's configuration D  declarations ...           the declarations in the
-    intake that await a decision E  events ...                 every event, with its subject, time,
-    headers and position F  footer                     the counts, and the log position of the
-    backup
+    reconciler-backup 1\n        the file type, and the version of its format
+    H  header                     the identity of the log, and the stream's configuration
+    D  declarations ...           the declarations in the intake that await a decision
+    E  events ...                 every event, with its subject, time, headers and position
+    F  footer                     the message counts, and the log position of the backup
 
 A block has a kind (one byte), a length, a digest, and its content: MessagePack, compressed with
 zlib. Each digest includes the previous one, so the footer's digest covers the whole file. A file

@@ -56,7 +56,7 @@ _Read = TypeVar("_Read")
 
 
 class _MergedReads(Generic[_Read]):
-    """Merges the results of two readers: of the log, and of the rejections."""
+    """Merges the results of two readers, one for the log and one for the rejections."""
 
     def __init__(self, *readers: Callable[[], Awaitable[_Read]]) -> None:
         self._readers = dict(zip(_STREAMS, readers, strict=True))

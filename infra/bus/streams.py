@@ -1,16 +1,17 @@
 """Define, create and upgrade all streams and consumers.
 
 ==============  ==================================  ===========================================
-stream          subjects                            content ==============
-==================================  =========================================== INTAKE
-``rec.>``, stored as ``in.<p>.>``   undecided messages (trimmed once decided) TIMERS
-``sched.>``, ``fired.>``            message schedules; fired timers go to INTAKE LOG_1
-``log.>``                           the event log, permanently; includes outcomes REJECTIONS
-``rejection.>``                     rejected declarations STATES          ``state.>``
-the newest state of each resource (a cache) LISTINGS        ``listing.>``
-listings from other observers, for one hour DEADLETTERS     ``deadletter.>``
-messages that could not be processed RATES           ``rate.>``, ``discarded``           time up to
-which each rate limit's calls are reserved; counts of messages without a letter
+stream          subjects                            content
+==============  ==================================  ===========================================
+INTAKE          ``rec.>``, stored as ``in.<p>.>``   undecided messages (trimmed once decided)
+TIMERS          ``sched.>``, ``fired.>``            message schedules; fired timers go to INTAKE
+LOG_1           ``log.>``                           the event log, permanently; includes outcomes
+REJECTIONS      ``rejection.>``                     rejected declarations
+STATES          ``state.>``                         the newest state of each resource (a cache)
+LISTINGS        ``listing.>``                       listings from other observers, for one hour
+DEADLETTERS     ``deadletter.>``                    messages that could not be processed
+RATES           ``rate.>``, ``discarded``           time up to which each rate limit's calls are
+                                                    reserved; counts of discarded messages
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """

@@ -55,6 +55,7 @@ class Certificates(LocalServer):
     """Pebble, with a DNS server that resolves every name to 127.0.0.1.
 
     Pebble stores nothing: after a restart, it has no accounts or orders, and a new key.
+
     ``beside_others``: use free ports instead of pebble's usual ones. ``validity_seconds``: validity
     of its certificates. ``environment``: variables for pebble.
     """

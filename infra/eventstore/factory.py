@@ -86,10 +86,11 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
 
     =========================  ==================================================================
     ``NATS_URL``               the server, or several separated by commas; required
-    ``NATS_CREDENTIALS``       a ``.creds`` file, if the server requires one ``NATS_STREAM_PREFIX``
-    prefix to the application's name in the names of its streams ``NATS_STREAM_REPLICAS``   replicas
-    of each stream in a cluster, 1 by default ``NATS_TIMEOUT_SECONDS``   time limit for a response,
-    20 by default ``CREATE_TABLE``           whether to create the streams, yes by default
+    ``NATS_CREDENTIALS``       a ``.creds`` file, if the server requires one
+    ``NATS_STREAM_PREFIX``     prefix to the application's name in its stream names
+    ``NATS_STREAM_REPLICAS``   replicas of each stream in a cluster, 1 by default
+    ``NATS_TIMEOUT_SECONDS``   time limit for a response, 20 by default
+    ``CREATE_TABLE``           whether to create the streams, yes by default
     ``EVENT_LAYOUT_TOPIC``     format of stored events: a class with ``EventLayout``'s interface,
                                constructed with a base name and a purpose; ``HeaderLayout`` if unset
     =========================  ==================================================================

@@ -24,8 +24,9 @@ class HeaderLayout:
     """One subject per aggregate, with the topic and version in headers and the state as body.
 
     ==========================  ===================================================
-    ``<base>_<purpose>``        the stream ``es.<base>.<purpose>.*``   its events, with the
-    aggregate as the last token ``es-tracking.<base>.*``    tracking records, in the event stream
+    ``<base>_<purpose>``        the stream
+    ``es.<base>.<purpose>.*``   its events, with the aggregate as the last token
+    ``es-tracking.<base>.*``    tracking records, in the event stream
     ==========================  ===================================================
     """
 

@@ -347,8 +347,9 @@ class EndingTransport(TcpTransport):
 class FastClient(Client):
     """A client that dispatches messages directly, and fails pending requests on connection loss.
 
-    It accepts any bytes that other clients put into subjects and headers (``foreign_bytes``). The
-    parser passes a message directly to its listener, without a queue or task switch, and parses
+    It accepts any bytes that other clients put into subjects and headers (``foreign_bytes``).
+
+    The parser passes a message directly to its listener, without a queue or task switch, and parses
     headers faster.
 
     It reconnects where nats-py gives up: when the user has expired or its key was revoked, because
