@@ -1,1 +1,1 @@
-"""Adapters: JetStream, HTTP, the clients of external APIs, and the servers that ``up`` starts."""
+"""Adapters: JetStream, HTTP, clients for external APIs, and the servers that ``up`` starts."""

@@ -1,4 +1,4 @@
-"""Files that users name, which may be devices such as /dev/zero, or on a full disk."""
+"""Files named by users, which may be devices such as /dev/zero, or be on a full disk."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from typing import Final
 
 MAX_KEY_BYTES: Final = 1 << 20
-"""Limit of bytes of a file with a key, a secret or settings."""
+"""Maximum size in bytes of a key, secret or settings file."""
 
 
 def read_at_most(path: Path, limit: int) -> bytes:
-    """Return a file's content; raises ``OSError``, also for more than ``limit`` bytes."""
-    with path.open("rb") as opened:
-        return within(opened.read(limit + 1), limit, str(path))
+    """Return a file's content; raises ``OSError``, including if it exceeds ``limit`` bytes."""
+    with path.open("rb") as file:
+        return check_size(file.read(limit + 1), limit, str(path))
 
 
-def within(content: bytes, limit: int, source: str) -> bytes:
+def check_size(content: bytes, limit: int, source: str) -> bytes:
     """Return the content; raises ``OSError`` if it is longer than ``limit`` bytes."""
     if len(content) > limit:
-        raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB", source)
+        raise OSError(errno.EFBIG, f"larger than {limit >> 20} MiB", source)
     return content
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that gets its name only when it is complete; raises ``OSError``.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file, which gets its name only when it is complete; raises ``OSError``.
 
-    A device or a pipe, such as /dev/stdout, is written directly.
+    A device or a pipe, such as /dev/stdout, is written to directly.
     """
     target = path.resolve()
     if target.exists() and not target.is_file():

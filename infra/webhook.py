@@ -1,4 +1,4 @@
-"""Accept the webhooks of Git hosts. A verified push only triggers a read of the repository.
+"""Accept webhooks from Git hosts. A verified push only triggers a read of the repository.
 
 GitHub, Gitea and Forgejo sign the body (``X-Hub-Signature-256``). GitLab sends the secret itself
 (``X-Gitlab-Token``).
@@ -22,19 +22,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_BODY_BYTES: Final = 5 * 1024 * 1024
 MAX_UNVERIFIED_BYTES: Final = 8 * MAX_BODY_BYTES
-"""Limit of bytes of all bodies being read, because their senders are not verified yet."""
+"""Limit on the total bytes of bodies being read, because their senders are not yet verified."""
 
 MAX_HEADER_BYTES: Final = 64 * 1024
-"""Limit of bytes of a request's head."""
+"""Limit on the bytes of a request's head."""
 
 BODY_SECONDS: Final = 10.0
-"""Time limit of a body. Git hosts wait about as long for the response."""
+"""Time limit for a body. Git hosts wait about as long for the response."""
 
 MAX_CONNECTIONS: Final = 1_000
-"""Limit of open connections. Above it, the oldest is closed, because a push takes milliseconds."""
+"""Limit on open connections. Above it, the oldest is closed, because a push takes milliseconds."""
 
 HEAD_SECONDS: Final = 10.0
-"""Interval of the check that closes a connection without a request."""
+"""Interval between checks that close a connection without a request."""
 
 _CHUNKED: Final = b"\r\ntransfer-encoding:"
 _END_OF_HEAD: Final = b"\r\n\r\n"
@@ -44,7 +44,7 @@ _NO_LENGTH: Final = (
 )
 _SIGNATURE: Final = "X-Hub-Signature-256"
 _TOKEN: Final = "X-Gitlab-Token"  # noqa: S105 - the name of a header
-_PLACES: Final = ("repository", "project")
+_REPOSITORY_FIELDS: Final = ("repository", "project")
 _URLS: Final = ("clone_url", "ssh_url", "html_url", "git_http_url", "git_ssh_url", "web_url", "url")
 
 OnPush = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
@@ -54,8 +54,8 @@ OnPush = Callable[[Sequence[str]], Awaitable[Sequence[str]]]
 class _Bodies:
     """Reads the bodies of unverified senders in bounded memory.
 
-    Above the limit, the oldest body is rejected. A push arrives within milliseconds, so that slow
-    senders cannot delay it.
+    Above the limit, the oldest body is rejected. A push arrives within milliseconds, so slow
+    senders cannot crowd it out.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Bodies:
         self._total = 0
 
     async def read(self, request: Request) -> bytes | None:
-        """Return the body, or None if it is too long; raises ``TimeoutError`` if it is too slow."""
+        """Return the body, or None if it is too long; raises ``TimeoutError`` if it is slow."""
         body = bytearray()
         async with asyncio.timeout(BODY_SECONDS) as limit:
             self._sizes[limit] = 0
@@ -78,7 +78,7 @@ class _Bodies:
         return bytes(body)
 
     def _add(self, limit: asyncio.Timeout, size: int) -> None:
-        if limit not in self._sizes:  # rejected, and its task has not run since
+        if limit not in self._sizes:  # already rejected, but its task has not run since
             return
         self._sizes[limit] += size
         self._total += size
@@ -89,32 +89,34 @@ class _Bodies:
 
 
 def webhook(secret: str, on_push: OnPush) -> Starlette:
-    """Return the application: one route, for POST."""
+    """Return the application, with one route for POST."""
     bodies = _Bodies()
 
-    async def pushed(request: Request) -> Response:
+    async def handle_push(request: Request) -> Response:
         if _SIGNATURE not in request.headers and not _has_token(request, secret):
-            return _not_genuine()
+            return _build_unauthorized()
         try:
             body = await bodies.read(request)
         except TimeoutError:
-            return _refused(408, f"the body must arrive within {BODY_SECONDS:g} s")
+            return _build_error(408, f"the body must arrive within {BODY_SECONDS:g} s")
         except ClientDisconnect:
-            return _refused(400, "the connection was closed")
+            return _build_error(400, "the connection was closed")
         if body is None:
-            return _refused(413, f"the body must have at most {MAX_BODY_BYTES} bytes")
-        if not _is_genuine(request, body, secret):
-            return _not_genuine()
-        urls = list(dict.fromkeys(_urls(body)))
+            return _build_error(413, f"the body must be at most {MAX_BODY_BYTES} bytes long")
+        if not _is_authentic(request, body, secret):
+            return _build_unauthorized()
+        urls = list(dict.fromkeys(_parse_urls(body)))
         if not urls:
-            return _refused(400, "the body must be JSON with a repository and its URLs")
+            return _build_error(
+                400, "the body must be JSON that contains a repository and its URLs"
+            )
         return JSONResponse({"lookedAt": list(await on_push(urls))}, 202)
 
-    return Starlette(routes=[Route("/", pushed, methods=["POST"])])
+    return Starlette(routes=[Route("/", handle_push, methods=["POST"])])
 
 
-class ImpatientProtocol(H11Protocol):
-    """HTTP with a limited number of connections, which are closed without a complete request.
+class BoundedProtocol(H11Protocol):
+    """HTTP with a limited number of connections, which are closed if no complete request arrives.
 
     The parser is h11, because httptools buffers headers without a limit.
     """
@@ -126,14 +128,15 @@ class ImpatientProtocol(H11Protocol):
         self._head = bytearray()
         self._is_head_complete = False
         if len(self.connections) > MAX_CONNECTIONS:
-            connections = (each for each in self.connections if isinstance(each, ImpatientProtocol))
-            min(connections, key=_opened_at).transport.abort()
+            connections = (each for each in self.connections if isinstance(each, BoundedProtocol))
+            min(connections, key=_get_opened_at).transport.abort()
         self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on requests whose bodies have a length.
+        """Pass on requests whose bodies have a declared length.
 
-        uvicorn would parse all chunks of a body before the application can reject it, 10 µs each.
+        uvicorn would parse all chunks of a body, at 10 µs each, before the application can reject
+        it.
         """
         if self._is_head_complete:
             super().data_received(data)
@@ -150,19 +153,19 @@ class ImpatientProtocol(H11Protocol):
     def _close_if_silent(self) -> None:
         if self.transport.is_closing():
             return
-        # uvicorn sets the cycle when the head of a request has arrived.
+        # uvicorn sets the cycle once the head of a request has arrived.
         if self.cycle is None or self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
             self.transport.close()
         else:
             self.loop.call_later(HEAD_SECONDS, self._close_if_silent)
 
 
-def _opened_at(connection: ImpatientProtocol) -> float:
+def _get_opened_at(connection: BoundedProtocol) -> float:
     return connection.opened_at
 
 
 def repository_key(url: str) -> str:
-    """Return the host and path that the URLs of one repository have in common."""
+    """Return the host and path that all URLs of a repository share."""
     if "://" not in url:
         url = "ssh://" + url.replace(":", "/", 1)  # git@host:path
     try:
@@ -172,7 +175,7 @@ def repository_key(url: str) -> str:
     return f"{(parts.hostname or '').lower()}/{parts.path.strip('/').removesuffix('.git')}"
 
 
-def _is_genuine(request: Request, body: bytes, secret: str) -> bool:
+def _is_authentic(request: Request, body: bytes, secret: str) -> bool:
     signature = request.headers.get(_SIGNATURE)
     if signature is None:
         return _has_token(request, secret)
@@ -185,24 +188,24 @@ def _has_token(request: Request, secret: str) -> bool:
     return token is not None and hmac.compare_digest(secret.encode(), token.encode())
 
 
-def _urls(body: bytes) -> Iterator[str]:
+def _parse_urls(body: bytes) -> Iterator[str]:
     try:
         content: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    for place in _PLACES:
+    for field in _REPOSITORY_FIELDS:
         entry: Any = (
-            cast("dict[str, Any]", content).get(place) if isinstance(content, dict) else None
+            cast("dict[str, Any]", content).get(field) if isinstance(content, dict) else None
         )
         if isinstance(entry, dict):
             values = (cast("dict[str, Any]", entry).get(name) for name in _URLS)
             yield from (each for each in values if isinstance(each, str))
 
 
-def _not_genuine() -> Response:
-    return _refused(401, f"neither {_SIGNATURE} nor {_TOKEN} is valid")
+def _build_unauthorized() -> Response:
+    return _build_error(401, f"neither {_SIGNATURE} nor {_TOKEN} is valid")
 
 
-def _refused(status: int, why: str) -> Response:
-    # Closing the connection avoids reading the rest of the body.
-    return JSONResponse({"error": why}, status, headers={"Connection": "close"})
+def _build_error(status: int, reason: str) -> Response:
+    # Close the connection, to avoid reading the rest of the body.
+    return JSONResponse({"error": reason}, status, headers={"Connection": "close"})

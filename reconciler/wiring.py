@@ -15,14 +15,14 @@ from infra.bus.decision_sink import JetStreamDecisionSink
 from infra.bus.event_log import open_log
 from infra.bus.foreign_listings import JetStreamListingReader
 from infra.bus.intake import JetStreamIntakeReader, JetStreamIntakeWriter
-from infra.bus.intake_trim import trim_for_ever
+from infra.bus.intake_trim import trim_periodically
 from infra.bus.log_watch import watch_log
 from infra.bus.rates import JetStreamRates
 from infra.bus.removals import check_intake_positions
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import Topology, ensure_topology
-from infra.jetstream.access import ANYBODY, Access
+from infra.jetstream.access import DEFAULT_ACCESS, Access
 from infra.jetstream.connection import close, connect, is_clustered, require_jetstream
 from infra.jetstream.errors import BusUnavailableError, StreamReplacedError
 from infra.secrets import open_stores
@@ -49,7 +49,7 @@ def process_name() -> str:
 
 @asynccontextmanager
 async def connected(
-    url: str, *, access: Access = ANYBODY, patience_seconds: float = 30
+    url: str, *, access: Access = DEFAULT_ACCESS, patience_seconds: float = 30
 ) -> AsyncGenerator[Client]:
     """Connect to a JetStream that is new enough, and close in order at the end.
 
@@ -58,7 +58,7 @@ async def connected(
     """
     nc = await connect(url, name=process_name(), access=access, patience_seconds=patience_seconds)
     try:
-        await patiently(nc, lambda: require_jetstream(nc), seconds=patience_seconds)
+        await retry_read(nc, lambda: require_jetstream(nc), seconds=patience_seconds)
         yield nc
     finally:
         await close(nc)
@@ -94,10 +94,10 @@ async def running(
     arm_from_environment()
     known = kinds if kinds is not None else installed_kinds()
     stores = open_stores(secrets or secrets_folder())
-    parts = await patiently(
+    parts = await retry_read(
         nc, lambda: _load(nc, roles, known, stores), seconds=START_PATIENCE_SECONDS
     )
-    besides = [lambda: trim_for_ever(nc)] if "decider" in roles else []
+    besides = [lambda: trim_periodically(nc)] if "decider" in roles else []
     async with running_parts(parts, roles, besides=besides):
         yield parts
 

@@ -1,1 +1,1 @@
-"""Backups of the log: one file with all ownership, and its restore."""
+"""Backups of the log, which contain all ownership in one file, and their restore."""

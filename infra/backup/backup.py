@@ -1,6 +1,6 @@
 """Save a log to a file while the system runs.
 
-The backup is as of one position of the log. Undecided messages of the intake are read before that
+The backup is as of one position in the log. Undecided messages in the intake are read before that
 position is determined. Those decided in between are also in the log, where the restore detects
 them.
 """
@@ -18,7 +18,7 @@ from nats.aio.client import Client
 
 from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
 from events.subjects import intake_kind_of
-from infra.backup.file import BackupWriter, Header, Saved, new_backup
+from infra.backup.file import BackupWriter, Header, SavedMessage, new_backup
 from infra.bus.streams import (
     INTAKE,
     LOG,
@@ -35,11 +35,11 @@ from infra.jetstream.reads import StoredMessage, StreamState, read_subject, stre
 Progress = Callable[[int], object]
 """Called with the number of processed events."""
 
-_AT_ONCE: Final = 1_000
+_PAGE_MESSAGES: Final = 1_000
 
 
 class SavedLog(msgspec.Struct, frozen=True, rename="camel"):
-    """The content of a backup, and the damage of the log at that time."""
+    """The content of a backup, and the damage to the log at that time."""
 
     file: str
     log_id: str
@@ -60,8 +60,8 @@ async def save_log(
 ) -> SavedLog:
     """Write a backup of the current log, or one without events if only an intake exists.
 
-    ``all_declarations``: also include decided ones that the intake still has, for a log that will
-    be set back in time. If an error is raised, there is no file.
+    ``all_declarations``: include decided ones that the intake still has, for a log that will be set
+    back in time. If an error is raised, no file is left.
 
     Raises:
         BackupFileError: the file cannot be written.
@@ -70,15 +70,15 @@ async def save_log(
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
     with new_backup(path) as writer:
-        # Before the log's position is determined: see the module.
-        floors = {} if all_declarations else await _acknowledged(nc)
+        # Read before the log's position is determined, see the module docstring.
+        decided = {} if all_declarations else await _read_decided_positions(nc)
         log = await _log(nc)
         config = {} if log is None else log.config
         services = [] if log is None else await service_namespaces(nc)
         intake = await intake_position(nc)
         header = Header(identity, datetime.now(UTC), config, services, intake)
         writer.begin(header)
-        await _save_declarations(nc, writer, floors)
+        await _save_declarations(nc, writer, decided)
         last = 0 if log is None else (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):
             for one in messages:
@@ -93,8 +93,8 @@ async def save_log(
     )
 
 
-def recorded(message: StoredMessage | Saved) -> Recorded:
-    """Return the fields that the check of the log's integrity uses."""
+def recorded(message: StoredMessage | SavedMessage) -> Recorded:
+    """Return the fields for the integrity check of the log."""
     position = message.seq if isinstance(message, StoredMessage) else message.position
     digest = (message.headers or {}).get(DIGEST_HEADER, "")
     return Recorded(position, message.subject, message.payload, digest)
@@ -117,36 +117,36 @@ async def _events(nc: Client, last: int) -> AsyncGenerator[Sequence[StoredMessag
                 yield messages
 
 
-async def _acknowledged(nc: Client) -> dict[int, int]:
-    """Return the intake's position up to which each partition is decided."""
-    floors: dict[int, int] = {}
+async def _read_decided_positions(nc: Client) -> dict[int, int]:
+    """Return the intake position up to which each partition is decided."""
+    decided: dict[int, int] = {}
     for partition, consumer in enumerate(decider_consumers()[:PARTITIONS]):
         try:
             info = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", None)
         except NotFoundOnBusError:
             continue
-        floors[partition] = int(info["ack_floor"]["stream_seq"])
-    return floors
+        decided[partition] = int(info["ack_floor"]["stream_seq"])
+    return decided
 
 
 async def intake_position(nc: Client) -> int:
-    """Return the intake's last position, 0 without an intake."""
+    """Return the intake's last position, or 0 if there is no intake."""
     try:
         return (await stream_state(nc, INTAKE)).last_seq
     except NotFoundOnBusError:
         return 0
 
 
-async def _save_declarations(nc: Client, writer: BackupWriter, floors: dict[int, int]) -> None:
+async def _save_declarations(nc: Client, writer: BackupWriter, decided: dict[int, int]) -> None:
     if not await intake_position(nc):
         return
     for partition in range(PARTITIONS):
-        first = floors.get(partition, 0) + 1
+        first = decided.get(partition, 0) + 1
         while True:
             messages = await read_subject(
-                nc, INTAKE, f"in.{partition}.>", start_seq=first, limit=_AT_ONCE
+                nc, INTAKE, f"in.{partition}.>", start_seq=first, limit=_PAGE_MESSAGES
             )
             writer.add(b"D", [one for one in messages if intake_kind_of(one.subject) == "desired"])
-            if len(messages) < _AT_ONCE:
+            if len(messages) < _PAGE_MESSAGES:
                 break
             first = messages[-1].seq + 1

@@ -1,16 +1,16 @@
-r"""The file of a backup: blocks of messages, each with a digest over all preceding content.
+r"""The backup file: blocks of messages, each with a digest over all preceding content.
 
 ::
 
-    reconciler-backup 1\n        the type of the file, and the version of its format
+    reconciler-backup 1\n        the file type, and the version of its format
     H  header                     the identity of the log, and the stream's configuration
-    D  declarations ...           the declarations that waited in the intake for a decision
+    D  declarations ...           the declarations in the intake that await a decision
     E  events ...                 every event, with its subject, time, headers and position
-    F  footer                     the counts, and the log position of the backup
+    F  footer                     the message counts, and the log position of the backup
 
-A block has its kind (one byte), its length, its digest, and its content: MessagePack, compressed
-with zlib. Each digest includes the previous one, so the digest of the footer covers the whole file:
-a file that is truncated, changed, joined from two files, or longer than its footer is refused.
+A block has a kind (one byte), a length, a digest, and its content: MessagePack, compressed with
+zlib. Each digest includes the previous one, so the footer's digest covers the whole file. A file
+that is truncated, modified, joined from two files, or continues after its footer is rejected.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from infra.jetstream.reads import StoredMessage
 from reconciler.errors import ReconcilerError
 
 MAGIC: Final = b"reconciler-backup 1\n"
-MAX_MESSAGES_A_BLOCK: Final = 1_000
-MAX_BYTES_A_BLOCK: Final = 4 * 1024 * 1024
+MAX_BLOCK_MESSAGES: Final = 1_000
+MAX_BLOCK_BYTES: Final = 4 * 1024 * 1024
 
-_MAX_BLOCK: Final = 256 * 1024 * 1024
+_MAX_PACKED_BYTES: Final = 256 * 1024 * 1024
 _DIGEST_BYTES: Final = 16
 _COMPRESSION_LEVEL: Final = 3
 _BLOCK_HEAD: Final = struct.Struct(f">cI{_DIGEST_BYTES}s")
@@ -49,11 +49,11 @@ PARTIAL: Final = ".partial"
 
 
 class BackupFileError(ReconcilerError):
-    """A file is unusable as a backup, or cannot be written. The message says which and why."""
+    """A file is not usable as a backup, or cannot be written. The message contains the reason."""
 
 
-class Saved(msgspec.Struct, frozen=True, array_like=True):
-    """A message of a stream: position, subject, time in nanoseconds, headers and body."""
+class SavedMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A stream message: position, subject, time in nanoseconds, headers and body."""
 
     position: int
     subject: str
@@ -63,7 +63,7 @@ class Saved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
-    """The log's identity, the time of the backup, the stream's configuration, the intake's end.
+    """The log's identity, the backup's time, the stream's configuration, and the intake's end.
 
     ``services``: the namespaces whose services have consumers of the log.
     """
@@ -76,7 +76,7 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Footer(msgspec.Struct, frozen=True, rename="camel"):
-    """The counts of a backup, and the log's last position at that time."""
+    """The message counts of a backup, and the log's last position at that time."""
 
     events: int
     declarations: int
@@ -84,7 +84,7 @@ class Footer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_saved = msgspec.msgpack.Decoder(list[Saved])
+_saved = msgspec.msgpack.Decoder(list[SavedMessage])
 
 
 class BackupWriter:
@@ -94,7 +94,7 @@ class BackupWriter:
         self._file = file
         self._digest = b""
         self._kind: Kind = b"E"
-        self._pending: list[Saved] = []
+        self._pending: list[SavedMessage] = []
         self._pending_bytes = 0
         self._counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         file.write(MAGIC)
@@ -104,16 +104,18 @@ class BackupWriter:
         self._write(b"H", _encoder.encode(header))
 
     def add(self, kind: Literal[b"D", b"E"], messages: Iterable[StoredMessage]) -> None:
-        """Write messages of one kind. Declarations come before events."""
+        """Write messages of one kind. Write declarations before events."""
         if kind != self._kind:
             self._flush()
             self._kind = kind
         for one in messages:
             headers = dict(one.headers) if one.headers else None
-            self._pending.append(Saved(one.seq, one.subject, one.time_ns, headers, one.payload))
+            self._pending.append(
+                SavedMessage(one.seq, one.subject, one.time_ns, headers, one.payload)
+            )
             self._pending_bytes += len(one.payload)
-            is_full = len(self._pending) >= MAX_MESSAGES_A_BLOCK
-            if is_full or self._pending_bytes >= MAX_BYTES_A_BLOCK:
+            is_full = len(self._pending) >= MAX_BLOCK_MESSAGES
+            if is_full or self._pending_bytes >= MAX_BLOCK_BYTES:
                 self._flush()
 
     def finish(self, position: int) -> Footer:
@@ -130,18 +132,18 @@ class BackupWriter:
             self._pending, self._pending_bytes = [], 0
 
     def _write(self, kind: Kind, content: bytes) -> None:
-        packed = zlib.compress(content, _COMPRESSION_LEVEL)
-        self._digest = _chained(self._digest, kind, packed)
-        self._file.write(_BLOCK_HEAD.pack(kind, len(packed), self._digest))
-        self._file.write(packed)
+        compressed = zlib.compress(content, _COMPRESSION_LEVEL)
+        self._digest = _next_digest(self._digest, kind, compressed)
+        self._file.write(_BLOCK_HEAD.pack(kind, len(compressed), self._digest))
+        self._file.write(compressed)
 
 
 @contextmanager
 def new_backup(path: Path) -> Generator[BackupWriter]:
-    """Write a backup that gets its name only when it is complete and synced.
+    """Write a backup, which gets its name only when it is complete and synced.
 
     Raises:
-        BackupFileError: the file exists, its directory does not, or there is no room.
+        BackupFileError: the file exists, its directory does not exist, or the disk is full.
     """
     _check_new(path)
     if not path.parent.is_dir():
@@ -152,7 +154,7 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
             yield BackupWriter(file)
             file.flush()
             os.fsync(file.fileno())
-        _check_new(path)  # another backup may have created this name
+        _check_new(path)  # another backup may have created this file
         partial.replace(path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
@@ -161,7 +163,7 @@ def new_backup(path: Path) -> Generator[BackupWriter]:
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # a power failure must not lose the name
+        os.fsync(folder)  # so that the new name survives a power failure
     finally:
         os.close(folder)
 
@@ -184,18 +186,18 @@ class Backup:
             self._check_magic(file)
             kind, content = self._block(file, b"")[:2]
         if kind != b"H":
-            raise self._refused("it does not start with a header")
-        self.header = self._decoded(content, Header)
+            raise self._build_error("it does not start with a header")
+        self.header = self._decode_struct(content, Header)
 
-    def declarations(self) -> Generator[Sequence[Saved]]:
+    def declarations(self) -> Generator[Sequence[SavedMessage]]:
         """Yield the undecided declarations, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"D")
 
-    def events(self) -> Generator[Sequence[Saved]]:
+    def events(self) -> Generator[Sequence[SavedMessage]]:
         """Yield every event, in blocks; raises ``BackupFileError``."""
         return self._of_kind(b"E")
 
-    def _of_kind(self, wanted_kind: Kind) -> Generator[Sequence[Saved]]:
+    def _of_kind(self, wanted_kind: Kind) -> Generator[Sequence[SavedMessage]]:
         counts: dict[bytes, int] = {b"D": 0, b"E": 0}
         with self.path.open("rb") as file:
             self._check_magic(file)
@@ -210,41 +212,41 @@ class Backup:
                     counts[kind] += len(messages)
                     if kind == wanted_kind:
                         yield messages
-            footer = self._decoded(content, Footer)
+            footer = self._decode_struct(content, Footer)
             if file.read(1) or (footer.events, footer.declarations) != (counts[b"E"], counts[b"D"]):
-                raise self._refused("it does not end at the place that its footer records")
+                raise self._build_error("its content does not match its footer")
             self.footer = footer
 
     def _block(self, file: BinaryIO, previous_digest: bytes) -> tuple[bytes, bytes, bytes]:
         head = file.read(_BLOCK_HEAD.size)
         if len(head) < _BLOCK_HEAD.size:
-            raise self._refused("it is truncated")
+            raise self._build_error("it is truncated")
         kind, length, digest = _BLOCK_HEAD.unpack(head)
-        if length > _MAX_BLOCK:
-            raise self._refused(f"it was modified near byte {file.tell()}")
-        packed = file.read(length)
-        if len(packed) < length:
-            raise self._refused("it is truncated")
-        if _chained(previous_digest, kind, packed) != digest:
-            raise self._refused(
+        if length > _MAX_PACKED_BYTES:
+            raise self._build_error(f"it was modified near byte {file.tell()}")
+        compressed = file.read(length)
+        if len(compressed) < length:
+            raise self._build_error("it is truncated")
+        if _next_digest(previous_digest, kind, compressed) != digest:
+            raise self._build_error(
                 f"it was modified within the {length} bytes before byte {file.tell()}"
             )
         try:
-            return kind, zlib.decompress(packed), digest
+            return kind, zlib.decompress(compressed), digest
         except zlib.error as error:
-            raise self._refused(str(error)) from None
+            raise self._build_error(str(error)) from None
 
-    def _messages(self, content: bytes) -> list[Saved]:
+    def _messages(self, content: bytes) -> list[SavedMessage]:
         try:
             return _saved.decode(content)
         except msgspec.DecodeError as error:
-            raise self._refused(str(error)) from None
+            raise self._build_error(str(error)) from None
 
-    def _decoded(self, content: bytes, struct_class: type[Any]) -> Any:
+    def _decode_struct(self, content: bytes, struct_class: type[Any]) -> Any:
         try:
             return msgspec.msgpack.decode(content, type=struct_class)
         except msgspec.DecodeError as error:
-            raise self._refused(str(error)) from None
+            raise self._build_error(str(error)) from None
 
     def _check_magic(self, file: BinaryIO) -> None:
         magic = file.read(len(MAGIC))
@@ -253,14 +255,14 @@ class Backup:
         name = MAGIC.split(b" ")[0]
         if magic.startswith(name):
             version = magic[len(name) :].split(b"\n")[0].decode(errors="replace").strip()
-            raise self._refused(f"it has format {version}, but this release reads format 1")
-        raise self._refused("it is not a backup of Reconciler")
+            raise self._build_error(f"it has format {version}, but this release reads format 1")
+        raise self._build_error("it is not a backup of Reconciler")
 
-    def _refused(self, why: str) -> BackupFileError:
-        return BackupFileError(f"{self.path} is not usable as a backup: {why}")
+    def _build_error(self, reason: str) -> BackupFileError:
+        return BackupFileError(f"{self.path} is not usable as a backup: {reason}")
 
 
-def _chained(previous_digest: bytes, kind: bytes, packed: bytes) -> bytes:
+def _next_digest(previous_digest: bytes, kind: bytes, compressed: bytes) -> bytes:
     digest = blake2b(previous_digest + kind, digest_size=_DIGEST_BYTES)
-    digest.update(packed)
+    digest.update(compressed)
     return digest.digest()

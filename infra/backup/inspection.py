@@ -1,4 +1,4 @@
-"""Read a whole backup before anything is written, to find its content and its damage."""
+"""Read a whole backup before anything is written, to determine its content and damage."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 from events.integrity import LogChains, LogDamage
 from events.log import LogEvent
 from infra.backup.backup import recorded
-from infra.backup.file import Backup, Saved
+from infra.backup.file import Backup, SavedMessage
 
 Progress = Callable[[int], object]
 """Called with the number of processed bytes or events."""
 
 
-class Knowledge:
-    """The state of a log after some of its events: chains, and each resource's newest cause.
+class LogSummary:
+    """The state of a log after several events: chains, and each resource's newest cause.
 
-    A cause is a position of the intake. A declaration after it is one that the log lacks.
-    ``times``: when the server stored the newest event of each resource, in nanoseconds.
+    A cause is an intake position. The log lacks any declaration after it. ``times``: when the
+    server stored the newest event of each resource, in nanoseconds.
     """
 
     def __init__(self) -> None:
@@ -38,28 +38,28 @@ class Knowledge:
 
     @property
     def newest_cause(self) -> int:
-        """The newest position of the intake in the log."""
+        """The newest intake position in the log."""
         return max(self.causes.values(), default=0)
 
-    def take(self, saved: Saved) -> None:
+    def add(self, saved: SavedMessage) -> None:
         """Add the next event."""
         self.events += 1
         self._content.update(content_of(saved))
         event = self.chains.take(recorded(saved))
         if event is not None:
-            self._note_cause(event, saved.time_ns)
+            self._record_cause(event, saved.time_ns)
 
-    def _note_cause(self, event: LogEvent, time_ns: int) -> None:
+    def _record_cause(self, event: LogEvent, time_ns: int) -> None:
         """Record the newest cause and the time of an event's resource."""
         known = self.causes.get(event.subject, 0)
         self.causes[event.subject] = max(known, event.causationposition)
         self.times[event.subject] = time_ns
 
-    def has_decided(self, declaration: Saved, *, is_behind: bool) -> bool:
+    def has_decided(self, declaration: SavedMessage, *, is_behind: bool) -> bool:
         """Return whether the log contains the decision about a declaration.
 
-        ``is_behind``: the intake ended before the log's causes, so it has lost its end, or was
-        recreated and uses positions again. Then the time decides.
+        ``is_behind``: whether the intake ended before the log's causes, because it had lost its
+        end, or was recreated and reuses positions. If so, the time decides.
         """
         resource = "/".join(declaration.subject.split(".")[3:6])
         if declaration.position > self.causes.get(resource, 0):
@@ -67,19 +67,19 @@ class Knowledge:
         return not is_behind or declaration.time_ns <= self.times[resource]
 
 
-def content_of(saved: Saved) -> bytes:
-    """Return the content that two copies of an event must have in common."""
+def content_of(saved: SavedMessage) -> bytes:
+    """Return the content that must be equal in two copies of an event."""
     event = recorded(saved)
     return msgspec.msgpack.encode((event.subject, event.payload, event.digest))
 
 
-def inspect(backup: Backup, progress: Progress) -> Knowledge:
+def inspect(backup: Backup, progress: Progress) -> LogSummary:
     """Read a whole backup; raises ``BackupFileError`` and ``OSError``."""
-    knowledge = Knowledge()
+    summary = LogSummary()
     for messages in backup.events():
         for saved in messages:
-            knowledge.take(saved)
+            summary.add(saved)
         progress(backup.bytes_read)
     assert backup.footer is not None
-    knowledge.chains.end(backup.footer.position)
-    return knowledge
+    summary.chains.end(backup.footer.position)
+    return summary

@@ -1,12 +1,13 @@
-"""Restore a log from a backup: on a server without one, or in place of a damaged one.
+"""Restore a log from a backup to a server without one, or in place of a damaged one.
 
-The log keeps its id, so that owner labels stay valid, and gets a new epoch. Versions after the
-backup are used again, and the keys of their actions must differ (ADR 0010). The intake is recreated
-with positions after all those in the log. Only declarations are restored to it, because results and
-observations in the old one may refer to lost events.
+The log keeps its id, so that owner labels stay valid, but gets a new epoch, because versions after
+the backup are reused, and the keys of their actions must differ (ADR 0010). The intake is recreated
+with positions after all those in the log. Only declarations are restored to it, because old results
+and observations may refer to lost events.
 
 The server's data is saved to a file before it is deleted. The file has a temporary name until the
-restore is complete, so that a repeat finds it: it may be the only place of a declaration.
+restore is complete, so that a repeated restore finds it. It may contain declarations that exist
+nowhere else.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from events.excerpt import some
 from events.integrity import LogDamage, next_digest
 from events.subjects import EVERY_STORED_INTAKE, REPLY_HEADER
 from infra.backup.backup import intake_position, recorded, save_log
-from infra.backup.file import PARTIAL, Backup, Saved
-from infra.backup.inspection import Knowledge, content_of
+from infra.backup.file import PARTIAL, Backup, SavedMessage
+from infra.backup.inspection import LogSummary, content_of
 from infra.bus.intake import store_all
 from infra.bus.removals import find_intake_problem
 from infra.bus.streams import (
@@ -44,7 +45,7 @@ from infra.bus.streams import (
     existing_log,
     is_being_restored,
     lost_log,
-    new_name,
+    new_id,
     prepare_restoration,
     saved_files,
     worker_consumers,
@@ -62,29 +63,29 @@ from reconciler.failpoints import Failpoint, reach
 Progress = Callable[[int], object]
 """Called with the number of processed events."""
 
-_AT_ONCE: Final = 500
-_MAX_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+_BATCH_EVENTS: Final = 500
+_BATCH_BYTES: Final = 4 * 1024 * 1024
 _SERVER_HEADERS: Final = "Nats-"
 _UNFINISHED: Final = ".replacing-"
 _FINISHED: Final = ".replaced-"
 
 
 class RestoreRefusedError(ReconcilerError):
-    """A backup must not be restored here. The message has the reason and the remedy."""
+    """A backup must not be restored here. The message contains the reason and the remedy."""
 
 
 class LogState(msgspec.Struct, frozen=True):
-    """The identity of a log's state, which changes if the log is recreated or grows."""
+    """Identifies the state of a log: it changes if the log grows or is recreated."""
 
     created: str
     last: int
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The steps of a restore, before anything is written.
+    """The steps of a restore, planned before anything is written.
 
-    ``present``: number of the backup's events that the server already has. ``log``: identity of
-    the server's log. ``log_state``: its state when this was planned. Both are None for no log.
+    ``present``: number of the backup's events that the server already has. ``log``: identity of the
+    server's log. ``log_state``: its state at planning time. Both are None if there is no log.
     """
 
     way: Literal["new", "continue", "replace", "nothing"]
@@ -96,9 +97,9 @@ class Plan(msgspec.Struct, frozen=True):
 class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
     """The result of a restore.
 
-    ``continued``: events of the replaced log after the backup's end that were kept. ``lost``: those
-    that were not. ``declarations``: number that is in the intake again. ``replaced``: the files
-    with the server's former data.
+    ``continued``: number of events after the backup's end that were kept from the replaced log.
+    ``lost``: number of those that were not. ``declarations``: number restored to the intake.
+    ``replaced``: the files with the server's former data.
     """
 
     log_id: str
@@ -114,7 +115,7 @@ class RestoredLog(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def plan_restoration(
-    nc: Client, backup: Backup, knowledge: Knowledge, replace: str | None
+    nc: Client, backup: Backup, summary: LogSummary, replace: str | None
 ) -> Plan:
     """Read the server's state, and return the steps of a restore.
 
@@ -136,14 +137,17 @@ async def plan_restoration(
     if state.last_seq == 0:
         return Plan("new", log=existing, log_state=state_id)
     if existing.log_id == backup.header.identity.log_id and state.messages == state.last_seq:
-        present = await _count_common(nc, backup, state.last_seq)
+        present = await _count_shared_events(nc, backup, state.last_seq)
         if present == state.last_seq:
             is_finished = not is_being_restored(state.config.get("metadata", {}))
-            if present == knowledge.events and is_finished:
-                must = await _needs_new_intake(nc) or await _lacks_saved(nc, backup, knowledge)
-                return Plan("continue" if must else "nothing", present, existing, state_id)
+            if present == summary.events and is_finished:
+                is_incomplete = await _needs_new_intake(nc) or await _lacks_saved_messages(
+                    nc, backup, summary
+                )
+                return Plan("continue" if is_incomplete else "nothing", present, existing, state_id)
             return Plan("continue", present, existing, state_id)
-    is_repeated = is_being_restored(state.config.get("metadata", {})) and _unfinished(backup.path)
+    is_restoring = is_being_restored(state.config.get("metadata", {}))
+    is_repeated = is_restoring and _unfinished_files(backup.path)
     if replace == existing.log_id or is_repeated:
         return Plan("replace", 0, existing, state_id)
     if replace is not None:
@@ -159,23 +163,23 @@ async def plan_restoration(
 
 
 def _check_same_file(backup: Backup, existing: LogIdentity) -> None:
-    """Raise an error for another backup than that of the interrupted restore."""
-    if existing.restored_as_of not in ("", _made_at(backup)):
+    """Raise an error if the interrupted restore used another backup."""
+    if existing.restored_as_of not in ("", _format_time(backup)):
         raise RestoreRefusedError(
-            f"the restore of the backup made at {existing.restored_as_of} was interrupted, and "
-            f"this one was made at {_made_at(backup)}; run `reconciler restore` with the earlier "
-            "file again: the files next to it may contain declarations that exist nowhere else. "
-            f"Without that file, use --replace {existing.log_id}"
+            f"the restore of the backup made at {existing.restored_as_of} was interrupted, but "
+            f"this one was made at {_format_time(backup)}; run `reconciler restore` with the "
+            "earlier file again: the files next to it may contain declarations that exist nowhere "
+            f"else. Without that file, use --replace {existing.log_id}"
         )
 
 
 def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[str]) -> None:
-    """Raise an error for a copy of, or link to, the backup without the saved files next to it."""
-    here = {each.name for each in _unfinished(backup.path)}
-    if missing := [name for name in saved if name not in here]:
+    """Raise an error if the saved files are not next to the backup, such as for a copy or link."""
+    present = {each.name for each in _unfinished_files(backup.path)}
+    if missing := [name for name in saved if name not in present]:
         raise RestoreRefusedError(
-            f"the interrupted restore has saved {some(missing)}, which may contain declarations "
-            f"that exist nowhere else, and which is not next to {backup.path}; run `reconciler "
+            f"the interrupted restore saved {some(missing)}, which may contain declarations "
+            f"that exist nowhere else, but is not next to {backup.path}; run `reconciler "
             "restore` with the same path as before. Without these files, use --replace "
             f"{existing.log_id}"
         )
@@ -184,7 +188,7 @@ def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[st
 def _check_no_other_restore(path: Path) -> None:
     """Raise an error if another restore was interrupted between deleting and marking the log."""
     others = [each for each in path.absolute().parent.iterdir() if _UNFINISHED in each.name]
-    own_files = _unfinished(path)
+    own_files = _unfinished_files(path)
     if names := sorted(
         each.name for each in others if each not in own_files and _is_complete(each)
     ):
@@ -195,14 +199,14 @@ def _check_no_other_restore(path: Path) -> None:
         )
 
 
-def _made_at(backup: Backup) -> str:
+def _format_time(backup: Backup) -> str:
     return f"{backup.header.made_at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 async def restore_log(
     nc: Client,
     backup: Backup,
-    knowledge: Knowledge,
+    summary: LogSummary,
     plan: Plan,
     progress: Progress,
     *,
@@ -210,79 +214,79 @@ async def restore_log(
 ) -> RestoredLog:
     """Write the backup to the server, and verify what was written.
 
-    A repeat continues after the last completed step.
+    If repeated, it continues after the last completed step.
 
     Raises:
         BackupFileError, OSError: a file cannot be read or written.
         RestoreRefusedError: the server's state has changed, or differs from what was written.
         BusError: a request failed.
     """
-    services = _services(backup, *map(Backup, _unfinished(backup.path)))
+    services = _services(backup, *map(Backup, _unfinished_files(backup.path)))
     await prepare_restoration(nc, replicas=replicas, namespaces=services)
     epoch = _new_epoch(backup, plan.log)
-    identity = LogIdentity(backup.header.identity.log_id, epoch, _made_at(backup))
+    identity = LogIdentity(backup.header.identity.log_id, epoch, _format_time(backup))
     floor = await _save_existing(nc, backup.path, plan)
     reach(Failpoint.RESTORE_STEP)
-    saved_backups = [Backup(path) for path in _unfinished(backup.path)]
+    saved_backups = [Backup(path) for path in _unfinished_files(backup.path)]
     for each in saved_backups:
         positions = (one.position for one in _messages_of(each.declarations()))
         floor = max(floor, max(positions, default=0))
     if plan.log is not None and plan.way in ("new", "replace"):
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
-    # After every position of the old intake and in the log, which may have been used.
-    first = max(time.time_ns() // 1_000, knowledge.newest_cause + 1, floor + 1)
+    # After every position that may have been used in the old intake or the log.
+    first = max(time.time_ns() // 1_000, summary.newest_cause + 1, floor + 1)
     saved = [each.path.name for each in saved_backups]
     await begin_restoration(nc, identity, first_position=first, replicas=replicas, saved=saved)
     writer = _Writer(nc, plan.present, progress)
     for message in islice(_messages_of(backup.events()), plan.present, None):
         await writer.add(message)
-    continued, lost = await _continue(writer, saved_backups, knowledge, identity)
+    continued, lost = await _keep_newer_events(writer, saved_backups, summary, identity)
     await writer.flush()
-    await _read_back(nc, knowledge)
+    await _verify_events(nc, summary)
     services = _services(backup, *saved_backups)
     await ensure_topology(nc, replicas=replicas, restored=identity, namespaces=services)
-    declared = await _restore_declarations(nc, [backup, *saved_backups], knowledge)
+    declared = await _restore_declarations(nc, [backup, *saved_backups], summary)
     reach(Failpoint.RESTORE_STEP)
     await end_restoration(nc, identity)
     reach(Failpoint.RESTORE_STEP)
     return RestoredLog(
         identity.log_id,
         identity.epoch,
-        knowledge.events,
+        summary.events,
         plan.present,
         continued,
         lost,
         declared,
-        knowledge.damage,
-        finish(backup.path),
+        summary.damage,
+        rename_saved_files(backup.path),
     )
 
 
 def _services(*sources: Backup) -> list[str]:
-    """Return the namespaces whose services have consumers of the saved logs."""
+    """Return the namespaces whose services had consumers of the saved logs."""
     return sorted({name for each in sources for name in each.header.services})
 
 
 def _new_epoch(backup: Backup, existing: LogIdentity | None) -> str:
-    """Return a new epoch that contains earlier ones, whose keys objects still have (ADR 0065)."""
+    """Return a new epoch that contains earlier ones, which object keys still use (ADR 0065)."""
     base = backup.header.identity
     if existing is not None and existing.log_id == base.log_id and existing.epoch:
         base = existing
-    return ".".join(filter(None, (new_name(), base.epoch)))
+    return ".".join(filter(None, (new_id(), base.epoch)))
 
 
-def finish(path: Path) -> list[str]:
-    """Rename the files next to a restored backup to their final names, and return these."""
+def rename_saved_files(path: Path) -> list[str]:
+    """Rename the files next to a restored backup to their final names. Return the new paths."""
     finished: list[str] = []
-    for each in _unfinished(path):
+    for each in _unfinished_files(path):
         name = each.name.replace(_UNFINISHED, _FINISHED)
         finished.append(str(each.replace(each.with_name(name))))
     return finished
 
 
-def _unfinished(path: Path) -> list[Path]:
-    """Return the files that an incomplete restore of a backup has saved, the oldest first."""
+def _unfinished_files(path: Path) -> list[Path]:
+    """Return the files that an incomplete restore of a backup saved, oldest first."""
     prefix = f"{path.name}{_UNFINISHED}"
     files = [each for each in path.absolute().parent.iterdir() if each.name.startswith(prefix)]
     return sorted(filter(_is_complete, files))
@@ -299,7 +303,7 @@ def _check_format(backup: Backup) -> None:
         raise RestoreRefusedError(f"{backup.path}: {error}") from None
 
 
-# --- what the server has
+# --- the server's state
 
 
 async def _needs_new_intake(nc: Client) -> bool:
@@ -307,22 +311,25 @@ async def _needs_new_intake(nc: Client) -> bool:
     return await intake_position(nc) > 0 and await find_intake_problem(nc) != ""
 
 
-async def _lacks_saved(nc: Client, backup: Backup, knowledge: Knowledge) -> bool:
-    """Return whether an interrupted restore has saved events or declarations that the log lacks.
+async def _lacks_saved_messages(nc: Client, backup: Backup, summary: LogSummary) -> bool:
+    """Return whether an interrupted restore saved events or declarations that the log lacks.
 
-    Another restore, from a copy of the backup, may have ended in the meantime.
+    Another restore, from a copy of the backup, may have completed in the meantime.
     """
-    saved_backups = [Backup(path) for path in _unfinished(backup.path)]
-    saved = _each_of_log(saved_backups, backup.header.identity.log_id)
-    if any(_fits(one, knowledge) == "next" for one in saved):
+    saved_backups = [Backup(path) for path in _unfinished_files(backup.path)]
+    saved = _events_of_log(saved_backups, backup.header.identity.log_id)
+    if any(_compare(one, summary) == "next" for one in saved):
         return True
     names = {
-        _name(one) for each in saved_backups for some in _undecided(each, knowledge) for one in some
+        _declaration_id(one)
+        for each in saved_backups
+        for some in _undecided_declarations(each, summary)
+        for one in some
     }
     if not names or not await intake_position(nc):
         return bool(names)
     stored = await read_subject(nc, INTAKE, EVERY_STORED_INTAKE)
-    return bool(names - {_name(_declaration(_saved(one))) for one in stored})
+    return bool(names - {_declaration_id(_declaration(_to_saved(one))) for one in stored})
 
 
 async def _check_no_clients(nc: Client) -> None:
@@ -339,14 +346,14 @@ async def _check_no_clients(nc: Client) -> None:
             )
 
 
-async def _count_common(nc: Client, backup: Backup, last: int) -> int:
-    """Count the common first events of log and backup, up to a position of the log."""
+async def _count_shared_events(nc: Client, backup: Backup, last: int) -> int:
+    """Count the leading events that log and backup share, up to a position in the log."""
     events = _messages_of(backup.events())
     async with follow(nc, LOG) as follower:
         while follower.position < last:
             for message in await anext(follower):
                 saved = next(events, None)
-                if saved is None or content_of(_saved(message)) != content_of(saved):
+                if saved is None or content_of(_to_saved(message)) != content_of(saved):
                     return message.seq - 1
     return last
 
@@ -366,7 +373,7 @@ async def _save_existing(nc: Client, path: Path, plan: Plan) -> int:
     try:
         await _check_unchanged(nc, plan)
     except RestoreRefusedError:
-        saved_path.unlink()  # nothing of it was deleted from the server
+        saved_path.unlink()  # none of its content was deleted from the server
         raise
     return floor
 
@@ -381,8 +388,8 @@ async def _check_unchanged(nc: Client, plan: Plan) -> None:
         current = LogState(state.created, state.last_seq)
     if current != plan.log_state:
         raise RestoreRefusedError(
-            f"another client has changed stream {LOG} in the meantime, for example another "
-            "`reconciler restore`; this one changed nothing. Wait until the other one has ended, "
+            f"another client has changed stream {LOG} in the meantime (for example, another "
+            "`reconciler restore`); this one changed nothing. Wait until the other one has ended, "
             "then retry"
         )
 
@@ -400,8 +407,8 @@ class _Writer:
         self._pending: list[OutgoingMessage] = []
         self._bytes = 0
 
-    async def add(self, saved: Saved) -> None:
-        kept = {
+    async def add(self, saved: SavedMessage) -> None:
+        headers = {
             name: value
             for name, value in (saved.headers or {}).items()
             if not name.startswith(_SERVER_HEADERS)
@@ -411,13 +418,13 @@ class _Writer:
             OutgoingMessage(
                 saved.subject,
                 saved.payload,
-                kept or None,
+                headers or None,
                 expected_filter="log.>" if is_first else None,
                 expected_last=self._position,
             )
         )
         self._bytes += len(saved.payload)
-        if len(self._pending) >= _AT_ONCE or self._bytes >= _MAX_BYTES_AT_ONCE:
+        if len(self._pending) >= _BATCH_EVENTS or self._bytes >= _BATCH_BYTES:
             await self.flush()
 
     async def flush(self) -> None:
@@ -428,41 +435,41 @@ class _Writer:
             self._progress(self._position)
 
 
-async def _continue(
-    writer: _Writer, saved_backups: Sequence[Backup], knowledge: Knowledge, identity: LogIdentity
+async def _keep_newer_events(
+    writer: _Writer, saved_backups: Sequence[Backup], summary: LogSummary, identity: LogIdentity
 ) -> tuple[int, int]:
-    """Keep the events of replaced logs after the backup, as far as each resource's chain continues.
+    """Keep a replaced log's events after the backup, if they continue their resources' chains.
 
-    Digests decide: an event is kept if it continues exactly the history that the backup has.
+    An event is kept if, by its digest, it exactly continues the history in the backup.
     """
     continued = lost = 0
-    for saved in _each_of_log(saved_backups, identity.log_id):
-        fits = _fits(saved, knowledge)
-        if fits == "known":
+    for saved in _events_of_log(saved_backups, identity.log_id):
+        comparison = _compare(saved, summary)
+        if comparison == "known":
             continue
-        if fits == "lost":
+        if comparison == "lost":
             lost += 1
             continue
         continued += 1
-        here = msgspec.structs.replace(saved, position=knowledge.events + 1)
-        knowledge.take(here)
-        await writer.add(here)
+        kept = msgspec.structs.replace(saved, position=summary.events + 1)
+        summary.add(kept)
+        await writer.add(kept)
     return continued, lost
 
 
-def _each_of_log(sources: Sequence[Backup], log_id: str) -> Generator[Saved]:
+def _events_of_log(sources: Sequence[Backup], log_id: str) -> Generator[SavedMessage]:
     for source in sources:
         if source.header.identity.log_id == log_id:
             yield from _messages_of(source.events())
 
 
-def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"]:
+def _compare(saved: SavedMessage, summary: LogSummary) -> Literal["known", "next", "lost"]:
     fields = recorded(saved)
     try:
         event = decode_log(fields.payload)
     except InvalidMessageError:
         return "lost"
-    chain = knowledge.chains.chains.get(event.subject)
+    chain = summary.chains.chains.get(event.subject)
     version, digest = (0, "") if chain is None else (chain.version or 0, chain.digest)
     if event.resourceversion <= version:
         return "known"
@@ -471,58 +478,61 @@ def _fits(saved: Saved, knowledge: Knowledge) -> Literal["known", "next", "lost"
     return "next"
 
 
-async def _read_back(nc: Client, knowledge: Knowledge) -> None:
+async def _verify_events(nc: Client, summary: LogSummary) -> None:
     """Read the whole log, and compare it with what was written."""
-    written = Knowledge()
+    written = LogSummary()
     async with follow(nc, LOG) as follower:
         async for messages in follower.replay():
             for message in messages:
-                written.take(_saved(message))
-    if (written.events, written.content) != (knowledge.events, knowledge.content):
+                written.add(_to_saved(message))
+    if (written.events, written.content) != (summary.events, summary.content):
         raise RestoreRefusedError(
             f"the server returns {written.events} events, which differ from the "
-            f"{knowledge.events} that were written; check its disk and its log, and restore to "
+            f"{summary.events} that were written; check its disk and its log, and restore to "
             "another server"
         )
 
 
-async def _restore_declarations(nc: Client, sources: Sequence[Backup], knowledge: Knowledge) -> int:
-    """Store the declarations that the log lacks in the new intake, in their order."""
+async def _restore_declarations(nc: Client, sources: Sequence[Backup], summary: LogSummary) -> int:
+    """Store the declarations that the log lacks in the new intake, in order."""
     known: set[tuple[str, str]] = set()
     log_id = sources[0].header.identity.log_id
     for source in sources:
         if source.header.identity.log_id != log_id:
             continue
-        for unknown in _undecided(source, knowledge):
-            # The file of an interrupted restore contains the declarations again that were already
-            # stored.
-            fresh = {_name(one): one for one in unknown if _name(one) not in known}
-            if not fresh:
+        for unknown in _undecided_declarations(source, summary):
+            # The file of an interrupted restore may repeat declarations that were already stored.
+            new_declarations = {
+                _declaration_id(one): one for one in unknown if _declaration_id(one) not in known
+            }
+            if not new_declarations:
                 continue
-            known.update(fresh)
-            for result in await store_all(nc, [*fresh.values()]):
+            known.update(new_declarations)
+            for result in await store_all(nc, [*new_declarations.values()]):
                 if isinstance(result, Exception):
                     raise result
             reach(Failpoint.RESTORE_STEP)
     return len(known)
 
 
-def _undecided(source: Backup, knowledge: Knowledge) -> Generator[list[OutgoingMessage]]:
-    """Yield the declarations of a file that the log lacks, in blocks."""
-    is_behind = 0 < source.header.intake_position < knowledge.newest_cause
+def _undecided_declarations(
+    source: Backup, summary: LogSummary
+) -> Generator[list[OutgoingMessage]]:
+    """Yield a file's declarations that the log lacks, in blocks."""
+    is_behind = 0 < source.header.intake_position < summary.newest_cause
     for messages in source.declarations():
         yield [
             _declaration(one)
             for one in messages
-            if not knowledge.has_decided(one, is_behind=is_behind)
+            if not summary.has_decided(one, is_behind=is_behind)
         ]
 
 
-def _name(declaration: OutgoingMessage) -> tuple[str, str]:
+def _declaration_id(declaration: OutgoingMessage) -> tuple[str, str]:
     return declaration.subject, (declaration.headers or {})[MESSAGE_ID]
 
 
-def _declaration(saved: Saved) -> OutgoingMessage:
+def _declaration(saved: SavedMessage) -> OutgoingMessage:
     """Return a declaration as it was first published, without its reply subject."""
     headers = {
         name: value
@@ -534,11 +544,11 @@ def _declaration(saved: Saved) -> OutgoingMessage:
     return OutgoingMessage(subject, saved.payload, {**headers, MESSAGE_ID: message_id})
 
 
-def _saved(message: StoredMessage) -> Saved:
+def _to_saved(message: StoredMessage) -> SavedMessage:
     headers = dict(message.headers) if message.headers else None
-    return Saved(message.seq, message.subject, message.time_ns, headers, message.payload)
+    return SavedMessage(message.seq, message.subject, message.time_ns, headers, message.payload)
 
 
-def _messages_of(blocks: Iterable[Sequence[Saved]]) -> Generator[Saved]:
+def _messages_of(blocks: Iterable[Sequence[SavedMessage]]) -> Generator[SavedMessage]:
     for messages in blocks:
         yield from messages

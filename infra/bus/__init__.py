@@ -1,1 +1,1 @@
-"""The streams on JetStream, and the implementations of ``reconciler.ports``."""
+"""The JetStream streams, and the implementations of ``reconciler.ports``."""

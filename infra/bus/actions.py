@@ -1,4 +1,4 @@
-"""Deliver decided actions to workers, each to one worker at a time."""
+"""Deliver each decided action to one worker at a time."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from events.log import LogEvent, log_class
 from events.subjects import parse_log
 from infra.bus.dead_letters import store_letters
 from infra.bus.removals import with_remedy
-from infra.bus.retries import patiently
-from infra.bus.streams import LOG, make_worker_consumer
+from infra.bus.retries import retry_read
+from infra.bus.streams import LOG, ensure_worker_consumer
 from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError, BusRefusedError, StreamFullError
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import stream_state
 from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery, NotTakenError
 
-_OFFERED_AGAIN_SECONDS = 30.0
+_REDELIVERY_SECONDS = 30.0
 _logger = structlog.get_logger(__name__)
 
 
 class JetStreamActionReader:
-    """Implements ``reconciler.ports.ActionReader``, with a queue per configuration (ADR 0018)."""
+    """Implements ``reconciler.ports.ActionReader`` with a queue per configuration (ADR 0018)."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._reader = PullGroup(nc, LOG, [], until_done=True)
-        # By reply subject: actions that this reader must return on close, and those that still
-        # count against its consumer's room.
+        self._reader = PullGroup(nc, LOG, [], keep_room=True)
+        # By reply subject: actions that this reader must return on close, and actions that still
+        # count against their consumer's room.
         self._leased: dict[str, Delivered] = {}
-        self._without_room: set[str] = set()
+        self._occupying_room: set[str] = set()
         self._connections: int | None = None
-        # Last position at the time of the current connection. See `_note_connection`.
+        # The log's last position at the start of the current connection, see `_track_connection`.
         self._decided_before = 0
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        """Add the actions of a configuration, or change the number of them to hold."""
-        await self._note_connection()
+        """Add the actions of a configuration, or change how many of them to hold."""
+        await self._track_connection()
         try:
             with with_remedy():
-                name = await patiently(
+                name = await retry_read(
                     self._nc,
-                    lambda: make_worker_consumer(self._nc, provider_config),
+                    lambda: ensure_worker_consumer(self._nc, provider_config),
                     seconds=math.inf,
                 )
-        except (BusRefusedError, StreamFullError) as error:  # for example, a limit of the account
+        except (BusRefusedError, StreamFullError) as error:  # for example, an account limit
             raise NotTakenError(str(error)) from error
         self._reader.take_from(name, most)
 
@@ -61,40 +61,38 @@ class JetStreamActionReader:
             actions: list[ActionDelivery] = []
             with with_remedy():
                 delivered = await self._reader.next_batch()
-            await self._note_connection()
+            await self._track_connection()
             for each in delivered:
                 try:
                     event = _action(each)
                 except ValueError as error:
-                    await self._leave(each, str(error))
+                    await self._return_unreadable(each, str(error))
                     continue
                 self._leased[each.reply] = each
-                self._without_room.add(each.reply)
-                # The number of deliveries is reliable only for actions decided since the connection
-                # was made.
+                self._occupying_room.add(each.reply)
+                # The delivery count is reliable only for actions decided during this connection.
                 is_certain = each.seq > self._decided_before
                 actions.append(ActionDelivery(each.seq, event, each.delivered, each, is_certain))
             if actions:
                 return actions
 
-    async def _note_connection(self) -> None:
-        """Record the log's end at the start of a connection, to mark older actions as uncertain.
+    async def _track_connection(self) -> None:
+        """Record the log's end when a connection starts, so that older actions count as uncertain.
 
-        A killed server loses its most recent delivery counts, and counts those deliveries from one
-        again.
+        A killed server loses its most recent delivery counts, and starts counting from one again.
         """
         connections: int = self._nc.stats["reconnects"]
         if connections != self._connections:
             with with_remedy():
-                state = await patiently(
+                state = await retry_read(
                     self._nc, lambda: stream_state(self._nc, LOG), seconds=math.inf
                 )
             self._connections, self._decided_before = connections, state.last_seq
 
-    async def _leave(self, unreadable: Delivered, reason: str) -> None:
-        """Report an action that cannot be decoded, and leave it to other workers.
+    async def _return_unreadable(self, unreadable: Delivered, reason: str) -> None:
+        """Report an action that cannot be decoded, and return it for other workers.
 
-        It is never terminated, because it was decided, and a newer release may support it.
+        It is not terminated, because it was decided, and a newer release may support it.
         """
         _logger.error("reading an action failed", position=unreadable.seq, error=reason)
         letter = DeadLetter(
@@ -119,15 +117,15 @@ class JetStreamActionReader:
                 )
         except BusError as error:  # the next delivery reports it again
             _logger.warning("storing a dead letter failed", error=str(error))
-        self._reader.done(unreadable)
-        await nak(self._nc, unreadable, _OFFERED_AGAIN_SECONDS)
+        self._reader.free_room(unreadable)
+        await nak(self._nc, unreadable, _REDELIVERY_SECONDS)
 
     def make_room(self, delivery: ActionDelivery) -> None:
         """Free the room of an action, so that the server delivers another one."""
         receipt = cast("Delivered", delivery.receipt)
-        if receipt.reply in self._without_room:  # otherwise the room is already free
-            self._without_room.discard(receipt.reply)
-            self._reader.done(receipt)
+        if receipt.reply in self._occupying_room:  # otherwise the room is already free
+            self._occupying_room.discard(receipt.reply)
+            self._reader.free_room(receipt)
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Acknowledge actions whose results are stored."""
@@ -143,7 +141,7 @@ class JetStreamActionReader:
         await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 
     async def close(self) -> None:
-        """Stop pulling, and return unacknowledged actions for an immediate redelivery."""
+        """Stop pulling, and return unacknowledged actions for immediate redelivery."""
         await self._reader.close()
         with contextlib.suppress(BusError):
             for each in self._leased.values():
@@ -155,7 +153,7 @@ def _action(delivered: Delivered) -> LogEvent:
     """Decode an action.
 
     Raises:
-        ValueError: it is not an action, or belongs to another resource.
+        ValueError: the event is not an action, or belongs to another resource.
     """
     event = decode_log(delivered.payload)
     if log_class(event.data) != "action":

@@ -1,4 +1,4 @@
-"""The bus's clock: one for all processes, independent of the clocks of their machines."""
+"""The bus clock: one for all processes, independent of their machines' clocks."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from nats.aio.client import Client
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 
-WRONG: Final = timedelta(seconds=30)
-"""Difference from which a clock counts as wrong. A role may take seconds to store an event."""
+MAX_CLOCK_DIFFERENCE: Final = timedelta(seconds=30)
+"""Difference above which a clock counts as wrong; a role may take seconds to store an event."""
 
-_NONE = timedelta(0)
+_ZERO = timedelta(0)
 
 
 class BusClock(NamedTuple):
-    """The offset of the bus's clock from this machine's clock.
+    """The offset of the bus clock from this machine's clock.
 
     Attributes:
         ahead: bus time minus local time.
-        margin: possible error of `ahead`, in both directions.
+        margin: possible error of `ahead`, in either direction.
     """
 
     ahead: timedelta
@@ -30,23 +30,23 @@ class BusClock(NamedTuple):
 
     @property
     def difference(self) -> timedelta:
-        """The smallest possible difference of the two clocks."""
-        return max(abs(self.ahead) - self.margin, _NONE)
+        """The smallest possible difference between the two clocks."""
+        return max(abs(self.ahead) - self.margin, _ZERO)
 
     def now(self) -> datetime:
-        """Return the bus's current time."""
+        """Return the current bus time."""
         return datetime.now(UTC) + self.ahead
 
 
 async def read_clock(nc: Client) -> BusClock:
-    """Read the bus's clock from a response.
+    """Read the bus clock from a response.
 
     Raises:
         BusError: the request failed.
     """
     sent_at = time.time()
-    answer = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-    return clock_of(str(answer["ts"]), sent_at, time.time())
+    response = await api_request(nc, f"STREAM.INFO.{LOG}", None)
+    return clock_of(str(response["ts"]), sent_at, time.time())
 
 
 def clock_of(bus_time: str, sent_at: float, received_at: float) -> BusClock:

@@ -1,4 +1,4 @@
-"""The operations of a service's client on the bus."""
+"""The operations of a client on the bus."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from events.intake import ListingPart, Reply
 from events.names import ResourceKey
 from events.subjects import REPLY_HEADER, outcome_filter, parse_intake
 from events.subjects import intake as intake_subject
-from infra.bus.answers import AnswerBox, Round
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
 from infra.bus.log_moments import log_between
 from infra.bus.outcome_feeds import (
     DurableOutcomes,
     FollowedOutcomes,
-    can_be_bound,
-    followed,
-    followed_bound,
-    readable,
+    can_use_service_consumers,
+    decode_readable,
+    follow_durable,
+    follow_outcomes,
+    follow_service_outcomes,
 )
-from infra.bus.outcome_feeds import durable as open_durable
-from infra.bus.retries import patiently
+from infra.bus.replies import ReplyBox, Round
+from infra.bus.retries import retry_read
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import INTAKE, LOG
 from infra.bus.user import user_of_connection
 from infra.jetstream.errors import BusDeniedError, BusUnavailableError
 from infra.jetstream.outgoing import MESSAGE_ID, OutgoingMessage
 from infra.jetstream.publish import publish, publish_many, store_all
-from infra.jetstream.reads import last_for_subjects, last_of_each, stream_state
+from infra.jetstream.reads import last_by_subject, last_for_subjects, stream_state
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut, StoredEvent
 
 _RETRY_SECONDS: Final = 0.2
-_CHECK_SECONDS: Final = 0.5  # interval of checks whether the connection was lost
+_CHECK_SECONDS: Final = 0.5  # interval between checks for a lost connection
 _logger = structlog.get_logger(__name__)
 
 OnRetry = Callable[[int], object]
@@ -52,13 +52,13 @@ OnRetry = Callable[[int], object]
 
 
 class RetryLog:
-    """Logs retries, at most one per second, because each message may be retried separately."""
+    """Logs at most one retry per second, because each message may be retried separately."""
 
     def __init__(self) -> None:
         self._not_before = 0.0
 
     def __call__(self, count: int) -> None:
-        """Log the number of unconfirmed messages, unless a retry was logged in the last second."""
+        """Log the number of unconfirmed messages, unless this was done within the last second."""
         now = time.monotonic()
         if now >= self._not_before:
             self._not_before = now + 1.0
@@ -69,28 +69,28 @@ log_retry: OnRetry = RetryLog()
 
 
 class JetStreamClientBus:
-    """Operations of a client. ``source`` names the publisher.
+    """A client's operations. ``source``: name of the publisher.
 
-    Every method may raise `BusError` classes. Methods retry internally while a result is unknown.
+    Every method may raise a `BusError`. Methods retry internally while a result is unknown.
     """
 
     def __init__(self, nc: Client, source: str, on_retry: OnRetry = log_retry) -> None:
         self._nc = nc
         self._source = source
         self._on_retry = on_retry
-        self._answers = AnswerBox(nc)
+        self._replies = ReplyBox(nc)
         self._rows = JetStreamRows(nc)
         self._uses_service_consumers = False
         self._user = ""
 
     async def open(self) -> None:
-        """Subscribe to replies, and determine the user for published messages."""
+        """Subscribe to replies, and determine the user name for published messages."""
         self._user = await user_of_connection(self._nc)
-        await self._answers.open(self._user)
+        await self._replies.open(self._user)
 
     async def close(self) -> None:
         """End the subscription to replies."""
-        await self._answers.close()
+        await self._replies.close()
 
     # --- the intake
 
@@ -106,12 +106,12 @@ class JetStreamClientBus:
                 for error in (await self._store(outgoing)).values():
                     raise error
         except TimeoutError:
-            raise _unconfirmed(len(messages), timeout_seconds) from None
+            raise _build_unconfirmed_error(len(messages), timeout_seconds) from None
 
     async def ask(
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
-        """Store messages, and return their replies, with None for those not received in time.
+        """Store messages, and return their replies, with None for those that do not arrive in time.
 
         A message that the server refused has a refusal, unless it refused all of them.
 
@@ -119,31 +119,31 @@ class JetStreamClientBus:
             WaitTimeoutError: the server did not confirm all messages in time.
         """
         stored = asyncio.Event()
-        with self._answers.round(len(messages)) as questions:
+        with self._replies.expect(len(messages)) as requests:
             try:
                 async with asyncio.timeout(timeout_seconds):
-                    await self._ask(messages, questions, stored)
+                    await self._ask(messages, requests, stored)
             except TimeoutError:
                 if not stored.is_set():
-                    raise _unconfirmed(len(messages), timeout_seconds) from None
-                _logger.info("replies are missing", count=len(questions.unanswered))
-            return questions.answers
+                    raise _build_unconfirmed_error(len(messages), timeout_seconds) from None
+                _logger.info("replies are missing", count=len(requests.pending))
+            return requests.replies
 
     async def _ask(
-        self, messages: Sequence[IntakeMessageOut], questions: Round, stored: asyncio.Event
+        self, messages: Sequence[IntakeMessageOut], requests: Round, stored: asyncio.Event
     ) -> None:
-        """Store messages, and store those without a reply again after a lost connection.
+        """Store messages; after a lost connection, again store those without a reply.
 
-        A lost connection loses replies. The decider detects a repeat by its id, and replies
-        `Duplicate`.
+        A lost connection loses replies. The decider detects a repeated message by its id, and
+        replies `Duplicate`.
         """
-        while not questions.complete.is_set():
+        while not requests.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
             indexes = questions.unanswered
             failures = await self._store(
                 [
-                    self._outgoing(messages[index], {REPLY_HEADER: questions.reply_to(index)})
-                    for index in indexes
+                    self._outgoing(messages[index], {REPLY_HEADER: requests.reply_to(index)})
+                    for index in requests.pending
                 ]
             )
             for number, error in failures.items():
@@ -153,7 +153,7 @@ class JetStreamClientBus:
                 questions.take(indexes[number], _refusal(messages[indexes[number]], error))
             stored.set()
             while self._nc.stats["reconnects"] == reconnects:
-                if await _is_set(questions.complete):
+                if await _is_set(requests.complete):
                     return
 
     async def _store(self, outgoing: Sequence[OutgoingMessage]) -> Mapping[int, Exception]:
@@ -193,12 +193,12 @@ class JetStreamClientBus:
         self, *, most: int | None = None
     ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
         """Read the dead letters, and the records of their handling."""
-        stored = await patiently(self._nc, lambda: read_letters(self._nc, most=most))
+        stored = await retry_read(self._nc, lambda: read_letters(self._nc, limit=most))
         return stored.letters, stored.handled
 
     async def discarded(self) -> Sequence[Discarded]:
         """Read the counts of messages that got no dead letter."""
-        return await patiently(self._nc, lambda: read_discarded(self._nc))
+        return await retry_read(self._nc, lambda: read_discarded(self._nc))
 
     async def letter_handled(self, handled: DeadLetterHandled) -> None:
         """Record the handling of a dead letter."""
@@ -207,29 +207,29 @@ class JetStreamClientBus:
     async def publish_again(
         self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
     ) -> tuple[int, Reply | None]:
-        """Store an intake message with its payload unchanged, under a new id.
+        """Store an intake message with an unchanged payload, under a new id.
 
         The publisher is this client's user, regardless of the original one.
         """
         what, key = parse_intake(subject)
         own_subject = intake_subject(what, key, self._user)
-        with self._answers.round(1) as question:
-            headers = {MESSAGE_ID: message_id, REPLY_HEADER: question.reply_to(0)}
+        with self._replies.expect(1) as request:
+            headers = {MESSAGE_ID: message_id, REPLY_HEADER: request.reply_to(0)}
             stored = await publish(self._nc, own_subject, payload, headers=headers)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(answer_seconds):
-                    await question.complete.wait()
-            return stored.seq, question.answers[0]
+                    await request.complete.wait()
+            return stored.seq, request.replies[0]
 
     # --- observed state
 
     async def last_intake_position(self) -> int:
         """Return the intake's last position."""
-        state = await patiently(self._nc, lambda: stream_state(self._nc, INTAKE))
+        state = await retry_read(self._nc, lambda: stream_state(self._nc, INTAKE))
         return state.last_seq
 
     async def store_listing_parts(self, subject: str, parts: Sequence[ListingPart]) -> None:
-        """Store the parts of a listing, pipelined in this order, and raise the first failure."""
+        """Store the parts of a listing, pipelined in order, and raise the first failure."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
         for part in parts:
@@ -246,44 +246,45 @@ class JetStreamClientBus:
         self, tokens: Sequence[str], *, after: int | None
     ) -> AbstractAsyncContextManager[FollowedOutcomes]:
         """Follow outcomes after a position, or only new ones."""
-        return self._followed(tokens, after)
+        return self._follow_outcomes(tokens, after)
 
     @asynccontextmanager
-    async def _followed(
+    async def _follow_outcomes(
         self, tokens: Sequence[str], after: int | None
     ) -> AsyncGenerator[FollowedOutcomes]:
-        """Follow as an unrestricted user, or as a service with the consumers of its namespace.
+        """Follow as an unrestricted user, or as a service with its namespace's consumers.
 
-        The first attempt determines the permissions, because an unrestricted user needs no
-        consumers.
+        The first attempt determines which, because an unrestricted user needs no consumers.
         """
         async with AsyncExitStack() as stack:
             feed = None
             if not self._uses_service_consumers:
                 try:
-                    feed = await stack.enter_async_context(followed(self._nc, tokens, after))
+                    feed = await stack.enter_async_context(follow_outcomes(self._nc, tokens, after))
                 except BusDeniedError:
-                    if not can_be_bound(tokens):
+                    if not can_use_service_consumers(tokens):
                         raise
                     self._uses_service_consumers = True
             if feed is None:
-                feed = await stack.enter_async_context(followed_bound(self._nc, tokens, after))
+                feed = await stack.enter_async_context(
+                    follow_service_outcomes(self._nc, tokens, after)
+                )
             yield feed
 
     def durable_outcomes(
         self, tokens: str, *, after: int | None, durable: str
     ) -> AbstractAsyncContextManager[DurableOutcomes]:
         """Follow outcomes with a durable consumer."""
-        return open_durable(self._nc, tokens, after, durable)
+        return follow_durable(self._nc, tokens, after, durable)
 
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
         """Read the newest outcome of each resource."""
         subjects = [outcome_filter(key.tokens) for key in keys]
-        read = last_of_each if self._uses_service_consumers else last_for_subjects
-        messages = await patiently(self._nc, lambda: read(self._nc, LOG, subjects))
+        read = last_by_subject if self._uses_service_consumers else last_for_subjects
+        messages = await retry_read(self._nc, lambda: read(self._nc, LOG, subjects))
         newest: dict[ResourceKey, StoredEvent] = {}
-        # One message for every type of outcome that a resource has had.
-        for each in readable(messages, LOG):
+        # There is one message for every type of outcome that a resource has had.
+        for each in decode_readable(messages, LOG):
             if each.position >= newest.get(each.event.key, each).position:
                 newest[each.event.key] = each
         return list(newest.values())
@@ -293,9 +294,9 @@ class JetStreamClientBus:
     async def replay(
         self, tokens: str, *, after: int, follow: bool
     ) -> AsyncGenerator[Sequence[StoredEvent]]:
-        """Read the log after a position, up to its end, or without an end if `follow` is set."""
-        reading = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
-        async with aclosing(reading) as batches:
+        """Read the log after a position, up to its end, or indefinitely if `follow` is set."""
+        log_events = log_between(self._nc, f"log.{tokens}.>", after=after, follows=follow)
+        async with aclosing(log_events) as batches:
             async for events in batches:
                 yield events
 
@@ -303,31 +304,25 @@ class JetStreamClientBus:
 
     async def row(self, name: str) -> bytes | None:
         """Read one row."""
-        rows = await patiently(self._nc, lambda: self._rows.get([name]))
+        rows = await retry_read(self._nc, lambda: self._rows.get([name]))
         return rows.get(name)
 
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern."""
-        return await patiently(self._nc, lambda: self._rows.matching(pattern))
+        return await retry_read(self._nc, lambda: self._rows.matching(pattern))
 
 
-def _refusal(message: IntakeMessageOut, error: Exception) -> Reply:
-    """Return the refusal of a message that the server did not store."""
-    reason = "Denied" if isinstance(error, BusDeniedError) else "NotStored"
-    return Reply(False, reason, 0, 0, str(error), str(message.key), message.message_id)
-
-
-def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:
+def _build_unconfirmed_error(count: int, seconds: float) -> WaitTimeoutError:
     noun = "message" if count == 1 else "messages"
     return WaitTimeoutError(
         f"the server did not confirm {count} {noun} within {seconds:g} s, and may or may not "
-        "have stored them; check that the disk of the server has room, then send them again, "
+        "have stored them; check that the server's disk has room, then send them again, "
         "which is safe"
     )
 
 
 async def _is_set(event: asyncio.Event) -> bool:
-    """Wait for an event for `_CHECK_SECONDS`, and return whether it is set."""
+    """Wait for an event for up to `_CHECK_SECONDS`, and return whether it is set."""
     try:
         async with asyncio.timeout(_CHECK_SECONDS):
             await event.wait()

@@ -1,7 +1,7 @@
-"""Dead letters on the stream DEADLETTERS: written by services, read and handled by operators.
+"""Dead letters in the stream DEADLETTERS: stored by roles, read and handled by operators.
 
 Each namespace has a share of the stream. The server counts messages by subject, but not bytes.
-Therefore the subject of a letter contains its size, rounded up to a power of two, so that the sum
+Therefore, the subject of a letter contains its size, rounded up to a power of two, so that the sum
 of a namespace's sizes is never too small.
 """
 
@@ -41,12 +41,12 @@ from infra.jetstream.reads import (
 from reconciler.ports import DeadLetter
 
 _RECORD_BYTES: Final = 32 * 1024  # upper bound of reason, subject and headers
-_SUBJECT_AND_HEADERS_BYTES: Final = 384  # upper bound, including the headers of the server
+_SUBJECT_AND_HEADERS_BYTES: Final = 384  # upper bound, including the server's headers
 _SIZE_TOKEN: Final = 3  # index in a letter's subject
-_BYTES_AT_ONCE: Final = 4 * 1024 * 1024
-"""Bytes stored between two checks of a namespace's use.
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Bytes stored between two checks of how much a namespace uses.
 
-Concurrent processes can exceed the share by at most this amount each.
+Each of several concurrent processes can exceed the share by at most this amount.
 """
 
 _encoder = msgspec.json.Encoder()
@@ -56,7 +56,7 @@ _discarded_decoder = msgspec.json.Decoder(list[Discarded])
 
 
 class StoredLetters(NamedTuple):
-    """Dead letters by number, their handling, and whether older letters were omitted."""
+    """Dead letters by number, how they were handled, and whether older letters were omitted."""
 
     letters: Mapping[int, DeadLetterRecord]
     handled: Sequence[DeadLetterHandled]
@@ -73,18 +73,18 @@ class _Outgoing(NamedTuple):
 
 
 async def store_letters(nc: Client, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-    """Store dead letters that were not reported yet, and return those that wait for room.
+    """Store dead letters that were not yet reported, and return those that wait for room.
 
     A letter beyond its namespace's share is only counted, unless its message is usable. Raises the
-    first failure, except of a full stream.
+    first failure, unless the stream is full.
     """
     waiting: list[DeadLetter] = []
     discarded: list[DeadLetter] = []
     outgoing = [_outgoing(nc, each) for each in letters]
-    for some in _chunks(await _unreported(nc, outgoing)):
-        fitting, beyond = await _divide_by_share(nc, some)
-        waiting += [each for each in beyond if each.usable]
-        discarded += [each for each in beyond if not each.usable]
+    for chunk in _chunks(await _filter_unreported(nc, outgoing)):
+        fitting, over_share = await _split_by_share(nc, chunk)
+        waiting += [each for each in over_share if each.usable]
+        discarded += [each for each in over_share if not each.usable]
         results = await store_all(nc, [each.message for each in fitting])
         for each, result in zip(fitting, results, strict=True):
             if isinstance(result, StreamFullError):
@@ -100,10 +100,10 @@ async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
 
     If it raises an error, the messages may or may not be counted.
     """
-    more = [(namespace_of(each.delivery.subject), each.stage) for each in letters]
-    while more:
+    pairs = [(namespace_of(each.delivery.subject), each.stage) for each in letters]
+    while pairs:
         stored = await last_from_leader(nc, RATES, DISCARDED)
-        counts = count_discarded(_discarded(stored), more, datetime.now(UTC))
+        counts = count_discarded(_decode_discarded(stored), pairs, datetime.now(UTC))
         message = OutgoingMessage(
             DISCARDED,
             _encoder.encode(counts),
@@ -113,28 +113,28 @@ async def discard(nc: Client, letters: Sequence[DeadLetter]) -> None:
         try:
             await append(nc, [message])
         except AppendConflictError:
-            continue  # another process has written: add to its counts
+            continue  # another process wrote first: add to its counts
         return
 
 
 async def read_discarded(nc: Client) -> Sequence[Discarded]:
     """Read the counts of messages that got no dead letter, newest last."""
-    return _discarded(await last_from_leader(nc, RATES, DISCARDED))
+    return _decode_discarded(await last_from_leader(nc, RATES, DISCARDED))
 
 
-async def read_letters(nc: Client, *, most: int | None = None) -> StoredLetters:
-    """Read the dead letters, or about the ``most`` newest ones, and their handling."""
+async def read_letters(nc: Client, *, limit: int | None = None) -> StoredLetters:
+    """Read the dead letters, or about the ``limit`` newest ones, and how they were handled."""
     state = await stream_state(nc, DEADLETTERS)
     first = state.first_seq
-    if most is not None and state.messages > most:
-        first = max(first, state.last_seq + 1 - most)
+    if limit is not None and state.messages > limit:
+        first = max(first, state.last_seq + 1 - limit)
     letters: dict[int, DeadLetterRecord] = {}
     handled: list[DeadLetterHandled] = []
     for message in await read_subject(nc, DEADLETTERS, "deadletter.>", start_seq=first):
         if message.subject == HANDLED:
-            handled += _handled(message)
+            handled += _decode_handled(message)
         else:
-            letters[message.seq] = _record(message)
+            letters[message.seq] = _decode_record(message)
     return StoredLetters(letters, handled, first > state.first_seq)
 
 
@@ -143,29 +143,30 @@ async def store_handled(nc: Client, handled: DeadLetterHandled) -> None:
     await publish(nc, HANDLED, _encoder.encode(handled))
 
 
-async def _unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
-    """Return the letters that do not repeat the newest letter about the same problem."""
-    about = {
+async def _filter_unreported(nc: Client, outgoing: Sequence[_Outgoing]) -> list[_Outgoing]:
+    """Return the letters that do not repeat the newest letter on the same problem."""
+    subjects = {
         _any_size_subject(each.letter, each.namespace) for each in outgoing if each.letter.dedup_key
     }
-    if not about:
+    if not subjects:
         return list(outgoing)
-    letters = await last_for_subjects(nc, DEADLETTERS, list(about))
+    letters = await last_for_subjects(nc, DEADLETTERS, list(subjects))
     newest = {
-        _of_any_size(known.subject): known for known in sorted(letters, key=lambda known: known.seq)
+        _without_size(known.subject): known
+        for known in sorted(letters, key=lambda known: known.seq)
     }
     known = {(subject, _identity(each.headers)) for subject, each in newest.items()}
     return [
         each
         for each in outgoing
-        if (_of_any_size(each.message.subject), _identity(each.message.headers)) not in known
+        if (_without_size(each.message.subject), _identity(each.message.headers)) not in known
     ]
 
 
 def _chunks(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
     start, size = 0, 0
     for end, each in enumerate(outgoing):
-        if end > start and size + each.size > _BYTES_AT_ONCE:
+        if end > start and size + each.size > _CHUNK_BYTES:
             yield outgoing[start:end]
             start, size = end, 0
         size += each.size
@@ -173,26 +174,26 @@ def _chunks(outgoing: Sequence[_Outgoing]) -> Iterator[Sequence[_Outgoing]]:
         yield outgoing[start:]
 
 
-async def _divide_by_share(
+async def _split_by_share(
     nc: Client, outgoing: Sequence[_Outgoing]
 ) -> tuple[Sequence[_Outgoing], Sequence[DeadLetter]]:
     """Return the letters within their namespaces' shares, and those beyond them."""
     state = await stream_state(nc, DEADLETTERS)
-    most = state.config["max_bytes"]
-    share = int(most * DEAD_LETTERS_PER_NAMESPACE)
-    if most < 0 or state.bytes + sum(each.size for each in outgoing) <= share:
-        return outgoing, []  # no limit, or all namespaces together are within one share
+    limit = state.config["max_bytes"]
+    share = int(limit * DEAD_LETTERS_PER_NAMESPACE)
+    if limit < 0 or state.bytes + sum(each.size for each in outgoing) <= share:
+        return outgoing, []  # there is no limit, or all namespaces together are within one share
     used = {name: await _used_bytes(nc, name) for name in {each.namespace for each in outgoing}}
     fitting: list[_Outgoing] = []
-    beyond: list[DeadLetter] = []
+    over_share: list[DeadLetter] = []
     for each in outgoing:
-        # A single letter may exceed a share. Then only the limit of the stream applies.
+        # For a single letter that exceeds a share, only the limit of the stream applies.
         if each.size <= share < used[each.namespace] + each.size:
-            beyond.append(each.letter)
+            over_share.append(each.letter)
         else:
             used[each.namespace] += each.size
             fitting.append(each)
-    return fitting, beyond
+    return fitting, over_share
 
 
 async def _used_bytes(nc: Client, namespace: str) -> int:
@@ -203,7 +204,7 @@ async def _used_bytes(nc: Client, namespace: str) -> int:
 
 def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
     delivery = letter.delivery
-    # Base64 needs four bytes for three. The server's max_payload may be below our own limit.
+    # Base64 needs four bytes for three. The server's max_payload may be below KEPT_BYTES.
     room = max(0, min(KEPT_BYTES, (nc.max_payload - _RECORD_BYTES) // 4 * 3))
     if may_contain_secret(delivery.subject):
         room = 0
@@ -228,11 +229,11 @@ def _outgoing(nc: Client, letter: DeadLetter) -> _Outgoing:
 
 
 def _any_size_subject(letter: DeadLetter, namespace: str) -> str:
-    """Return the subject of all letters about the same problem, of any size."""
+    """Return the subject of all letters on the same problem, of any size."""
     return deadletter(letter.stage, namespace, "*", _digest(letter.dedup_key))
 
 
-def _of_any_size(subject: str) -> str:
+def _without_size(subject: str) -> str:
     tokens = subject.split(".")
     return ".".join([*tokens[:_SIZE_TOKEN], "*", *tokens[_SIZE_TOKEN + 1 :]])
 
@@ -245,22 +246,22 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def _discarded(message: StoredMessage | None) -> list[Discarded]:
+def _decode_discarded(message: StoredMessage | None) -> list[Discarded]:
     try:
         return [] if message is None else _discarded_decoder.decode(message.payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return []  # written by another client: replace it
+        return []  # written by another client, so replace it
 
 
-def _handled(message: StoredMessage) -> list[DeadLetterHandled]:
+def _decode_handled(message: StoredMessage) -> list[DeadLetterHandled]:
     try:
         return [_handled_decoder.decode(message.payload)]
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return []  # written by another client: ignore it
+        return []  # written by another client, so ignore it
 
 
-def _record(message: StoredMessage) -> DeadLetterRecord:
-    """Decode a letter. An invalid one is returned as an unreadable record with its content."""
+def _decode_record(message: StoredMessage) -> DeadLetterRecord:
+    """Decode a letter. If it is invalid, return an "unreadable" record with its content."""
     try:
         return _record_decoder.decode(message.payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

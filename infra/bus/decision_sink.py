@@ -18,7 +18,7 @@ from events.log import SOURCE, LogEvent, OutcomeRecorded, event_type
 from events.names import SYSTEM_NAMESPACE
 from events.subjects import fired, namespace_of, rejection, schedule
 from infra.bus.dead_letters import discard, may_contain_secret, store_letters
-from infra.bus.streams import INTAKE, TIMERS_KEPT
+from infra.bus.streams import INTAKE, TIMERS_MAX_AGE
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError, MessageTooLargeError
 from infra.jetstream.outgoing import OutgoingMessage
@@ -28,7 +28,7 @@ from infra.jetstream.wire import send
 from reconciler.ports import DeadLetter, Rejection, Reply, TimerRequest
 
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
-_ERASED_AT_ONCE: Final = 10.0
+_ERASURE_BURST: Final = 10.0
 _MAX_NAMESPACES: Final = 10_000
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
@@ -44,10 +44,11 @@ class JetStreamDecisionSink:
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         """Schedule timers, pipelined.
 
-        Later timers than the stream keeps are omitted: the sweeper wakes their resources.
+        Timers beyond the stream's maximum age are omitted, because the sweeper wakes their
+        resources.
         """
         now = datetime.now(UTC)
-        kept_until = now + TIMERS_KEPT
+        kept_until = now + TIMERS_MAX_AGE
         schedules = [
             Schedule(
                 subject=schedule(timer.key, timer.purpose.lower()),
@@ -75,7 +76,7 @@ class JetStreamDecisionSink:
             try:
                 await send(self._nc, subject, _encoder.encode(answer))
             except MessageTooLargeError as error:
-                _logger.warning("a reply was not sent", why=str(error))
+                _logger.warning("a reply was not sent", reason=str(error))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         """Publish rejections. They are not in the log, because the resource did not change.
@@ -87,11 +88,13 @@ class JetStreamDecisionSink:
         results = await store_all(self._nc, outgoing)
         for each, result in zip(outgoing, results, strict=True):
             if isinstance(result, MessageTooLargeError):
-                _logger.warning("a rejection was not stored", subject=each.subject, why=str(result))
+                _logger.warning(
+                    "a rejection was not stored", subject=each.subject, reason=str(result)
+                )
         _raise_first([each for each in results if not isinstance(each, MessageTooLargeError)])
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        """Store dead letters that were not reported yet, and return those that wait for room."""
+        """Store dead letters that were not yet reported, and return those that wait for room."""
         waiting = await store_letters(self._nc, letters)
         positions = {each.delivery.position for each in waiting}
         await self._erase([each for each in letters if each.delivery.position not in positions])
@@ -103,47 +106,47 @@ class JetStreamDecisionSink:
         await self._erase(letters)
 
     async def _erase(self, letters: Sequence[DeadLetter]) -> None:
-        """Erase messages that may contain a secret from the intake, which would keep them longer.
+        """Erase messages from the intake that may contain a secret, because it would keep them.
 
-        Each erasure takes the server about 20 ms. Only operators declare in `system`, so all are
-        erased there. In other namespaces, a flood is left to the trimming of the intake.
+        Each erasure takes the server about 20 ms. In `system`, where only operators declare, all
+        are erased. In other namespaces, a flood is left for the intake to be trimmed.
         """
-        left: Counter[str] = Counter()
+        skipped: Counter[str] = Counter()
         for each in letters:
             position, namespace = each.delivery.position, namespace_of(each.delivery.subject)
             if not may_contain_secret(each.delivery.subject):
                 continue
             if namespace != SYSTEM_NAMESPACE and not self._may_erase(namespace):
-                left[namespace] += 1
+                skipped[namespace] += 1
                 continue
             try:
                 await api_request(self._nc, f"STREAM.MSG.DELETE.{INTAKE}", {"seq": position})
-            except BusError as error:  # an earlier attempt erased it, or an operator must
-                why = str(error)
-                _logger.warning("erasing a refused message failed", position=position, error=why)
-        for namespace, count in left.items():
-            _logger.warning("refused messages are not erased", namespace=namespace, count=count)
+            except BusError as error:  # either an earlier attempt erased it, or an operator must
+                text = str(error)
+                _logger.warning("erasing a refused message failed", position=position, error=text)
+        for namespace, count in skipped.items():
+            _logger.warning("refused messages were not erased", namespace=namespace, count=count)
 
     def _may_erase(self, namespace: str) -> bool:
         if len(self._erasures) >= _MAX_NAMESPACES:
             self._erasures.clear()
-        return self._erasures.setdefault(namespace, _Erasures()).take()
+        return self._erasures.setdefault(namespace, _Erasures()).try_acquire()
 
 
 class _Erasures:
-    """Limits the erasures of a namespace: a burst, then one per second."""
+    """Limits a namespace's erasures to a burst, then one per second."""
 
     def __init__(self) -> None:
-        self._left = _ERASED_AT_ONCE
-        self._at = time.monotonic()
+        self._remaining = _ERASURE_BURST
+        self._updated_at = time.monotonic()
 
-    def take(self) -> bool:
+    def try_acquire(self) -> bool:
         now = time.monotonic()
-        self._left = min(_ERASED_AT_ONCE, self._left + now - self._at)
-        self._at = now
-        if self._left < 1:
+        self._remaining = min(_ERASURE_BURST, self._remaining + now - self._updated_at)
+        self._updated_at = now
+        if self._remaining < 1:
             return False
-        self._left -= 1
+        self._remaining -= 1
         return True
 
 

@@ -25,7 +25,7 @@ from events.log import LogEvent, log_place
 from events.names import ResourceKey
 from events.subjects import cached_state, log_filter, log_filter_of
 from infra.bus.removals import with_remedy
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import LOG, STATES, LogIdentity, find_log
 from infra.jetstream.connection import is_clustered
 from infra.jetstream.errors import (
@@ -60,20 +60,20 @@ from reconciler.ports import (
 
 _POSITION_HEADER: Final = "Reconciler-Position"
 _FACT_SUFFIX: Final = ".fact"
-_EVENTS_ONE_BY_ONE: Final = 2
-EVERYTHING: Final = "*.*.*"
+_MAX_SINGLE_APPENDS: Final = 2
+ALL_RESOURCES: Final = "*.*.*"
 """The pattern ``namespace.kind.name`` of all resources."""
 
-_LEADER_TRIES: Final = 40
+_LEADER_ATTEMPTS: Final = 40
 _LEADER_PAUSE_SECONDS: Final = 0.05
 
 _logger = structlog.get_logger(__name__)
 
 
 class _Heads(NamedTuple):
-    """The newest position of a resource, and its newest message of each event class.
+    """A resource's newest position, and its newest message in each event class.
 
-    ``messages``: by event version. Empty if they do not reach the newest position.
+    ``messages``: by event version; empty if they do not reach the newest position.
     """
 
     newest: int
@@ -86,7 +86,7 @@ class JetStreamLog:
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
         self._nc = nc
         self._identity = identity
-        self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, digested=True)
+        self._sequences = Sequences(nc, LOG, sequence_of=log_filter_of, has_digests=True)
 
     @property
     def identity(self) -> LogIdentity:
@@ -100,12 +100,12 @@ class JetStreamLog:
 
     @property
     def epoch(self) -> str:
-        """Random id of the log's last restore, empty if there was none."""
+        """Random id of the log's last restore; empty if there was none."""
         return self._identity.epoch
 
     @property
     def restored_as_of(self) -> str:
-        """Time of the backup from which the log was restored, empty if there was none."""
+        """Time of the backup from which the log was restored; empty if there was none."""
         return self._identity.restored_as_of
 
     # --- writing
@@ -113,7 +113,7 @@ class JetStreamLog:
     async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
         """Append to many resources in one atomic batch; see the port.
 
-        One or two events of one resource are plain publishes instead, one after the other, which is
+        One or two events of one resource are published one after the other instead, which is
         several times faster than a batch of two (ADR 0007). A crash between them is harmless: the
         cause is redelivered, and the decider derives the missing event from the state.
         """
@@ -121,17 +121,17 @@ class JetStreamLog:
         entries: list[Entry] = []
         for key, events, expected_position in appends:
             sequence = log_filter(key)
-            # The digest of the history so far, from the cache or read from the log.
-            known = self._sequences.known_head(sequence, expected_position)
-            heads[sequence] = known or await self._sequences.head_at(expected_position)
+            # The head contains the digest of the history so far.
+            cached = self._sequences.cached_head(sequence, expected_position)
+            heads[sequence] = cached or await self._sequences.head_at(expected_position)
             entries += [_entry(sequence, event) for event in events]
         with _port_errors():
-            if len(appends) == 1 and len(entries) <= _EVENTS_ONE_BY_ONE:
+            if len(appends) == 1 and len(entries) <= _MAX_SINGLE_APPENDS:
                 return [await self._append_one_by_one(entries, heads)]
-            half_sent = (
+            on_half_sent = (
                 self._reach_half_sent if is_armed(Failpoint.DECIDER_BATCH_HALF_SENT) else None
             )
-            positions = await self._sequences.append(entries, heads, before_commit=half_sent)
+            positions = await self._sequences.append(entries, heads, before_commit=on_half_sent)
         last = accumulate(len(each.events) for each in appends)
         return [positions[count - 1] for count in last]
 
@@ -140,17 +140,17 @@ class JetStreamLog:
         for number, entry in enumerate(entries):
             if number:
                 reach(Failpoint.DECIDER_BETWEEN_EVENTS)
-                known = self._sequences.known_head(entry.sequence, position)
-                heads[entry.sequence] = known or await self._sequences.head_at(position)
+                cached = self._sequences.cached_head(entry.sequence, position)
+                heads[entry.sequence] = cached or await self._sequences.head_at(position)
             [position] = await self._sequences.append([entry], heads)
         return position
 
     async def _reach_half_sent(self) -> None:
-        await self._nc.flush()  # the server must have received them, as in a crash at this step
+        await self._nc.flush()  # the server must receive the events, as in a real crash
         reach(Failpoint.DECIDER_BATCH_HALF_SENT)
 
     async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
-        """Store states in the cache, and only log a failure: the cache only saves time."""
+        """Cache states. A failure is only logged, because the cache only saves time."""
         messages = [
             OutgoingMessage(
                 cached_state(key),
@@ -164,22 +164,22 @@ class JetStreamLog:
                 _logger.info("storing a cached state failed", error=str(result))
 
     def _digest_header(self, key: ResourceKey, position: int) -> dict[str, str]:
-        head = self._sequences.known_head(log_filter(key), position)
+        head = self._sequences.cached_head(log_filter(key), position)
         return {DIGEST_HEADER: head.digest} if head is not None and head.digest else {}
 
     # --- loading
 
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return the newest position of each resource, 0 for none.
+        """Return the newest position of each resource; 0 if it has no events.
 
-        A single server responds for all resources with one reply. In a cluster, the server might
-        lag, so each resource is read from the leader.
+        A single server returns all positions in one response. In a cluster, the server might lag,
+        so each resource is read from the leader.
         """
         newest = await self._newest(keys)
         return {key: newest[key].seq if key in newest else 0 for key in keys}
 
     async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return the newest version of each resource, 0 if it has none or cannot be read."""
+        """Return the newest version of each resource; 0 if it has none or is unreadable."""
         newest = await self._newest(keys)
         return {key: version_in(newest[key].payload) if key in newest else 0 for key in keys}
 
@@ -198,13 +198,13 @@ class JetStreamLog:
         """Load many resources.
 
         One read loads all short histories. Longer ones need one more read for all cached states,
-        and a few reads each for the remaining events, concurrently.
+        and a few concurrent reads each for the remaining events.
         """
         loaded, longer = await self._load_short(keys, from_leader=from_leader)
         if longer:
-            old = [key for key, heads in longer.items() if _may_have_state(heads)]
-            states = await self._states(old) if use_cache and old else {}
-            loaded |= await self._load_whole(
+            candidates = [key for key, heads in longer.items() if _may_have_state(heads)]
+            states = await self._cached_states(candidates) if use_cache and candidates else {}
+            loaded |= await self._load_complete(
                 {key: heads for key, heads in longer.items() if key not in states}
             )
             longer = {key: heads for key, heads in longer.items() if key not in loaded}
@@ -217,7 +217,7 @@ class JetStreamLog:
     async def _load_short(
         self, keys: Sequence[ResourceKey], *, from_leader: bool
     ) -> tuple[dict[ResourceKey, LoadedResource], dict[ResourceKey, _Heads]]:
-        """Load the resources whose newest events are their only ones. Return the others' heads."""
+        """Load resources whose newest events are their only ones. Return the heads of others."""
         filters = {log_filter(key): key for key in keys}
         heads: dict[ResourceKey, list[StoredMessage]] = {key: [] for key in keys}
         for message in await last_for_subjects(self._nc, LOG, list(filters)):
@@ -234,39 +234,43 @@ class JetStreamLog:
             by_version = _by_version(messages) if newest == head else {}
             # Versions count from 1 without gaps, so the highest one is the number of events.
             is_all = newest == head and max(by_version, default=0) == len(messages)
-            short = self._whole(key, messages) if is_all else None
+            short = self._complete_history(key, messages) if is_all else None
             if short is None:
                 longer[key] = _Heads(newest, by_version)
             else:
                 loaded[key] = short
         return loaded, longer
 
-    async def _load_whole(
+    async def _load_complete(
         self, longer: Mapping[ResourceKey, _Heads]
     ) -> dict[ResourceKey, LoadedResource]:
-        """Load complete histories of many resources, except damaged ones.
+        """Load the complete histories of many resources, except damaged ones.
 
-        For each subject it reads only the missing events before the newest one. With a wildcard, or
-        with an upper limit, the server would scan the log message by message. Facts come first,
-        because most histories have several.
+        For each subject, it reads only the missing events before the newest one. With a wildcard or
+        an upper limit, the server would scan the log message by message. Facts come first, because
+        most histories have several.
         """
-        known = {key: dict(heads.messages) for key, heads in longer.items()}
+        loaded_messages = {key: dict(heads.messages) for key, heads in longer.items()}
         subjects = {
             key: sorted((head.subject for head in heads.messages.values()), key=_facts_first)
             for key, heads in longer.items()
         }
         while starts := {
             key: SubjectStart(subjects[key].pop(0), missing)
-            for key, found in known.items()
-            if subjects[key] and (missing := max(found, default=0) - len(found)) > 0
+            for key, by_version in loaded_messages.items()
+            if subjects[key] and (missing := max(by_version, default=0) - len(by_version)) > 0
         }:
             read = await read_starts(self._nc, LOG, list(starts.values()))
             for key, messages in zip(starts, read, strict=True):
-                known[key] |= _by_version(messages)
-        whole = {key: self._whole(key, found.values()) for key, found in known.items() if found}
+                loaded_messages[key] |= _by_version(messages)
+        complete = {
+            key: self._complete_history(key, by_version.values())
+            for key, by_version in loaded_messages.items()
+            if by_version
+        }
         return {
             key: resource
-            for key, resource in whole.items()
+            for key, resource in complete.items()
             if resource is not None and resource.last_position == longer[key].newest
         }
 
@@ -275,54 +279,56 @@ class JetStreamLog:
     ) -> LoadedResource:
         position = _position(cached)
         if position > heads.newest:
-            cached, position = None, 0  # of another log, because it is newer than the history
+            cached, position = None, 0  # newer than the history, so it belongs to another log
         if cached is None:
-            return await self._checked_tail(key, HistoryChain(), heads.newest, None)
+            return await self._load_tail(key, HistoryChain(), heads.newest, None)
         if position == heads.newest:
-            self._remember(key, HistoryChain(None, _cached_digest(cached), position))
+            self._cache_head(key, HistoryChain(None, _cached_digest(cached), position))
             return LoadedResource(position, cached.payload, ())
         chain = HistoryChain(None, _cached_digest(cached), position)
-        return await self._checked_tail(key, chain, heads.newest, cached.payload)
+        return await self._load_tail(key, chain, heads.newest, cached.payload)
 
-    async def _checked_tail(
+    async def _load_tail(
         self, key: ResourceKey, chain: HistoryChain, head: int, cached: bytes | None
     ) -> LoadedResource:
-        """Read the events after the end of a chain, and check that they continue it."""
-        messages = await self._tail(key, chain.position, head)
+        """Read the events after the end of a chain, and check that they continue the chain."""
+        messages = await self._read_tail(key, chain.position, head)
         resource, events = str(key), list[LogEvent]()
         try:
             for message in messages:
-                events.append(chain.take(_recorded(message), resource))
+                events.append(chain.take(_to_recorded(message), resource))
         except LogDamagedError as error:
             return LoadedResource(messages[-1].seq, cached, events, error.damage)
-        self._remember(key, chain)
+        self._cache_head(key, chain)
         return LoadedResource(chain.position, cached, events)
 
-    def _whole(self, key: ResourceKey, messages: Iterable[StoredMessage]) -> LoadedResource | None:
-        """Return the history if these messages are all of it and valid, else None."""
+    def _complete_history(
+        self, key: ResourceKey, messages: Iterable[StoredMessage]
+    ) -> LoadedResource | None:
+        """Return the history if these messages are complete and valid, else None."""
         chain, resource, events = HistoryChain(), str(key), list[LogEvent]()
         try:
             for message in sorted(messages, key=_by_sequence):
-                events.append(chain.take(_recorded(message), resource))
+                events.append(chain.take(_to_recorded(message), resource))
         except LogDamagedError:
             return None
-        self._remember(key, chain)
+        self._cache_head(key, chain)
         return LoadedResource(chain.position, None, events)
 
-    async def _tail(self, key: ResourceKey, after: int, head: int) -> list[StoredMessage]:
+    async def _read_tail(self, key: ResourceKey, after: int, head: int) -> list[StoredMessage]:
         """Read a resource's events after a position, at least up to ``head``."""
-        for _ in range(_LEADER_TRIES):
+        for _ in range(_LEADER_ATTEMPTS):
             messages = await self._sequences.read(log_filter(key), after=after)
             if messages and messages[-1].seq >= head:
                 return messages
             await asyncio.sleep(_LEADER_PAUSE_SECONDS)  # the server that responded lags
         raise BusUnavailableError(f"{LOG}: no replica returns {key} up to position {head} yet")
 
-    def _remember(self, key: ResourceKey, chain: HistoryChain) -> None:
+    def _cache_head(self, key: ResourceKey, chain: HistoryChain) -> None:
         head = Head(chain.position, chain.digest, chain.version)
         self._sequences.heads.put(log_filter(key), head)
 
-    async def _states(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, StoredMessage]:
+    async def _cached_states(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, StoredMessage]:
         states = await last_for_subjects(self._nc, STATES, [cached_state(key) for key in keys])
         by_subject = {message.subject: message for message in states}
         return {
@@ -332,12 +338,12 @@ class JetStreamLog:
     # --- reading
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read the events of the resources of one kind in one namespace, each up to any damage."""
+        """Read the events of one kind's resources in one namespace, each up to any damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
         async with follow(self._nc, LOG, filters=filters) as follower:
-            async for some in follower.replay():  # ends at the leader's last event
-                messages += some
+            async for batch in follower.replay():  # ends at the leader's last event
+                messages += batch
         return _valid_events_of(messages)
 
     def follow(
@@ -346,13 +352,13 @@ class JetStreamLog:
         *,
         damaged: DamageListener | None = None,
         max_resources: int | None = None,
-        tokens: str = EVERYTHING,
+        tokens: str = ALL_RESOURCES,
     ) -> AbstractAsyncContextManager[CheckedFeed]:
         """Follow the log after a position, for resources that match ``namespace.kind.name``."""
-        is_whole = tokens == EVERYTHING
+        is_whole = tokens == ALL_RESOURCES
         listener = damaged or _log_damage
         chains = LogChains(listener, after=after, most=max_resources, is_whole=is_whole)
-        # Without a filter, messages under invalid subjects are also read, and reported as damage.
+        # Without a filter, messages under invalid subjects are also read and reported as damage.
         return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")
 
     @asynccontextmanager
@@ -361,7 +367,7 @@ class JetStreamLog:
     ) -> AsyncGenerator[CheckedFeed]:
         async with AsyncExitStack() as stack:
             log_from = follow(self._nc, LOG, filters=[subject_filter], start_seq=after + 1)
-            follower = await patiently(self._nc, lambda: stack.enter_async_context(log_from))
+            follower = await retry_read(self._nc, lambda: stack.enter_async_context(log_from))
             feed = CheckedFeed(follower, chains)
             feed.check_end()
             yield feed
@@ -374,7 +380,7 @@ class JetStreamLog:
     async def newest_state(self) -> tuple[str, int]:
         """Return the resource and the position of the newest cached state.
 
-        They are "" and 0 for none, or without permission.
+        They are "" and 0 if there is none, or without permission to read it.
         """
         with contextlib.suppress(NotFoundOnBusError, BusDeniedError):
             newest = await last_from_leader(self._nc, STATES, "state.>")
@@ -384,11 +390,11 @@ class JetStreamLog:
 
     async def last_position(self) -> int:
         """Return the position of the newest event."""
-        return (await patiently(self._nc, lambda: stream_state(self._nc, LOG))).last_seq
+        return (await retry_read(self._nc, lambda: stream_state(self._nc, LOG))).last_seq
 
 
 class CheckedFeed:
-    """Implements ``reconciler.ports.EventFeed``. ``chains`` holds what was checked so far."""
+    """Implements ``reconciler.ports.EventFeed``. ``chains``: the state of the integrity checks."""
 
     def __init__(self, follower: Follower, chains: LogChains) -> None:
         self.chains = chains
@@ -405,7 +411,7 @@ class CheckedFeed:
         return self._follower.position
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        """Wait for the next events. An empty list means that the end was reached."""
+        """Wait for the next events. An empty list means that the feed has caught up."""
         with with_remedy():
             messages = await anext(self._follower)
         events = _valid_events(messages, self.chains)
@@ -413,7 +419,7 @@ class CheckedFeed:
         return events
 
     def check_end(self) -> None:
-        """Check at the end of the log that no event is missing there."""
+        """Once caught up, check that no event is missing at the end of the log."""
         if self._follower.caught_up.is_set():
             self.chains.end(self._follower.position)
 
@@ -423,12 +429,12 @@ def _log_damage(damage: LogDamage) -> None:
 
 
 def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
-    checked = ((message.seq, chains.take(_recorded(message))) for message in messages)
+    checked = ((message.seq, chains.take(_to_recorded(message))) for message in messages)
     return [StoredEvent(position, event) for position, event in checked if event is not None]
 
 
 def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
-    """Return the events of some histories up to any damage, ignoring gaps between positions."""
+    """Return the events of several histories up to any damage, ignoring gaps between positions."""
     chains: dict[str, HistoryChain] = {}
     damaged: set[str] = set()
     events: list[StoredEvent] = []
@@ -438,7 +444,7 @@ def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
             continue
         chain = chains.setdefault(resource, HistoryChain())
         try:
-            events.append(StoredEvent(message.seq, chain.take(_recorded(message), resource)))
+            events.append(StoredEvent(message.seq, chain.take(_to_recorded(message), resource)))
         except LogDamagedError as error:
             damaged.add(resource)
             _log_damage(error.damage)
@@ -462,13 +468,14 @@ async def open_log(nc: Client) -> JetStreamLog:
 
 
 def _entry(sequence: str, event: LogEvent) -> Entry:
-    place = sequence[:-1] + log_place(event.data)  # replaces the wildcard, the filter's last token
-    return Entry(sequence, event.resourceversion, place, encode_log(event))
+    # Replace the wildcard, the filter's last token.
+    subject = sequence[:-1] + log_place(event.data)
+    return Entry(sequence, event.resourceversion, subject, encode_log(event))
 
 
 @contextlib.contextmanager
 def _port_errors() -> Generator[None]:
-    """Convert errors into those of the port's ``append``."""
+    """Convert errors to those of the port's ``append``."""
     try:
         yield
     except AppendConflictError as conflict:
@@ -485,12 +492,12 @@ def _position(cached: StoredMessage | None) -> int:
 
 
 def _cached_digest(cached: StoredMessage) -> str:
-    """Return the digest of the history in a cached state, empty if it has none."""
+    """Return the digest of the history in a cached state, or "" if it has none."""
     return (cached.headers or {}).get(DIGEST_HEADER, "")
 
 
 def _key_of(subject: str) -> ResourceKey:
-    """Return the resource of a subject of the log, even of one without a valid event class."""
+    """Return the resource of a log subject, even if its event class is invalid."""
     return ResourceKey(*subject.split(".")[1:4])
 
 
@@ -499,7 +506,7 @@ def _by_sequence(message: StoredMessage) -> int:
 
 
 def _may_have_state(heads: _Heads) -> bool:
-    """Return whether a history may have a cached state: it is long, or its length is unknown."""
+    """Return whether a history may have a cached state: if it is long or of unknown length."""
     return max(heads.messages, default=EVENTS_BETWEEN_SAVES) >= EVENTS_BETWEEN_SAVES
 
 
@@ -508,11 +515,11 @@ def _facts_first(subject: str) -> bool:
 
 
 def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
-    """Return the messages by event version, without those that are not events."""
+    """Return the messages by event version, except those that are not events."""
     by_version = {version_in(message.payload): message for message in messages}
     by_version.pop(0, None)
     return by_version
 
 
-def _recorded(message: StoredMessage) -> Recorded:
+def _to_recorded(message: StoredMessage) -> Recorded:
     return Recorded(message.seq, message.subject, message.payload, digest_of(message))

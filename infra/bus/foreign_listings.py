@@ -1,4 +1,4 @@
-"""Listings that other observers publish on ``listing.<config>.<kind>.<id>``."""
+"""Listings that external observers publish on ``listing.<config>.<kind>.<id>``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_listing_part
 from events.intake import ListingPart
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import LISTINGS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state
@@ -19,8 +19,8 @@ from reconciler.ports import ListingDelivery
 class JetStreamListingReader:
     """Implements ``reconciler.ports.ListingReader``.
 
-    It reads only new messages. A listing that began earlier would be incomplete, and its observer
-    will publish the next one.
+    It reads only new messages, because a listing that began earlier would be incomplete, and its
+    observer will publish another one.
     """
 
     def __init__(self, nc: Client) -> None:
@@ -29,12 +29,12 @@ class JetStreamListingReader:
         self._stack = AsyncExitStack()
 
     async def next_batch(self) -> Sequence[ListingDelivery]:
-        """Wait for parts of listings."""
+        """Wait for the next parts of listings, and return them."""
         if self._follower is None:
-            self._follower = await patiently(self._nc, self._from_now_on)
-        return [_part(message) for message in await anext(self._follower)]
+            self._follower = await retry_read(self._nc, self._follow_new)
+        return [_parse_part(message) for message in await anext(self._follower)]
 
-    async def _from_now_on(self) -> Follower:
+    async def _follow_new(self) -> Follower:
         last = (await stream_state(self._nc, LISTINGS)).last_seq
         parts = follow(self._nc, LISTINGS, start_seq=last + 1)
         return await self._stack.enter_async_context(parts)
@@ -44,7 +44,7 @@ class JetStreamListingReader:
         await self._stack.aclose()
 
 
-def _part(message: StoredMessage) -> ListingDelivery:
+def _parse_part(message: StoredMessage) -> ListingDelivery:
     part: ListingPart | None
     try:
         part = decode_listing_part(message.payload)

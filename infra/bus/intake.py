@@ -1,4 +1,4 @@
-"""The intake: declarations, observations, results and timers that wait for a decision."""
+"""The intake: declarations, observations, results and timers that await a decision."""
 
 from __future__ import annotations
 
@@ -48,31 +48,32 @@ from reconciler.ports import IntakeDelivery, IntakeMessageOut, NotStoredError
 _MESSAGE_ID_HEADER: Final = "Nats-Msg-Id"
 _REPLY_PREFIX: Final = "_INBOX"
 _REPLY: Final = re.compile(r"[!-)+\-/-=?-~]+(\.[!-)+\-/-=?-~]+)*")
-"""Tokens of printable ASCII without wildcards."""
+"""Matches tokens of printable ASCII without wildcards."""
 
 _MAX_REPLY_BYTES: Final = 1_000
-_MAX_NEWER: Final = 100
-_READS_AT_ONCE: Final = 64
+_MAX_NEWER_DECLARATIONS: Final = 100
+_CONCURRENT_READS: Final = 64
 _ROOM_MESSAGES: Final = 4_000
 _ROOM_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of a partition that are fetched while a batch is decided.
+"""Bytes to prefetch from a partition while a batch is decided.
 
-This is enough to see the messages of other namespaces behind a flood (ADR 0062).
+This is enough to reach the messages of other namespaces behind a flood (ADR 0062).
 """
 
-_MAX_COUNTED_ALONE: Final = 8  # for more resources, one response with all subjects is cheaper
+_MAX_SINGLE_COUNTS: Final = 8  # above this, one response with all subjects is cheaper
 
 
 class _DeclarationCounts:
-    """The intake's declarations per resource: their number and their subjects."""
+    """The number and subjects of each resource's declarations in the intake."""
 
-    def __init__(self, answers: Sequence[SubjectCounts]) -> None:
-        self.first_seq = max(answer.first_seq for answer in answers)  # removed messages are unknown
-        self.last_seq = min(answer.last_seq for answer in answers)
+    def __init__(self, responses: Sequence[SubjectCounts]) -> None:
+        # Removed messages are unknown.
+        self.first_seq = max(response.first_seq for response in responses)
+        self.last_seq = min(response.last_seq for response in responses)
         self.counts: dict[str, int] = {}
         self.subjects: dict[str, list[str]] = {}
-        for answer in answers:
-            for subject, count in answer.counts.items():
+        for response in responses:
+            for subject, count in response.counts.items():
                 if intake_kind_of(subject) == "desired":
                     tokens = stored_tokens(subject)
                     self.counts[tokens] = self.counts.get(tokens, 0) + count
@@ -80,11 +81,11 @@ class _DeclarationCounts:
 
 
 class IntakeNotStoredError(NotStoredError, BusError):
-    """`NotStoredError` of this bus."""
+    """`NotStoredError` for this bus."""
 
 
 class JetStreamIntakeWriter:
-    """Implements ``reconciler.ports.IntakeWriter``. ``source`` names the publisher."""
+    """Implements ``reconciler.ports.IntakeWriter``. ``source``: name of the publisher."""
 
     def __init__(self, nc: Client, source: str) -> None:
         self._nc = nc
@@ -94,7 +95,7 @@ class JetStreamIntakeWriter:
         """Publish messages, pipelined, and wait until all are stored.
 
         Raises:
-            NotStoredError: some messages were not stored, or may not have been.
+            NotStoredError: some messages were not stored, or may not have been stored.
         """
         now = datetime.now(UTC)
         outgoing = [
@@ -106,7 +107,7 @@ class JetStreamIntakeWriter:
             for each in messages
         ]
         results = await store_all(self._nc, outgoing)
-        failed = {place: each for place, each in enumerate(results) if isinstance(each, Exception)}
+        failed = {index: each for index, each in enumerate(results) if isinstance(each, Exception)}
         if failed:
             first = next(iter(failed.values()))
             raise IntakeNotStoredError(first, list(failed)) from first
@@ -117,15 +118,15 @@ class JetStreamIntakeWriter:
 
 
 class JetStreamIntakeReader:
-    """Implements ``reconciler.ports.IntakeReader`` with the pinned consumers of the partitions.
+    """Implements ``reconciler.ports.IntakeReader`` with one pinned consumer per partition.
 
-    ``identity``: of the log that the process has read. It is compared after the first read of the
-    consumers, because a later restore recreates them.
+    ``identity``: identity of the log that the process has read. It is checked after the first read
+    from the consumers, because a later restore recreates them.
     """
 
     def __init__(self, nc: Client, identity: LogIdentity) -> None:
         self._nc = nc
-        self._unchecked: LogIdentity | None = identity
+        self._unchecked_identity: LogIdentity | None = identity
         self._group = PullGroup(
             nc,
             INTAKE,
@@ -135,7 +136,7 @@ class JetStreamIntakeReader:
             max_bytes=_ROOM_BYTES,
         )
         self._flood_counts: _DeclarationCounts | None = None
-        # A server without authentication accepts any user name in a subject.
+        # Without authentication, a server accepts any user name in a subject.
         self._has_verified_users = isinstance(nc, FastClient) and nc.requires_authentication
 
     @property
@@ -144,13 +145,13 @@ class JetStreamIntakeReader:
         return MAX_UNACKNOWLEDGED
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        """Return messages of any partition; by default, wait for at least one."""
+        """Return messages from any partitions; by default, wait for at least one."""
         with with_remedy():
             delivered = await self._group.next_batch(wait=wait)
-        if self._unchecked is not None:
-            await check_same_log(self._nc, self._unchecked)
-            self._unchecked = None
-        return [self._delivery(each) for each in delivered]
+        if self._unchecked_identity is not None:
+            await check_same_log(self._nc, self._unchecked_identity)
+            self._unchecked_identity = None
+        return [self._to_delivery(each) for each in delivered]
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
         """Extend the leases of messages."""
@@ -167,15 +168,15 @@ class JetStreamIntakeReader:
 
     async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         """Return whether the consumers have been pinned to this reader since these deliveries."""
-        handed_out = [cast("Delivered", each.receipt) for each in deliveries]
-        return await self._group.has_kept_pins(handed_out)
+        delivered = [cast("Delivered", each.receipt) for each in deliveries]
+        return await self._group.has_kept_pins(delivered)
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
     ) -> Sequence[Sequence[IntakeDelivery]]:
-        """Read later declarations of the same resources, for reading and not for acknowledgement.
+        """Read later declarations of the same resources, without acknowledging them.
 
-        One request determines which resources have any.
+        A single request determines which resources have any.
         """
         filters = [_resource_filter(each.subject) for each in deliveries]
         newest: dict[str, list[StoredMessage]] = {}
@@ -183,33 +184,36 @@ class JetStreamIntakeReader:
             if intake_kind_of(one.subject) == "desired":
                 newest.setdefault(stored_tokens(one.subject), []).append(one)
         newer: list[Sequence[IntakeDelivery]] = []
-        for start in range(0, len(deliveries), _READS_AT_ONCE):
-            some = deliveries[start : start + _READS_AT_ONCE]
+        for start in range(0, len(deliveries), _CONCURRENT_READS):
+            batch = deliveries[start : start + _CONCURRENT_READS]
             newer += await asyncio.gather(
-                *(self._newer(each, newest.get(stored_tokens(each.subject), ())) for each in some)
+                *(
+                    self._read_newer(each, newest.get(stored_tokens(each.subject), ()))
+                    for each in batch
+                )
             )
         return newer
 
     async def declarations_of(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[IntakeDelivery]]:
-        """Read all declarations of these resources that the intake contains, for reading only.
+        """Read all declarations of these resources in the intake, without acknowledging them.
 
-        It counts before it reads, because most resources have only the ``known`` positions.
+        It counts before reading, because most resources have only the ``known`` positions.
         """
-        subjects = await self._with_unknown_declarations(known)
+        subjects = await self._unknown_subjects(known)
         keys = list(subjects)
         declarations: dict[ResourceKey, Sequence[IntakeDelivery]] = {}
-        for start in range(0, len(keys), _READS_AT_ONCE):
-            some = keys[start : start + _READS_AT_ONCE]
-            read = await asyncio.gather(*(self._read(subjects[key]) for key in some))
-            declarations.update(zip(some, read, strict=True))
+        for start in range(0, len(keys), _CONCURRENT_READS):
+            batch = keys[start : start + _CONCURRENT_READS]
+            read = await asyncio.gather(*(self._read(subjects[key]) for key in batch))
+            declarations.update(zip(batch, read, strict=True))
         return declarations
 
     async def _read(
         self, subjects: Sequence[str], *, after: int = 0, limit: int | None = None
     ) -> list[IntakeDelivery]:
-        """Read the declarations under some subjects, in order."""
+        """Read the declarations under several subjects, in order."""
         read = [
             one
             for subject in subjects
@@ -220,13 +224,13 @@ class JetStreamIntakeReader:
         declared = [one for one in read if intake_kind_of(one.subject) == "desired"]
         return [self._to_read_delivery(one) for one in sorted(declared, key=lambda one: one.seq)]
 
-    async def _with_unknown_declarations(
+    async def _unknown_subjects(
         self, known: Mapping[ResourceKey, Collection[int]]
     ) -> Mapping[ResourceKey, Sequence[str]]:
-        """Return the subjects of the declarations of resources that have unknown ones."""
-        if len(known) > _MAX_COUNTED_ALONE:
+        """Return the declarations' subjects for each resource that has unknown declarations."""
+        if len(known) > _MAX_SINGLE_COUNTS:
             newest = max(max(positions, default=0) for positions in known.values())
-            declared = await self._all_declarations(up_to=newest)
+            declared = await self._count_all_declarations(up_to=newest)
         else:
             self._flood_counts = None  # the flood is over
             filters = [stored_intake(key) for key in known]
@@ -236,20 +240,20 @@ class JetStreamIntakeReader:
                 )
             )
         return {
-            # A page of a very long response may miss a resource. Then its subject is unknown.
+            # If a page of a very long response missed the resource, its subjects are unknown.
             key: declared.subjects.get(key.tokens) or [stored_intake(key)]
             for key, positions in known.items()
-            # A smaller number than the known one: a page of a very long response missed the
+            # The count is below the known one if a page of a very long response missed the
             # resource.
             if declared.counts.get(key.tokens, 0)
             != sum(each >= declared.first_seq for each in set(positions))
         }
 
-    async def _all_declarations(self, *, up_to: int) -> _DeclarationCounts:
+    async def _count_all_declarations(self, *, up_to: int) -> _DeclarationCounts:
         """Count the declarations of every resource, at least those up to a position.
 
-        A flood is counted once, because the cost of a count grows with it, like the number of
-        turns.
+        A flood is counted only once, because both the cost of a count and the number of turns grow
+        with it.
         """
         if self._flood_counts is None or self._flood_counts.last_seq < up_to:
             self._flood_counts = _DeclarationCounts(
@@ -257,12 +261,12 @@ class JetStreamIntakeReader:
             )
         return self._flood_counts
 
-    async def _newer(
+    async def _read_newer(
         self, delivery: IntakeDelivery, newest: Sequence[StoredMessage]
     ) -> list[IntakeDelivery]:
         subjects = [one.subject for one in newest if one.seq > delivery.position]
-        newer = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER)
-        return newer[:_MAX_NEWER]
+        newer = await self._read(subjects, after=delivery.position, limit=_MAX_NEWER_DECLARATIONS)
+        return newer[:_MAX_NEWER_DECLARATIONS]
 
     def _to_read_delivery(self, message: StoredMessage) -> IntakeDelivery:
         return IntakeDelivery(
@@ -273,11 +277,11 @@ class JetStreamIntakeReader:
             reply_to=None,
             delivered=0,
             receipt=None,
-            stored_at=_time_of(message),
+            stored_at=_storage_time(message),
             user=user_of(message.subject) if self._has_verified_users else "",
         )
 
-    def _delivery(self, delivered: Delivered) -> IntakeDelivery:
+    def _to_delivery(self, delivered: Delivered) -> IntakeDelivery:
         headers = delivered.headers or {}
         user = user_of(delivered.subject) if self._has_verified_users else ""
         return IntakeDelivery(
@@ -288,22 +292,22 @@ class JetStreamIntakeReader:
             reply_to=_permitted_reply(headers.get(REPLY_HEADER), user),
             delivered=delivered.delivered,
             receipt=delivered,
-            stored_at=_time_of(delivered),
+            stored_at=_storage_time(delivered),
             user=user,
         )
 
     async def close(self) -> None:
-        """Return the partitions to other readers."""
+        """Release the partitions to other readers."""
         await self._group.close()
 
 
 def _resource_filter(subject: str) -> str:
-    """Return the filter of all messages in the intake for a message's resource."""
+    """Return the filter for all intake messages of a message's resource."""
     stored, partition, _, tokens = subject.split(".", 3)
     return f"{stored}.{partition}.*.{tokens}"
 
 
-def _time_of(message: StoredMessage | Delivered) -> datetime:
+def _storage_time(message: StoredMessage | Delivered) -> datetime:
     return datetime.fromtimestamp(message.time_ns / 1e9, UTC)
 
 
@@ -311,8 +315,8 @@ def _permitted_reply(subject: str | None, user: str) -> str | None:
     """Return the inbox for a reply, or None if the publisher may not use it.
 
     Any other subject would let a client publish with the decider's permissions. A verified user may
-    use only its own inbox, because the reply would otherwise arrive at another account. A subject
-    that the bus does not accept could never receive a reply.
+    use only its own inbox, because the reply would otherwise reach another account. A subject that
+    the bus does not accept could never receive a reply.
     """
     prefix = f"{_REPLY_PREFIX}.{user}." if user else _REPLY_PREFIX
     if subject is None or not subject.startswith(prefix) or len(subject) > _MAX_REPLY_BYTES:

@@ -1,8 +1,8 @@
-"""Delete messages from the intake that every decider has processed.
+"""Delete messages that the deciders have processed from the intake.
 
-The intake is a stream with limits instead of a work queue. A work queue deletes each message at its
-acknowledgement, and waits for the disk each time, which is twenty times slower (ADR 0007). There is
-no limit of age: undecided messages stay, however long the deciders are down.
+The intake is a stream with limits rather than a work queue, which deletes each message when it is
+acknowledged, and waits for the disk each time: that is twenty times slower (ADR 0007). There is no
+age limit: undecided messages stay, however long the deciders are down.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_MESSAGES: Final = 10_000
 _logger = structlog.get_logger(__name__)
 
 
-async def trim_for_ever(nc: Client) -> None:
+async def trim_periodically(nc: Client) -> None:
     """Trim the intake periodically. Several processes may do so concurrently."""
     while True:
         await asyncio.sleep(TRIM_SECONDS)
@@ -36,25 +36,27 @@ async def trim_for_ever(nc: Client) -> None:
 
 async def trim(nc: Client, *, keep: int = KEPT_MESSAGES) -> int:
     """Delete decided messages except the newest ``keep``, and return their number."""
-    # Before the consumers, so that messages stored in between are not included.
+    # Read before the consumers, so that messages stored in between are not included.
     state = await stream_state(nc, INTAKE)
-    done = min([await _done_up_to(nc, name, state.last_seq) for name in decider_consumers()])
-    upto = min(done, state.last_seq - keep)
-    if upto < state.first_seq:
+    processed = min(
+        [await _processed_position(nc, name, state.last_seq) for name in decider_consumers()]
+    )
+    last_trimmed = min(processed, state.last_seq - keep)
+    if last_trimmed < state.first_seq:
         return 0
-    answer = await api_request(nc, f"STREAM.PURGE.{INTAKE}", {"seq": upto + 1})
-    return int(answer.get("purged", 0))
+    response = await api_request(nc, f"STREAM.PURGE.{INTAKE}", {"seq": last_trimmed + 1})
+    return int(response.get("purged", 0))
 
 
-def removed_unread(state: StreamState) -> int:
-    """Return the number of messages that another client deleted, since ``trim`` keeps more."""
-    began = int(state.config.get("first_seq", 0)) or 1
+def count_lost_messages(state: StreamState) -> int:
+    """Return the number of messages deleted by another client, because ``trim`` keeps more."""
+    first = int(state.config.get("first_seq", 0)) or 1
     kept = state.last_seq - state.first_seq + 1
-    return max(0, min(KEPT_MESSAGES, state.last_seq - began + 1) - kept)
+    return max(0, min(KEPT_MESSAGES, state.last_seq - first + 1) - kept)
 
 
-async def _done_up_to(nc: Client, consumer: str, last: int) -> int:
-    """Return the position up to which a consumer has processed everything."""
+async def _processed_position(nc: Client, consumer: str, last: int) -> int:
+    """Return the position up to which a consumer has processed all messages."""
     info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{consumer}", {})
     if not info["num_pending"] and not info["num_ack_pending"]:
         return last

@@ -1,7 +1,7 @@
-"""Find times in the log, and read the events between two positions.
+"""Find positions in the log by time, and read the events between two positions.
 
-Times are those of the events, in milliseconds, as commands show them. The bus's timestamps are
-those of the restore in a restored log. The clocks of deciders may differ. Where times decrease, a
+Times are those of the events, in milliseconds, as commands show them, because the bus timestamps in
+a restored log are those of the restore. The clocks of deciders may differ. Where times decrease, a
 moment is one of the positions at which the log passes it.
 """
 
@@ -15,8 +15,8 @@ from typing import Final
 
 from nats.aio.client import Client
 
-from infra.bus.outcome_feeds import readable
-from infra.bus.retries import patiently
+from infra.bus.outcome_feeds import decode_readable
+from infra.bus.retries import retry_read
 from infra.bus.streams import LOG
 from infra.jetstream.follow import follow
 from infra.jetstream.reads import read_subject, stream_state
@@ -28,7 +28,7 @@ _EVERY_MESSAGE: Final = ">"
 
 async def log_range(nc: Client) -> tuple[int, int]:
     """Return the log's first and last position. The last one is 0 if the log is empty."""
-    state = await patiently(nc, lambda: stream_state(nc, LOG))
+    state = await retry_read(nc, lambda: stream_state(nc, LOG))
     return state.first_seq, state.last_seq
 
 
@@ -36,27 +36,27 @@ async def first_event_from(nc: Client, position: int) -> StoredEvent | None:
     """Return the first readable event at or after a position, or None."""
     while True:
         read = partial(read_subject, nc, LOG, _EVERY_MESSAGE, start_seq=position, limit=1)
-        messages = await patiently(nc, read)
+        messages = await retry_read(nc, read)
         if not messages:
             return None
-        if events := readable(messages, LOG):
+        if events := decode_readable(messages, LOG):
             return events[0]
         position = messages[0].seq + 1
 
 
 async def last_position_before(nc: Client, time: datetime) -> int:
-    """Return the last position before a time, 0 for none, in about twenty reads per million."""
-    # A binary search: the result is between `known` and `unknown`.
+    """Return the last position before a time, or 0. A million events take about twenty reads."""
+    # Binary search: the result is between `low` and `high`.
     first, last = await log_range(nc)
-    known, unknown = first - 1, last
-    while known < unknown:
-        middle = (known + unknown + 1) // 2
+    low, high = first - 1, last
+    while low < high:
+        middle = (low + high + 1) // 2
         event = await first_event_from(nc, middle)
-        if event is not None and event.position <= unknown and event.event.time < time:
-            known = event.position
+        if event is not None and event.position <= high and event.event.time < time:
+            low = event.position
         else:
-            unknown = middle - 1
-    return known if known >= first else 0
+            high = middle - 1
+    return low if low >= first else 0
 
 
 def truncate_to_millisecond(time: datetime) -> datetime:
@@ -74,16 +74,17 @@ async def log_between(
 ) -> AsyncGenerator[Sequence[StoredEvent]]:
     """Read the log in batches after a position. Unreadable messages are logged and skipped.
 
-    Reading ends after ``up_to``, or with the last message at the start, unless ``follows`` is set.
+    Reading ends after ``up_to``, or with the message that was the last at the start, unless
+    ``follows`` is set.
     """
     if up_to is not None and up_to <= after:
         return
     follower = follow(nc, LOG, filters=[subject_filter], start_seq=after + 1)
     async with AsyncExitStack() as stack:
-        await patiently(nc, lambda: stack.enter_async_context(follower))
+        await retry_read(nc, lambda: stack.enter_async_context(follower))
         async for messages in follower if follows else follower.replay():
-            wanted = [one for one in messages if up_to is None or one.seq <= up_to]
-            if events := readable(wanted, LOG):
+            selected = [one for one in messages if up_to is None or one.seq <= up_to]
+            if events := decode_readable(selected, LOG):
                 yield events
             if up_to is not None and follower.position >= up_to:
                 return

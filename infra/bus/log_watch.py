@@ -1,4 +1,4 @@
-"""Check after each lost connection that the log is still the one that this process has read."""
+"""Check after each lost connection that the log is still the one that this process read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from infra.jetstream.reads import StreamState, message_from_leader, stream_state
 from infra.jetstream.wire import on_loss
 
 PERSISTENCE_SECONDS: Final = 15.0
-"""Time for which a cluster must report a different log before the process stops.
+"""How long a cluster must report a different log before the process stops.
 
-An isolated leader needs about ten seconds to resign, and may lack newer events until then.
+An isolated leader takes about ten seconds to resign, and may lack newer events until then.
 """
 
 _RETRY_SECONDS: Final = 0.1
@@ -42,9 +42,9 @@ _logger = structlog.get_logger(__name__)
 class JetStreamLogWatch:
     """Implements ``reconciler.ports.LogWatch``. Create it with ``watch_log``.
 
-    A server may restart with other data: an older copy, an empty directory, or that of another log.
-    Then the log has a different creation time, is shorter, or has a different event at the last
-    position read. From a lost connection until this check succeeds, nothing is certain.
+    A server may restart with other data: an older copy, an empty directory, or another log. In that
+    case, the log has a different creation time, is shorter, or has a different event at the last
+    position read. From the loss of a connection until this check succeeds, nothing is certain.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class JetStreamLogWatch:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the connection was not lost since the last successful check."""
+        """Whether the connection has held since the last successful check."""
         return self._nc.is_connected and self._nc.stats["reconnects"] == self._checked_connection
 
     async def until_certain(self, seconds: float) -> bool:
@@ -125,7 +125,7 @@ class JetStreamLogWatch:
         raise StreamReplacedError(problem)
 
     async def _problem(self) -> str:
-        """Return how the log differs from the one that was read, or ""."""
+        """Return how the log differs from the one that this process read, or ""."""
         position, event_id = self._position, self._event_id  # the process may read more meanwhile
         try:
             state = await stream_state(self._nc, LOG)
@@ -134,7 +134,7 @@ class JetStreamLogWatch:
         if state.created != self._created:
             return (
                 f"stream {LOG} was deleted and recreated while this process read it (created "
-                f"{state.created}, previously {self._created}), so positions of the old stream are "
+                f"{state.created}, previously {self._created}), so positions in the old stream are "
                 f"invalid; {LOG_REPLACED_REMEDY}"
             )
         if state.last_seq < position:
@@ -145,8 +145,8 @@ class JetStreamLogWatch:
         current_id = await _event_id_at(self._nc, position)
         if current_id and event_id and current_id != event_id:
             return (
-                f"stream {LOG} has a different event at {position} from the one that this process "
-                f"has read there; {_LOG_OLDER}"
+                f"stream {LOG} has a different event at position {position} than when this process "
+                f"read it; {_LOG_OLDER}"
             )
         return ""
 
@@ -156,7 +156,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
 
     Raises:
         NotFoundOnBusError: there is no log.
-        IncompatibleStreamError: its first events were removed.
+        IncompatibleStreamError: the log's first events were removed.
     """
     reconnects = nc.stats["reconnects"]
     state = await stream_state(nc, LOG)
@@ -167,7 +167,7 @@ async def watch_log(nc: Client) -> JetStreamLogWatch:
 
 
 async def _event_id_at(nc: Client, position: int) -> str:
-    """Return the id of an event, or "" if it is missing or unreadable, which the log reports."""
+    """Return the id of an event, or "" if it is missing or unreadable (the log reports that)."""
     message = await message_from_leader(nc, LOG, position) if position else None
     if message is None:
         return ""

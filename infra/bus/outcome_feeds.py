@@ -1,7 +1,7 @@
-"""Feeds of public states: outcomes, which are in the log, and rejections, which are not (ADR 0054).
+"""Feeds of public states: outcomes in the log, and rejections outside of it (ADR 0054).
 
-A feed merges both streams, with ordered consumers or with durable ones. A rejection has the
-position of the last outcome that was returned before it.
+A feed merges both streams, with ordered or durable consumers. A rejection has the position of the
+last outcome returned before it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.names import ResourceKey
 from events.subjects import outcome_filter, rejection_filter
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import (
     LOG,
     REJECTIONS,
@@ -35,7 +35,7 @@ from infra.jetstream.errors import (
     IncompatibleStreamError,
     NotFoundOnBusError,
 )
-from infra.jetstream.follow import Follower, follow, follow_as
+from infra.jetstream.follow import Follower, follow, follow_with_consumers
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from infra.jetstream.topology import ensure_consumer
@@ -43,11 +43,11 @@ from reconciler.errors import NoSuchMomentError
 from reconciler.ports import StoredEvent
 
 _STREAMS: Final = (LOG, REJECTIONS)
-_REQUESTED_AT_ONCE: Final = 64
+_BATCH_MESSAGES: Final = 64
 _REPEATED_NS: Final = 300 * 1_000_000_000
-"""Time before a resumed position from which a client gets rejections again, in ns.
+"""Time before a resumed position for which a client gets rejections again, in ns.
 
-While the client lagged, it may have received an outcome before a rejection that was stored earlier.
+A lagging client may have received an outcome before a rejection that was stored earlier.
 """
 
 _logger = structlog.get_logger(__name__)
@@ -55,15 +55,15 @@ _logger = structlog.get_logger(__name__)
 _Read = TypeVar("_Read")
 
 
-class _Both(Generic[_Read]):
-    """The results of two readers, the log's and the rejections'. Each is called again after one."""
+class _MergedReads(Generic[_Read]):
+    """Merges the results of two readers, one for the log and one for the rejections."""
 
     def __init__(self, *readers: Callable[[], Awaitable[_Read]]) -> None:
         self._readers = dict(zip(_STREAMS, readers, strict=True))
         self._pending: dict[str, asyncio.Future[_Read]] = {}
 
     async def next(self) -> tuple[str, _Read]:
-        """Wait for either result, and return it with its stream. The log takes precedence."""
+        """Wait for a result, and return it with its stream. The log takes precedence."""
         for stream, read in self._readers.items():
             if stream not in self._pending:
                 self._pending[stream] = asyncio.ensure_future(read())
@@ -72,21 +72,21 @@ class _Both(Generic[_Read]):
         return stream, self._pending.pop(stream).result()
 
     def has_result(self, stream: str) -> bool:
-        """Return whether a reader has a result that was not returned yet."""
+        """Return whether a reader has a result that was not yet returned."""
         return stream in self._pending and self._pending[stream].done()
 
     async def close(self) -> list[_Read]:
-        """Cancel the readers, and return the results that were not returned yet."""
+        """Cancel the readers, and return the results that were not yet returned."""
         for each in self._pending.values():
             each.cancel()
-        answers = await asyncio.gather(*self._pending.values(), return_exceptions=True)
-        return [each for each in answers if not isinstance(each, BaseException)]
+        results = await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        return [each for each in results if not isinstance(each, BaseException)]
 
 
 class FollowedOutcomes:
-    """Outcomes in order, with rejections between them, without a stored position.
+    """Outcomes in order, interleaved with rejections. The position is not stored.
 
-    Older messages are returned in the order of time. ``kept`` are the older rejections.
+    Messages from before the start are ordered by time. ``kept``: the rejections among them.
     """
 
     def __init__(
@@ -100,32 +100,32 @@ class FollowedOutcomes:
         self._outcomes = outcomes
         self._position = outcomes.position
         self._kept = deque(kept)
-        self._both = _Both(outcomes.__anext__, rejections.__anext__)
+        self._merged = _MergedReads(outcomes.__anext__, rejections.__anext__)
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes."""
         if self._kept and self._is_caught_up:
-            return self._rejected(self._kept_until(None))
-        stream, messages = await self._both.next()
+            return self._to_rejections(self._kept_until(None))
+        stream, messages = await self._merged.next()
         if stream == REJECTIONS and not self._is_caught_up:
             self._kept += messages
             return []
         if stream == REJECTIONS:
-            return self._rejected(messages)
+            return self._to_rejections(messages)
         outcomes: list[StoredEvent] = []
         for message in messages:
-            outcomes += self._rejected(self._kept_until(message.time_ns))
+            outcomes += self._to_rejections(self._kept_until(message.time_ns))
             self._position = message.seq
-            outcomes += self._matching(readable([message], LOG))
+            outcomes += self._filter(decode_readable([message], LOG))
         return outcomes
 
-    def _matching(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
+    def _filter(self, events: Iterable[StoredEvent]) -> list[StoredEvent]:
         return [each for each in events if _matches(each.event.key, self._tokens)]
 
     @property
     def _is_caught_up(self) -> bool:
         """Whether all outcomes that existed at the start were returned."""
-        return self._outcomes.caught_up.is_set() and not self._both.has_result(LOG)
+        return self._outcomes.caught_up.is_set() and not self._merged.has_result(LOG)
 
     def _kept_until(self, time_ns: int | None) -> list[StoredMessage]:
         """Remove and return the kept rejections up to a time, or all of them."""
@@ -134,36 +134,36 @@ class FollowedOutcomes:
             rejections.append(self._kept.popleft())
         return rejections
 
-    def _rejected(self, messages: Sequence[StoredMessage]) -> list[StoredEvent]:
+    def _to_rejections(self, messages: Sequence[StoredMessage]) -> list[StoredEvent]:
         if not messages:
             return []
-        rejected = self._matching(readable(messages, REJECTIONS))
+        rejected = self._filter(decode_readable(messages, REJECTIONS))
         return [StoredEvent(self._position, event) for _, event in rejected]
 
     async def done(self, outcome: StoredEvent) -> None:
-        """Do nothing: the follower has the position."""
+        """Do nothing, because the follower has the position."""
 
     async def close(self) -> None:
         """Stop following."""
-        await self._both.close()
+        await self._merged.close()
 
 
 class DurableOutcomes:
-    """Outcomes of durable consumers, which store what was processed."""
+    """Outcomes from durable consumers, which store their progress."""
 
     def __init__(self, nc: Client, consumer: str, tokens: str, position: int) -> None:
         self._nc = nc
         self._tokens = tokens
         self._readers = [
-            PullReader(nc, stream, consumer, max_batch=_REQUESTED_AT_ONCE) for stream in _STREAMS
+            PullReader(nc, stream, consumer, max_batch=_BATCH_MESSAGES) for stream in _STREAMS
         ]
-        self._both = _Both(*(each.next_batch for each in self._readers))
+        self._merged = _MergedReads(*(each.next_batch for each in self._readers))
         self._position = position
-        self._open: dict[str, Delivered] = {}
+        self._unacknowledged: dict[str, Delivered] = {}
 
     async def next_outcomes(self) -> Sequence[StoredEvent]:
         """Wait for outcomes. Each is delivered again until `done` is called."""
-        stream, batch = await self._both.next()
+        stream, batch = await self._merged.next()
         outcomes: list[StoredEvent] = []
         for each in batch:
             try:
@@ -178,22 +178,22 @@ class DurableOutcomes:
                 await ack(self._nc, [each])
                 continue
             outcomes.append(StoredEvent(self._position, event))
-            self._open[event.id] = each
+            self._unacknowledged[event.id] = each
         return outcomes
 
     async def done(self, outcome: StoredEvent) -> None:
         """Acknowledge an outcome."""
-        delivered = self._open.pop(outcome.event.id, None)
+        delivered = self._unacknowledged.pop(outcome.event.id, None)
         if delivered is not None:
             await ack(self._nc, [delivered])
 
     async def close(self) -> None:
-        """Stop pulling, and return unprocessed outcomes for an immediate redelivery."""
-        unprocessed = [each for batch in await self._both.close() for each in batch]
+        """Stop pulling, and return unprocessed outcomes for immediate redelivery."""
+        unprocessed = [each for batch in await self._merged.close() for each in batch]
         for each in self._readers:
             await each.close()
         if self._nc.is_connected:
-            for each in [*self._open.values(), *unprocessed]:
+            for each in [*self._unacknowledged.values(), *unprocessed]:
                 await nak(self._nc, each)
 
 
@@ -201,15 +201,15 @@ OutcomeFeed = FollowedOutcomes | DurableOutcomes
 
 
 @asynccontextmanager
-async def followed(
+async def follow_outcomes(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
-    """Follow outcomes that match one of the patterns. ``after=None`` starts with new ones.
+    """Follow outcomes that match one of the patterns; only new ones if ``after`` is None.
 
     Raises:
         NoSuchMomentError: the position is after the end of the log.
     """
-    end = await _end_of(nc, LOG)
+    end = await _read_last_position(nc, LOG)
     if after is not None and after > end:
         raise NoSuchMomentError(
             f"position {after}: after the end of the log at position {end}; use a position of "
@@ -225,10 +225,10 @@ async def followed(
         nc,
         REJECTIONS,
         filters=[rejection_filter(each) for each in tokens],
-        start_seq=await _end_of(nc, REJECTIONS) + 1 if after is None else 1,
+        start_seq=await _read_last_position(nc, REJECTIONS) + 1 if after is None else 1,
     )
-    since_ns = await _stored_at(nc, after) - _REPEATED_NS if after else 0
-    async with _opened(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
+    since_ns = await _read_storage_time(nc, after) - _REPEATED_NS if after else 0
+    async with _open_feed(nc, outcomes, rejections, tokens, since_ns=since_ns) as feed:
         yield feed
 
 
@@ -241,19 +241,19 @@ def _matches(key: ResourceKey, patterns: Sequence[str]) -> bool:
     )
 
 
-def can_be_bound(tokens: Sequence[str]) -> bool:
-    """Return whether all patterns are of one namespace, which then has its own consumers."""
+def can_use_service_consumers(tokens: Sequence[str]) -> bool:
+    """Return whether all patterns are in one namespace, whose own consumers can be used."""
     namespaces = {each.split(".")[0] for each in tokens}
     return len(namespaces) == 1 and "*" not in namespaces
 
 
 @asynccontextmanager
-async def followed_bound(
+async def follow_service_outcomes(
     nc: Client, tokens: Sequence[str], after: int | None
 ) -> AsyncGenerator[FollowedOutcomes]:
-    """Follow outcomes with one of the consumers of the patterns' namespace.
+    """Follow outcomes with one of the existing consumers of the patterns' namespace.
 
-    The consumers deliver all outcomes of the namespace, and the feed filters them.
+    The consumers deliver all outcomes in the namespace, and the feed filters them.
 
     Raises:
         BusDeniedError: the user may not use the consumers.
@@ -263,43 +263,43 @@ async def followed_bound(
     namespace = tokens[0].split(".")[0]
     namespace_tokens = f"{namespace}.*.*"
     names = follower_names(namespace)
-    outcomes = follow_as(
+    outcomes = follow_with_consumers(
         nc,
         LOG,
         names=names,
         subject_filter=outcome_filter(namespace_tokens),
         start_seq=None if after is None else after + 1,
     )
-    rejections = follow_as(
+    rejections = follow_with_consumers(
         nc,
         REJECTIONS,
         names=names,
         subject_filter=rejection_filter(namespace_tokens),
-        # A service may not read when the event at a position was stored, so it gets all rejections.
+        # A service may not read the storage time of a position, so it gets all rejections.
         start_seq=None if after is None else 1,
     )
     async with AsyncExitStack() as stack:
         try:
             feed = await stack.enter_async_context(
-                _opened(nc, outcomes, rejections, tokens, since_ns=0)
+                _open_feed(nc, outcomes, rejections, tokens, since_ns=0)
             )
         except NotFoundOnBusError as error:
             raise _build_missing_consumers(error, namespace) from error
         except BusRefusedError as error:
             raise BusRefusedError(
                 f"all {len(names)} consumers of namespace {namespace} are in use ({error}); "
-                "share one stream of outcomes, or wait for several resources with one call"
+                "share one stream of outcomes, or wait for several resources in one call"
             ) from error
         yield feed
 
 
 @asynccontextmanager
-async def _opened(
+async def _open_feed(
     nc: Client, outcomes: Follower, rejections: Follower, tokens: Sequence[str], *, since_ns: int
 ) -> AsyncGenerator[FollowedOutcomes]:
     async with AsyncExitStack() as stack:
-        await patiently(nc, lambda: stack.enter_async_context(outcomes))
-        await patiently(nc, lambda: stack.enter_async_context(rejections))
+        await retry_read(nc, lambda: stack.enter_async_context(outcomes))
+        await retry_read(nc, lambda: stack.enter_async_context(rejections))
         kept: list[StoredMessage] = []
         async for messages in rejections.replay():
             kept += [each for each in messages if each.time_ns >= since_ns]
@@ -309,22 +309,22 @@ async def _opened(
 
 
 @asynccontextmanager
-async def durable(
+async def follow_durable(
     nc: Client, tokens: str, after: int | None, name: str
 ) -> AsyncGenerator[DurableOutcomes]:
-    """Follow outcomes with durable consumers, which are created if they do not exist.
+    """Follow outcomes with durable consumers, which are created if missing.
 
     Raises:
         IncompatibleStreamError: the name is in use for other outcomes.
     """
-    # At the first opening: all stored rejections, or none.
-    for stream, mine, first_seq in (
+    # A new consumer gets all stored rejections, or none.
+    for stream, subject_filter, first_seq in (
         (LOG, outcome_filter(tokens), None if after is None else after + 1),
         (REJECTIONS, rejection_filter(tokens), None if after is None else 1),
     ):
-        config = durable_outcomes(name, mine)
-        await patiently(nc, partial(_ensure_durable, nc, stream, config, first_seq))
-    info = await patiently(nc, lambda: api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None))
+        config = durable_outcomes(name, subject_filter)
+        await retry_read(nc, partial(_ensure_durable, nc, stream, config, first_seq))
+    info = await retry_read(nc, lambda: api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None))
     feed = DurableOutcomes(nc, name, tokens, int(info["ack_floor"].get("stream_seq", 0)))
     try:
         yield feed
@@ -342,18 +342,18 @@ def _build_missing_consumers(error: NotFoundOnBusError, namespace: str) -> NotFo
 async def _ensure_durable(
     nc: Client, stream: str, config: Mapping[str, Any], first_seq: int | None
 ) -> None:
-    """Create a durable consumer that starts at ``first_seq``, or use an existing one.
+    """Create a durable consumer that starts at ``first_seq``, or use the existing one.
 
-    A service cannot create one: `init` has created that of its namespace, for all outcomes.
+    A service may not create one: `init` has created one for all outcomes in its namespace.
     """
     name, subject_filter = str(config["durable_name"]), str(config["filter_subject"])
     namespace = subject_filter.split(".")[1]
-    of_namespace = [
+    namespace_filters = [
         each["filter_subject"]
-        for where, each in service_consumers(name)
-        if (where, each["durable_name"]) == (stream, name)
+        for other_stream, each in service_consumers(name)
+        if (other_stream, each["durable_name"]) == (stream, name)
     ]
-    info = await _existing(nc, stream, name)
+    info = await _read_consumer(nc, stream, name)
     if info is None:
         start = {"deliver_policy": "new"}
         if first_seq is not None:
@@ -365,7 +365,7 @@ async def _ensure_durable(
         return
     existing_filter = info["config"].get("filter_subject")
     if existing_filter != subject_filter and (
-        name != namespace or existing_filter not in of_namespace
+        name != namespace or existing_filter not in namespace_filters
     ):
         raise IncompatibleStreamError(
             f"durable {name!r} already exists and follows {existing_filter}, not "
@@ -387,26 +387,26 @@ def _add_hint(error: BusDeniedError, namespace: str, name: str) -> BusDeniedErro
     return BusDeniedError(f"{error}; {hint}", subject=error.subject)
 
 
-async def _end_of(nc: Client, stream: str) -> int:
-    return (await patiently(nc, lambda: stream_state(nc, stream))).last_seq
+async def _read_last_position(nc: Client, stream: str) -> int:
+    return (await retry_read(nc, lambda: stream_state(nc, stream))).last_seq
 
 
-async def _stored_at(nc: Client, position: int) -> int:
-    """Return the time at which the first event at or after a position was stored, or 0."""
-    messages = await patiently(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
+async def _read_storage_time(nc: Client, position: int) -> int:
+    """Return the storage time of the first event at or after a position, or 0."""
+    messages = await retry_read(nc, lambda: read_subject(nc, LOG, ">", start_seq=position, limit=1))
     return messages[0].time_ns if messages else 0
 
 
-async def _existing(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
+async def _read_consumer(nc: Client, stream: str, name: str) -> dict[str, Any] | None:
     try:
         return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
-    # A denial is reported with a hint when the consumer is created.
+    # Creating the consumer then reports a denial with a hint.
     except (NotFoundOnBusError, BusDeniedError):
         return None
 
 
-def readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent]:
-    """Return the events in messages. Unreadable ones are logged and skipped."""
+def decode_readable(messages: Iterable[StoredMessage], stream: str) -> list[StoredEvent]:
+    """Decode the events in messages. Unreadable ones are logged and skipped."""
     events: list[StoredEvent] = []
     for message in messages:
         try:

@@ -1,4 +1,4 @@
-"""Write permissions in the formats of the server and its tools: configuration or JWT claims."""
+"""Format permissions for the server or its tools: as a configuration or as JWT claims."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from infra.bus.permissions import (
 
 ACCOUNT: Final = "RECONCILER"
 PLACEHOLDER: Final = "PUT-THE-PUBLIC-KEY-HERE-OF"
-"""Placeholder for a key. A server does not start with it, so an omission grants no access."""
+"""Placeholder for a key. A server does not start with it, so a forgotten key grants no access."""
 
 _PUBLIC_KEY: Final = re.compile(r"U[A-Z2-7]{55}")
 
 
 class User(msgspec.Struct, frozen=True):
-    """A user of the NATS server.
+    """A NATS user.
 
-    ``key``: the public nkey, empty for a placeholder. ``namespace``: only for a service.
+    ``key``: the public nkey; empty for a placeholder. ``namespace``: only for a service.
     ``finalizers``: whether a service may remove its finalizers.
     """
 
@@ -45,7 +45,7 @@ class User(msgspec.Struct, frozen=True):
         check_token(self.name, what="user")
         if self.key and _PUBLIC_KEY.fullmatch(self.key) is None:
             raise ValueError(
-                f"user {self.name}: {self.key[:8]}... is not the public nkey of a user; use "
+                f"user {self.name}: {self.key[:8]}... is not a user's public nkey; use "
                 "one with 56 characters that starts with U"
             )
         if (self.principal == "service") != bool(self.namespace):
@@ -56,12 +56,12 @@ class User(msgspec.Struct, frozen=True):
 
     @property
     def account(self) -> str:
-        """The account: one for Reconciler, and one for the services of each namespace."""
+        """The account: one for Reconciler, and one for each namespace's services."""
         return f"SERVICE_{self.namespace}" if self.principal == "service" else ACCOUNT
 
     @property
     def inboxes(self) -> tuple[str, ...]:
-        """Names of the inboxes: that of the user, and that of a client that only has the key."""
+        """Names of the inboxes: the user's name, and the key for a client that has only the key."""
         return (self.name, self.key) if self.key else (self.name,)
 
     @property
@@ -75,14 +75,14 @@ class User(msgspec.Struct, frozen=True):
 def server_configuration(users: Sequence[User]) -> str:
     """Return an ``accounts`` block for nats-server, with users that sign with an nkey."""
     lines = ["accounts {", f"  {ACCOUNT} {{", "    jetstream: enabled"]
-    lines += _users([user for user in users if user.principal != "service"])
-    exports = [_export(account, each) for account, each in _exchanges(users)]
+    lines += _format_users([user for user in users if user.principal != "service"])
+    exports = [_format_export(account, each) for account, each in _exchanges(users)]
     lines += ["    exports: [", *(f"      {each}" for each in exports), "    ]", "  }"]
     for account in _accounts(users):
-        imports = [_import(each) for name, each in _exchanges(users) if name == account]
+        imports = [_format_import(each) for name, each in _exchanges(users) if name == account]
         lines += [
             f"  {json.dumps(account)} {{",
-            *_users([user for user in users if user.account == account]),
+            *_format_users([user for user in users if user.account == account]),
             "    imports: [",
             *(f"      {each}" for each in imports),
             "    ]",
@@ -92,7 +92,7 @@ def server_configuration(users: Sequence[User]) -> str:
 
 
 def claims(users: Sequence[User]) -> dict[str, Any]:
-    """Return the ``nats`` part of the JWTs of accounts and users, for ``nsc`` or another signer."""
+    """Return the ``nats`` claims of account and user JWTs, for ``nsc`` or another signer."""
     services = [
         {
             "name": account,
@@ -116,7 +116,7 @@ def claims(users: Sequence[User]) -> dict[str, Any]:
             "name": each.subject,
             "subject": each.subject,
             "type": each.form,
-            **({"response_type": "Stream"} if each.many_answers else {}),
+            **({"response_type": "Stream"} if each.has_many_responses else {}),
         }
         for each in dict.fromkeys(each for _account, each in _exchanges(users))
     ]
@@ -144,7 +144,7 @@ def _accounts(users: Iterable[User]) -> list[str]:
 
 
 def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
-    """Return the distinct exchanges per account. Users of a namespace differ only in inboxes."""
+    """Return the distinct exchanges per account. A namespace's users differ only in inboxes."""
     exchanges = [
         (user.account, each)
         for user in users
@@ -154,7 +154,7 @@ def _exchanges(users: Sequence[User]) -> list[tuple[str, Exchange]]:
     return list(dict.fromkeys(exchanges))
 
 
-def _users(users: Iterable[User]) -> list[str]:
+def _format_users(users: Iterable[User]) -> list[str]:
     lines = ["    users: ["]
     for user in users:
         permissions = user.permissions
@@ -162,26 +162,25 @@ def _users(users: Iterable[User]) -> list[str]:
             f"      # {user.name}, {user.principal}: {PURPOSES[user.principal]}",
             f"      {{ nkey: {json.dumps(user.key or f'{PLACEHOLDER}-{user.name}')}, "
             "permissions: {",
-            *_allowed("publish", permissions.publish, permissions.denied),
-            *_allowed("subscribe", permissions.subscribe),
+            *_format_allowed("publish", permissions.publish, permissions.denied),
+            *_format_allowed("subscribe", permissions.subscribe),
             "      } }",
         ]
     return [*lines, "    ]"]
 
 
-def _allowed(verb: str, allowed: Sequence[str], denied: Sequence[str] = ()) -> list[str]:
+def _format_allowed(verb: str, allowed: Sequence[str], denied: Sequence[str] = ()) -> list[str]:
     lines = [f"        {verb}: {{ allow: [", *(f"          {json.dumps(each)}" for each in allowed)]
     if denied:
         lines += ["        ], deny: [", *(f"          {json.dumps(each)}" for each in denied)]
     return [*lines, "        ] }"]
 
 
-def _export(account: str, each: Exchange) -> str:
-    answers = ", response: stream" if each.many_answers else ""
-    return (
-        f"{{ {each.form}: {json.dumps(each.subject)}, accounts: [{json.dumps(account)}]{answers} }}"
-    )
+def _format_export(account: str, each: Exchange) -> str:
+    response_type = ", response: stream" if each.has_many_responses else ""
+    accounts = f"[{json.dumps(account)}]"
+    return f"{{ {each.form}: {json.dumps(each.subject)}, accounts: {accounts}{response_type} }}"
 
 
-def _import(each: Exchange) -> str:
+def _format_import(each: Exchange) -> str:
     return f"{{ {each.form}: {{ account: {ACCOUNT}, subject: {json.dumps(each.subject)} }} }}"

@@ -1,9 +1,9 @@
 """Minimal permissions of each principal on the bus, derived from the names of the streams.
 
-A principal's user may publish and subscribe to these subjects only. Services have their own
-accounts, not only users, because the server sends a response to whatever reply subject a request
-contains. Within one account it would store the acknowledgement for one service under the subjects
-of another, or in the log. Across accounts, a response can only return to the requester.
+A principal's user may publish and subscribe only to these subjects. Services have their own
+accounts, not just users, because the server sends a response to any reply subject that a request
+contains. Within one account, it could store one service's acknowledgement under the subjects of
+another, or in the log. Across accounts, a response can only return to the requester.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from infra.bus.streams import (
     TIMERS,
     follower_names,
 )
-from infra.bus.user import WHO_AM_I
+from infra.bus.user import USER_INFO_SUBJECT
 
 Principal = Literal[
     "decider",
@@ -59,7 +59,7 @@ ALL_STREAMS: Final = (
     RATES,
     ROWS,
 )
-_EVERY: Final = ResourceKey("*", "*", "*")
+_ALL_RESOURCES: Final = ResourceKey("*", "*", "*")
 _CONFIGURATION: Final = config_key("*")
 _API: Final = "$JS.API"
 
@@ -78,7 +78,7 @@ PURPOSES: Final[dict[Principal, str]] = {
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """The subjects of a user. ``denied`` are exceptions from ``publish``."""
+    """The subjects of a user. ``denied``: exceptions to ``publish``."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -88,22 +88,22 @@ class Permissions(msgspec.Struct, frozen=True):
 class Exchange(msgspec.Struct, frozen=True):
     """A subject that Reconciler's account exports and a service's account imports.
 
-    ``form``: the service publishes to a "service", and subscribes to a "stream". ``many_answers``:
-    a request has several responses.
+    ``form``: a service publishes to a "service", and subscribes to a "stream".
+    ``has_many_responses``: whether a request has several responses.
     """
 
     subject: str
     form: Literal["service", "stream"]
-    many_answers: bool = False
+    has_many_responses: bool = False
 
 
 def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permissions:
-    """Return the permissions of a principal's user. ``inboxes``: tokens after ``_INBOX``.
+    """Return the permissions of a principal's user. ``inboxes``: the tokens after ``_INBOX``.
 
     The first inbox is the user's name, which the server verifies in declarations.
 
     Raises:
-        ValueError: the principal is a service, which needs a namespace: ``service_permissions``.
+        ValueError: the principal is a service, which needs ``service_permissions``.
     """
     if principal == "service":
         raise ValueError(
@@ -111,21 +111,28 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
         )
     granted = [*_GRANTS[principal]()]
     if principal == "operator":
-        granted += [WHO_AM_I, *_declarations_as(inboxes[0], _EVERY, subjects.BY_CLIENTS)]
+        granted += [
+            USER_INFO_SUBJECT,
+            *_declaration_subjects(inboxes[0], _ALL_RESOURCES, subjects.BY_CLIENTS),
+        ]
     return Permissions(tuple(granted), _own_inboxes(inboxes))
 
 
 def service_permissions(
     namespace: str, inboxes: Sequence[str], *, finalizers: bool = False
 ) -> Permissions:
-    """Return the permissions of a service in one namespace, in an account with these imports."""
+    """Return the permissions of a service in one namespace, in an account with its imports."""
     exchanges = service_exchanges(namespace, inboxes, finalizers=finalizers)
     published = tuple(each.subject for each in exchanges if each.form == "service")
-    return Permissions((WHO_AM_I, *published), _own_inboxes(inboxes), _internal(namespace, inboxes))
+    return Permissions(
+        (USER_INFO_SUBJECT, *published),
+        _own_inboxes(inboxes),
+        _internal_declarations(namespace, inboxes),
+    )
 
 
-def _internal(namespace: str, inboxes: Sequence[str]) -> tuple[str, ...]:
-    """Return the declarations that only Reconciler may make, with internal data of parts."""
+def _internal_declarations(namespace: str, inboxes: Sequence[str]) -> tuple[str, ...]:
+    """Return the declarations that only Reconciler may make, because they contain internal data."""
     return tuple(
         subjects.intake("desired", ResourceKey(namespace, kind, "*"), inboxes[0])
         for kind in sorted(COMPOSED_KINDS)
@@ -137,10 +144,10 @@ def service_exchanges(
 ) -> tuple[Exchange, ...]:
     """Return the imports of a service's account.
 
-    ``finalizers``: it may also remove its finalizers.
+    ``finalizers``: whether the service may also remove its finalizers.
 
     Raises:
-        ValueError: a service cannot have this namespace.
+        ValueError: a service may not have this namespace.
     """
     check_token(namespace, what="namespace")
     if namespace == SYSTEM_NAMESPACE:
@@ -150,20 +157,21 @@ def service_exchanges(
         )
     namespace_key = ResourceKey(namespace, "*", "*")
     requests = [
-        *_declarations_as(
+        *_declaration_subjects(
             inboxes[0], namespace_key, ("desired", "finalizer") if finalizers else ("desired",)
         ),
         f"{_API}.INFO",
         f"{_API}.STREAM.NAMES",
     ]
     pull_requests: list[str] = []
-    # A user that may create a consumer can make the server deliver to any subject of our account,
-    # and so take the messages of all other consumers. `init` creates those of services (ADR 0064).
-    for stream, readable in (
+    # A user that may create a consumer can make the server deliver to any subject in Reconciler's
+    # account, and so steal the messages of all other consumers. So `init` creates the consumers of
+    # services (ADR 0064).
+    for stream, subject_filter in (
         (LOG, subjects.outcome_filter(namespace_key.tokens)),  # no other events of the log
         (REJECTIONS, subjects.rejection_filter(namespace_key.tokens)),
     ):
-        requests.append(f"{_API}.DIRECT.GET.{stream}.{readable}")
+        requests.append(f"{_API}.DIRECT.GET.{stream}.{subject_filter}")
         for name in (namespace, *follower_names(namespace)):
             requests.append(f"{_API}.CONSUMER.INFO.{stream}.{name}")
             requests.append(f"{_API}.CONSUMER.RESET.{stream}.{name}")
@@ -171,15 +179,15 @@ def service_exchanges(
         requests.append(f"$JS.ACK.{stream}.{namespace}.>")
     return (
         *(Exchange(subject, "service") for subject in requests),
-        *(Exchange(subject, "service", many_answers=True) for subject in pull_requests),
+        *(Exchange(subject, "service", has_many_responses=True) for subject in pull_requests),
         *(Exchange(subject, "stream") for subject in _own_inboxes(inboxes)),
     )
 
 
-def _declarations_as(
+def _declaration_subjects(
     user: str, key: ResourceKey, granted: Sequence[subjects.Intake]
 ) -> Iterator[str]:
-    """Yield the subjects of declarations in the user's name."""
+    """Yield the subjects for declarations in the user's name."""
     yield from (subjects.intake(what, key, user) for what in granted)
 
 
@@ -187,14 +195,14 @@ def _own_inboxes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(f"{INBOX}.{name}.>" for name in names)
 
 
-# --- what a principal is made of
+# --- building blocks of the permissions
 
 
 def _follow(*streams: str) -> Iterator[str]:
-    """Read streams from any position, and their states."""
+    """Follow streams from any position, and read their states."""
     for stream in streams:
         yield f"{_API}.STREAM.INFO.{stream}"
-        yield f"{_API}.CONSUMER.CREATE.{stream}"  # without a name, it cannot affect other consumers
+        yield f"{_API}.CONSUMER.CREATE.{stream}"  # an unnamed one cannot affect other consumers
         yield f"$JS.FC.{stream}.>"
 
 
@@ -206,16 +214,16 @@ def _get(*streams: str) -> Iterator[str]:
 
 
 def _pull(stream: str, consumer: str) -> Iterator[str]:
-    """Pull from shared consumers and acknowledge; ``*`` stands for all of a stream."""
+    """Pull from shared consumers and acknowledge; ``*`` stands for all consumers of a stream."""
     yield f"{_API}.CONSUMER.INFO.{stream}.{consumer}"
     yield f"{_API}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     yield f"$JS.ACK.{stream}.{consumer}.>"
 
 
 def _dead_letters(*stages: Stage) -> Iterator[str]:
-    """Store dead letters of some stages, also those that are reported only once.
+    """Store dead letters for some stages, including those that are reported only once.
 
-    This includes reading each namespace's use of its share, and the counts beyond it.
+    This includes reading how much of its share a namespace uses, and the counts beyond it.
     """
     yield f"{_API}.DIRECT.GET.{DEADLETTERS}"
     yield f"{_API}.STREAM.INFO.{DEADLETTERS}"
@@ -235,58 +243,58 @@ def _common() -> Iterator[str]:
 
 
 def _call_apis() -> Iterator[str]:
-    """Use a rate limit together with other processes, and report throttling and API failures."""
+    """Share rate limits with other processes, and report throttling and API failures."""
     yield f"{_API}.STREAM.INFO.{RATES}"
     yield f"{_API}.STREAM.MSG.GET.{RATES}"
     yield subjects.rate("*")
     yield subjects.intake("result", _CONFIGURATION)
 
 
-def _running_roles() -> Iterator[str]:
+def _all_roles() -> Iterator[str]:
     yield from _common()
     yield f"{_API}.STREAM.INFO.{INTAKE}"
 
 
 def _decider() -> Iterator[str]:
-    yield from _running_roles()
-    yield from _pull(INTAKE, "*")  # all its consumers are deciders'
+    yield from _all_roles()
+    yield from _pull(INTAKE, "*")  # all its consumers belong to deciders
     yield from _get(INTAKE)  # messages that overtook a declaration, and the first of several
     yield f"{_API}.CONSUMER.UNPIN.{INTAKE}.*"
     yield f"{_API}.STREAM.PURGE.{INTAKE}"  # messages that all deciders have processed
     yield f"{_API}.STREAM.MSG.DELETE.{INTAKE}"  # messages that may contain a secret
     yield f"{_API}.DIRECT.GET.{STATES}"
-    yield subjects.log_filter(_EVERY)
-    yield subjects.cached_state(_EVERY)
-    yield subjects.rejection(_EVERY)
-    yield subjects.schedule(_EVERY, "*")
+    yield subjects.log_filter(_ALL_RESOURCES)
+    yield subjects.cached_state(_ALL_RESOURCES)
+    yield subjects.rejection(_ALL_RESOURCES)
+    yield subjects.schedule(_ALL_RESOURCES, "*")
     yield from _dead_letters("intake", "declaration", "request", "decision")
     yield f"{INBOX}.>"  # replies, to the inbox of any requester
 
 
 def _worker() -> Iterator[str]:
-    yield from _running_roles()
-    # Consumers of workers, which no pattern distinguishes from those of services.
+    yield from _all_roles()
+    # No pattern distinguishes the consumers of workers from those of services.
     yield from _pull(LOG, "*")
-    actions = subjects.log(_EVERY, "action")
-    yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # for a configuration, when it is declared
+    actions = subjects.log(_ALL_RESOURCES, "action")
+    yield f"{_API}.CONSUMER.CREATE.{LOG}.*.{actions}.*"  # when a configuration is declared
     yield from _call_apis()
-    yield subjects.intake("result", _EVERY)
+    yield subjects.intake("result", _ALL_RESOURCES)
     yield from _dead_letters("action")
 
 
 def _observer() -> Iterator[str]:
-    yield from _running_roles()
+    yield from _all_roles()
     yield from _follow(LISTINGS)
     yield from _call_apis()
-    yield subjects.intake("observed", _EVERY)
-    yield subjects.intake("reference", _EVERY)
-    yield subjects.intake("timer", _EVERY)
+    yield subjects.intake("observed", _ALL_RESOURCES)
+    yield subjects.intake("reference", _ALL_RESOURCES)
+    yield subjects.intake("timer", _ALL_RESOURCES)
     yield subjects.listing("*", "*", "*")
     yield from _dead_letters("listing", "observation")
 
 
 def _projector() -> Iterator[str]:
-    yield from _running_roles()
+    yield from _all_roles()
     yield f"{_API}.STREAM.PURGE.{ROWS}"
     yield f"{ROWS_PREFIX}>"
 
@@ -317,10 +325,10 @@ def _installer() -> Iterator[str]:
     for stream in (INTAKE, LOG, REJECTIONS):
         yield f"{_API}.CONSUMER.INFO.{stream}.*"
         yield f"{_API}.CONSUMER.CREATE.{stream}.*.>"
-        yield f"{_API}.CONSUMER.PAUSE.{stream}.*"  # to resume it
+        yield f"{_API}.CONSUMER.PAUSE.{stream}.*"  # to resume a paused consumer
     for stream in (LOG, REJECTIONS):
-        yield f"{_API}.CONSUMER.RESET.{stream}.*"  # a new service starts with new outcomes
-    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # workers have created one for each configuration
+        yield f"{_API}.CONSUMER.RESET.{stream}.*"  # so that a new service starts with new outcomes
+    yield f"{_API}.CONSUMER.NAMES.{LOG}"  # to find the consumers that workers created
 
 
 def _backup() -> Iterator[str]:
@@ -330,19 +338,19 @@ def _backup() -> Iterator[str]:
     yield from _get(LOG, INTAKE, ROWS)
     yield f"{_API}.STREAM.MSG.GET.{STATES}"  # to detect that the log has lost its end
     yield f"{_API}.STREAM.INFO.{INTAKE}"
-    yield f"{_API}.STREAM.INFO.{ROWS}"  # it has a copy of the log's identity
+    yield f"{_API}.STREAM.INFO.{ROWS}"  # contains a copy of the log's identity
     yield f"{_API}.CONSUMER.INFO.{INTAKE}.*"  # to find undecided declarations
     yield f"{_API}.CONSUMER.NAMES.{LOG}"  # to find the namespaces with services
 
 
 def _restore() -> Iterator[str]:
-    """Create streams and write the log. Deletion is excluded, so that no log can be replaced."""
+    """Create streams and write the log, without deletion, so that no log can be replaced."""
     yield from _installer()
     yield from _follow(LOG)
     yield from _get(LOG)
-    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # both show whether the log has lost its end
+    yield f"{_API}.STREAM.MSG.GET.{ROWS}"  # the next two show whether the log has lost its end
     yield f"{_API}.STREAM.MSG.GET.{STATES}"
-    yield subjects.log_filter(_EVERY)
+    yield subjects.log_filter(_ALL_RESOURCES)
     yield "rec.*.*.*.*"  # undecided declarations, in the name of their original users
 
 

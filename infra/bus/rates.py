@@ -1,4 +1,4 @@
-"""Rate limits on the bus: one message each, with compare-and-set, in the server's time."""
+"""Rate limits on the bus, each one message with compare-and-set, in the server's time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import last_from_leader
 from reconciler.ports import RateConflictError
 
-_CALIBRATED_SECONDS: Final = 60.0
+_CALIBRATION_SECONDS: Final = 60.0
 
 
 class _Arrival(msgspec.Struct, frozen=True, rename="camel"):
-    """The reserved time of a rate limit: when its next call may start, in seconds since 1970."""
+    """A rate limit's reserved time: when its next call may start, in seconds since 1970."""
 
     arrival_seconds: float
 
@@ -39,15 +39,15 @@ class JetStreamRates:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self._ahead = 0.0
+        self._offset = 0.0
         self._calibrated_at: float | None = None
 
     async def now(self) -> float:
         """Return the server's time: its last reading plus the monotonic time since."""
         at = self._calibrated_at
-        if at is None or time.monotonic() - at > _CALIBRATED_SECONDS:
+        if at is None or time.monotonic() - at > _CALIBRATION_SECONDS:
             await self._calibrate()
-        return time.monotonic() + self._ahead
+        return time.monotonic() + self._offset
 
     async def load(self, name: str) -> tuple[float, int]:
         """Read a limit from the leader."""
@@ -56,7 +56,7 @@ class JetStreamRates:
             return 0.0, 0
         try:
             return _decoder.decode(message.payload).arrival_seconds, message.seq
-        except msgspec.DecodeError:  # written by another client: replace it
+        except msgspec.DecodeError:  # written by another client, so replace it
             return 0.0, message.seq
 
     async def save(self, name: str, time: float, revision: int) -> int:
@@ -74,10 +74,10 @@ class JetStreamRates:
             raise RateConflictError(str(conflict)) from conflict
 
     async def _calibrate(self) -> None:
-        # The server's time is that of the middle of the request.
+        # The server's time is assumed to be that at the middle of the request.
         sent_at = time.monotonic()
-        answer = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
+        response = await api_request(self._nc, f"STREAM.INFO.{RATES}", None)
         received_at = time.monotonic()
-        server_time = datetime.fromisoformat(answer["ts"]).timestamp()
-        self._ahead = server_time - (sent_at + received_at) / 2
+        server_time = datetime.fromisoformat(response["ts"]).timestamp()
+        self._offset = server_time - (sent_at + received_at) / 2
         self._calibrated_at = received_at

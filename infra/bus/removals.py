@@ -1,4 +1,4 @@
-"""Remedies for a stream or consumer that was deleted under a running process."""
+"""Remedies for a stream or consumer that was deleted while in use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.bus.streams import INTAKE, LOG, LogIdentity, find_log
 from infra.jetstream.errors import NotFoundOnBusError, StreamReplacedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
@@ -21,7 +21,7 @@ LOG_REPLACED_REMEDY: Final = (
 INTAKE_REMEDY: Final = (
     "Delete nothing. Stop all roles, and run `reconciler backup NAME.backup`, then `reconciler "
     "restore NAME.backup`, which saves the stream to a file, recreates it with positions after "
-    "those of the log, and publishes its declarations again"
+    "those in the log, and publishes its declarations again"
 )
 
 _RECENT_EVENTS: Final = 100
@@ -46,9 +46,9 @@ async def check_same_log(nc: Client, identity: LogIdentity) -> None:
     """Check that the log was not restored since its identity was read.
 
     Raises:
-        StreamReplacedError: it was restored. New actions would have the keys of lost ones.
+        StreamReplacedError: the log was restored. New actions would reuse the keys of lost ones.
     """
-    if await patiently(nc, lambda: find_log(nc)) != identity:
+    if await retry_read(nc, lambda: find_log(nc)) != identity:
         raise StreamReplacedError(
             f"stream {LOG} was restored while this process started; start the process again"
         )
@@ -58,15 +58,15 @@ async def check_intake_positions(nc: Client) -> None:
     """Check that the intake's positions continue those in the log, as a logical clock must.
 
     Raises:
-        StreamReplacedError: the intake has lost its end, or was recreated. New messages would look
-            older than decided ones, and be ignored.
+        StreamReplacedError: the intake has lost its end, or was recreated. New messages would
+            appear older than decided ones, and be ignored.
     """
     if problem := await find_intake_problem(nc):
         raise StreamReplacedError(f"{problem}. {INTAKE_REMEDY}")
 
 
 async def find_intake_problem(nc: Client) -> str:
-    """Return a problem if the intake ends before the positions in the log, else ""."""
+    """Return the problem if the intake ends before the positions in the log, else ""."""
     newest = (await stream_state(nc, LOG)).last_seq
     if not newest:
         return ""

@@ -11,28 +11,28 @@ from nats.aio.client import Client
 
 from infra.jetstream.errors import BusUnavailableError
 
-PATIENCE_SECONDS: Final = 35.0  # Three timeouts. An election takes up to 8 s.
+MAX_RETRY_SECONDS: Final = 35.0  # covers three timeouts; an election takes up to 8 s
 _PAUSE_SECONDS: Final = 0.2
 
 T = TypeVar("T")
 
 
-async def patiently(
-    nc: Client, read: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_SECONDS
+async def retry_read(
+    nc: Client, read: Callable[[], Awaitable[T]], *, seconds: float = MAX_RETRY_SECONDS
 ) -> T:
     """Repeat a read until it succeeds, for at most `seconds`.
 
-    A starting server reports that its streams have no leader or do not respond, and a stream whose
-    leader has failed does not respond before the election of another one.
+    A server that is starting reports that its streams have no leader or do not respond, and a
+    stream whose leader has failed does not respond until a new one is elected.
 
     Raises:
-        BusUnavailableError: no success in time, or the connection was closed.
+        BusUnavailableError: the read did not succeed in time, or the connection was closed.
     """
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return await read()
         except BusUnavailableError:
-            if nc.is_closed or time.monotonic() > end:
+            if nc.is_closed or time.monotonic() > deadline:
                 raise
         await asyncio.sleep(_PAUSE_SECONDS)

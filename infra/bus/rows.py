@@ -1,6 +1,6 @@
 """Rows of the read models in a key-value bucket, which ``nats kv`` can also read.
 
-One atomic batch writes rows and their checkpoint, with a compare-and-set on the checkpoint. So each
+One atomic batch writes rows and their checkpoint, with a compare-and-set on the checkpoint, so each
 write is based on the stored checkpoint (ADR 0019).
 """
 
@@ -37,11 +37,11 @@ class JetStreamRows:
         self.rows_at_once = _ROWS_AT_ONCE
 
     async def load(self) -> Mapping[str, bytes]:
-        """Read every row, as of one save."""
+        """Read all rows, as of one save."""
         return _contents(await self._newest(">"))
 
     async def checkpoint(self) -> tuple[bytes, int]:
-        """Read the checkpoint and its revision, or empty and 0 if there is none."""
+        """Read the checkpoint and its revision; empty and 0 if there is none."""
         message = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + _CHECKPOINT)
         return (b"", 0) if message is None else (message.payload, message.seq)
 
@@ -50,10 +50,9 @@ class JetStreamRows:
         return _contents(await self._newest(pattern))
 
     async def _newest(self, pattern: str) -> dict[str, StoredMessage]:
-        """Read until no message was added during the last pass.
+        """Read until no message is added during a pass.
 
-        A row that is written again moves to the end of the stream, where a single pass would miss
-        it.
+        A row that is rewritten moves to the end of the stream, where a single pass would miss it.
         """
         newest: dict[str, StoredMessage] = {}
         position, end = 0, 1
@@ -64,8 +63,8 @@ class JetStreamRows:
                     for message in messages:
                         newest[message.subject[len(ROWS_PREFIX) :]] = message
                 position = follower.position
-            # The stream's state includes half of a batch, but a message read from the leader does
-            # not.
+            # The stream's state includes incomplete batches, but a message read from the leader
+            # does not.
             last = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + ">")
             end = 0 if last is None else last.seq
         return newest
@@ -80,10 +79,10 @@ class JetStreamRows:
         }
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        """Write changed rows and the checkpoint if the revision is unchanged; return the new one.
+        """Write changed rows and the checkpoint if the revision still matches. Return the new one.
 
-        A row that exceeds the size of a message keeps its old content, because one tenant's
-        resource must not block the rows of all others.
+        A row that exceeds the message size keeps its old content, because one tenant's resource
+        must not block the rows of all others.
         """
         checkpoint = changes[_CHECKPOINT]
         assert checkpoint is not None
@@ -93,15 +92,17 @@ class JetStreamRows:
             if name != _CHECKPOINT and self._fits(name, payload or b"")
         ]
         subject = ROWS_PREFIX + _CHECKPOINT
-        lock = OutgoingMessage(subject, checkpoint, expected_filter=subject, expected_last=revision)
+        checkpoint_message = OutgoingMessage(
+            subject, checkpoint, expected_filter=subject, expected_last=revision
+        )
         try:
-            sequences = await append(self._nc, [*rows, lock])
+            sequences = await append(self._nc, [*rows, checkpoint_message])
         except AppendConflictError as conflict:
             raise RowsConflictError(str(conflict)) from conflict
         return sequences[-1]
 
     def _fits(self, name: str, payload: bytes) -> bool:
-        """Return whether a row fits into a message of the bus, with its headers."""
+        """Return whether a row fits into a message with its headers."""
         if len(payload) + _HEADERS_BYTES <= self._nc.max_payload:
             return True
         _logger.error("a row is too large to be written", row=name, size=len(payload))

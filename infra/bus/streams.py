@@ -1,9 +1,9 @@
-"""Definitions of all streams and consumers, with their creation and upgrade.
+"""Define, create and upgrade all streams and consumers.
 
 ==============  ==================================  ===========================================
 stream          subjects                            content
 ==============  ==================================  ===========================================
-INTAKE          ``rec.>``, stored as ``in.<p>.>``   messages until they are decided (then trimmed)
+INTAKE          ``rec.>``, stored as ``in.<p>.>``   undecided messages (trimmed once decided)
 TIMERS          ``sched.>``, ``fired.>``            message schedules; fired timers go to INTAKE
 LOG_1           ``log.>``                           the event log, permanently; includes outcomes
 REJECTIONS      ``rejection.>``                     rejected declarations
@@ -11,7 +11,7 @@ STATES          ``state.>``                         the newest state of each res
 LISTINGS        ``listing.>``                       listings from other observers, for one hour
 DEADLETTERS     ``deadletter.>``                    messages that could not be processed
 RATES           ``rate.>``, ``discarded``           time up to which each rate limit's calls are
-                                                    reserved; counts of messages without dead letter
+                                                    reserved; counts of discarded messages
 KV_reconciler   ``$KV.reconciler.>``                rows of the read models (a cache)
 ==============  ==================================  ===========================================
 """
@@ -83,20 +83,21 @@ SUBJECTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 PARTITIONS: Final = 8
 FOLLOWERS: Final = 5
-"""Number of concurrent outcome streams per service, over all its processes.
+"""Number of concurrent outcome streams per service, across all its processes.
 
-Each has a name in its user's JWT, which must fit into a protocol line.
+The service user's JWT lists each by name, and must fit into a protocol line.
 """
 
 SERVICE_PULLS: Final = 16
-"""Number of open pull requests at a service's consumer, one per process.
+"""Maximum number of open pull requests on a service's consumer, one per process.
 
-The server sends heartbeats for each request, at the interval that the client sets. Hundreds of
+The server sends heartbeats for each request at an interval that the client chooses. Hundreds of
 requests with a heartbeat every nanosecond delayed other clients by half a minute.
 """
 
 MAX_UNACKNOWLEDGED: Final = 16_000
-"""Number of unacknowledged messages of a partition. At this limit the server delivers no more.
+"""Maximum number of unacknowledged messages in a partition. At this limit, the server delivers no
+more.
 
 It limits how far a decider can read past a namespace that floods the intake (ADR 0062).
 """
@@ -107,31 +108,32 @@ DEAD_LETTERS_PER_NAMESPACE: Final = 0.25
 DECIDER_GROUP: Final = "deciders"
 _WORKERS: Final = "workers="
 
-TIMERS_KEPT: Final = timedelta(days=30)
-"""Age at which the stream drops timers. Later ones are not set: the sweeper wakes their
-resources."""
+TIMERS_MAX_AGE: Final = timedelta(days=30)
+"""Age at which the stream drops timers. Timers further in the future are not set, because the
+sweeper wakes their resources."""
 
 OWN_METADATA: Final = "reconciler-own"
-"""Marks every stream of Reconciler. No kind may list, adopt, change or delete such a stream."""
+"""Marks Reconciler's streams. No kind may list, adopt, change or delete such a stream."""
 
 LOG_ID_METADATA: Final = "reconciler-log-id"
 EPOCH_METADATA: Final = "reconciler-log-epoch"
 RESTORED_METADATA: Final = "reconciler-log-restored-as-of"
 RESTORED_END_METADATA: Final = "reconciler-log-restored-end"
-"""The log's last position at the end of its last restore. Up to it, the bus's times are those of
-the restore."""
+"""The log's last position at the end of its last restore. Up to it, bus timestamps are those of the
+restore."""
 
 RESTORING_METADATA: Final = "reconciler-log-restoring"
 SAVED_METADATA: Final = "reconciler-log-saved"
-"""The names of the files that an unfinished restore has saved next to the backup, separated by
+"""The names of the files that an unfinished restore saved next to the backup, separated by
 slashes."""
 
 FORMAT_METADATA: Final = "reconciler-log-format"
 
 LOG_FORMAT: Final = 7
-"""Format of the stored data: events, streams, rows. A log of another format is rejected (ADR 0020).
+"""Format of the stored data: events, streams, rows. A log in another format is rejected (ADR 0020).
 
-It increases with each change of stored data that this release could not read, or would undo.
+It increases with each change to stored data that the previous release could not read, or would
+undo.
 """
 
 _REVISIONS: Final[Mapping[int, str]] = {
@@ -143,32 +145,32 @@ _REVISIONS: Final[Mapping[int, str]] = {
     5: "f3cace6f to 451d2563",
     6: "a08e3a34 to ea7ec89b",
 }
-"""The revisions of this project that wrote each older format. None of them was released."""
+"""The revisions of this project that wrote each older format. None of them were released."""
 
 _FIRST_LOG: Final = "SHAPES"
-"""Stream of the log in format 0, which has no metadata with a number."""
+"""Stream of the log in format 0, which does not store its number in metadata."""
 
 _SECOND: Final = 1_000_000_000
 _HOUR: Final = 3_600 * _SECOND
 _DAY: Final = 24 * _HOUR
 _DUPLICATE_WINDOW: Final = 120 * _SECOND
 _NO_DUPLICATE_WINDOW: Final = 0
-"""The server accepts it for a stream with sources since version 2.14."""
+"""Since version 2.14, the server accepts 0 for a stream with sources."""
 
 _LEASE: Final = 10 * _SECOND
 _SERVICE_LEASE: Final = 120 * _SECOND
 _PIN_TIMEOUT: Final = 3 * _SECOND
 _UNLIMITED: Final = -1
-"""Unlimited deliveries of a message, and unlimited bytes of a stream that drops its oldest
-messages. Beyond a limit, the server would drop messages silently."""
+"""No limit on the deliveries of a message, or on the bytes of a stream that drops its oldest
+messages. Beyond a limit, the server would silently drop messages."""
 
 _NEW_SERVER_REMEDY: Final = (
-    "All other streams and consumers are as required. Until this one is, no role starts: back up "
-    "the log with `reconciler backup`, and restore it to another server or account with "
+    "All other streams and consumers are as required, but no role starts until this one is: back "
+    "up the log with `reconciler backup`, and restore it to another server or account with "
     "`reconciler restore`"
 )
-"""The remedy for a difference that the server cannot change in place. No stream must be deleted for
-it."""
+"""The remedy for a difference that the server cannot change in place. It must not require deleting
+a stream."""
 
 _OTHER_SERVER_REMEDY: Final = (
     " This run removed nothing. Restore the backup to another server or account"
@@ -183,7 +185,7 @@ _OWN: Final = {OWN_METADATA: "yes"}
 
 
 class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
-    """Identity of a log: its random id, and that of its last restore, empty if there was none.
+    """Identity of a log: its random id, and the id of its last restore, empty if there was none.
 
     ``restored_as_of``: the time of the backup that the restore used.
     """
@@ -194,7 +196,7 @@ class LogIdentity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """Result of ``ensure_topology``: the log's id, and the change of each stream and consumer."""
+    """Result of ``ensure_topology``: the log's id, and the change to each stream and consumer."""
 
     log_id: str
     changes: Mapping[str, str]
@@ -203,26 +205,26 @@ class Topology(msgspec.Struct, frozen=True):
 def follower_names(namespace: str) -> list[str]:
     """Return the names of a service's consumers of outcomes and rejections.
 
-    They need no acknowledgement. Their names are fixed, because permissions match whole tokens. An
-    = occurs in no namespace and no durable name, and the consumers of workers do not start with it.
+    They need no acknowledgements. Their names are fixed, because permissions match whole tokens.
+    Namespaces and durable names contain no =, and names of worker consumers do not start with it.
     """
     return [f"={namespace}={number}" for number in range(FOLLOWERS)]
 
 
 def service_consumers(namespace: str) -> list[tuple[str, Config]]:
-    """Return the consumers of outcomes and rejections of one namespace's services (ADR 0064)."""
+    """Return the consumers of outcomes and rejections for one namespace's services (ADR 0064)."""
     tokens = ResourceKey(namespace, "*", "*").tokens
     consumers: list[tuple[str, Config]] = []
-    for stream, readable in (
+    for stream, subject_filter in (
         (LOG, subjects.outcome_filter(tokens)),
         (REJECTIONS, subjects.rejection_filter(tokens)),
     ):
-        consumers.append((stream, durable_outcomes(namespace, readable)))
+        consumers.append((stream, durable_outcomes(namespace, subject_filter)))
         for name in follower_names(namespace):
             config = {
                 **_CONSUMER_DEFAULTS,
                 "durable_name": name,
-                "filter_subject": readable,
+                "filter_subject": subject_filter,
                 "ack_policy": "none",
                 "max_waiting": SERVICE_PULLS,
             }
@@ -236,14 +238,14 @@ async def service_namespaces(nc: Client) -> list[str]:
     return sorted({name[1:].partition("=")[0] for name in service_names})
 
 
-def durable_outcomes(name: str, readable: str) -> Config:
-    """Return the configuration of a durable consumer, which stores what was processed."""
+def durable_outcomes(name: str, subject_filter: str) -> Config:
+    """Return the configuration of a durable consumer, which stores its progress."""
     return {
         **_CONSUMER_DEFAULTS,
         "durable_name": name,
-        "filter_subject": readable,
+        "filter_subject": subject_filter,
         "ack_wait": _SERVICE_LEASE,
-        "max_ack_pending": 1,  # in order, also for redeliveries
+        "max_ack_pending": 1,  # in order, including redeliveries
         "max_waiting": SERVICE_PULLS,
     }
 
@@ -254,12 +256,12 @@ def decider_consumers() -> list[str]:
 
 
 def worker_consumer(provider_config: str) -> str:
-    """Return the name of the consumer of a configuration's actions. Other names have no =."""
+    """Return the name of the consumer for a configuration's actions. Other names contain no =."""
     return f"{_WORKERS}{provider_config}"
 
 
 async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
-    """Return the server's information about each consumer of actions, or none without a log."""
+    """Return the server's information about each worker consumer, or [] if there is no log."""
     try:
         names = await consumer_names(nc, LOG)
     except NotFoundOnBusError:
@@ -268,8 +270,8 @@ async def worker_consumers(nc: Client) -> list[dict[str, Any]]:
     return [await api_request(nc, f"CONSUMER.INFO.{LOG}.{name}", None) for name in worker_names]
 
 
-async def make_worker_consumer(nc: Client, provider_config: str) -> str:
-    """Create the consumer of a configuration's actions if it does not exist. Return its name.
+async def ensure_worker_consumer(nc: Client, provider_config: str) -> str:
+    """Create the consumer for a configuration's actions if it is missing. Return its name.
 
     An existing one stays unchanged: ``ensure_topology`` upgrades it.
     """
@@ -286,10 +288,10 @@ async def ensure_topology(
     restored: LogIdentity | None = None,
     namespaces: Sequence[str] = (),
 ) -> Topology:
-    """Create or upgrade every stream and consumer. The operation is idempotent.
+    """Create or upgrade every stream and consumer. This is idempotent.
 
-    ``replicas``: None for the largest number of any stream, or 1. ``restored``: the identity of a
-    log that is being restored, which stays marked. ``namespaces``: those whose services read
+    ``replicas``: None for the largest number that any stream has, or 1. ``restored``: the identity
+    of a log that is being restored, whose mark stays. ``namespaces``: those whose services read
     outcomes.
 
     Raises:
@@ -298,7 +300,7 @@ async def ensure_topology(
     _check_replicas(nc, replicas)
     await check_stream_owners(nc)
     if replicas is None:
-        replicas = await _most_replicas(nc)
+        replicas = await _max_replicas(nc)
     if restored is None:
         is_new = not await _exists(nc, LOG)
         identity, first_position = await _existing_log(nc)
@@ -309,7 +311,7 @@ async def ensure_topology(
         metadata = {**_metadata(identity), RESTORING_METADATA: "yes"}
     await _check_subjects(nc)
     changes: dict[str, str] = {}
-    refused: list[str] = []
+    errors: list[str] = []
     for config in await _stream_configs(nc, metadata, first_position):
         is_new_log = config["name"] == LOG and is_new
         try:
@@ -318,7 +320,7 @@ async def ensure_topology(
         except StreamExistsError:  # another process has just created the log, with its own id
             return await ensure_topology(nc, replicas=replicas, namespaces=namespaces)
         except IncompatibleStreamError as error:  # continue with the other streams
-            refused.append(str(error))
+            errors.append(str(error))
             continue
         changes[config["name"]] = change
         reach(Failpoint.INIT_STEP)
@@ -330,37 +332,37 @@ async def ensure_topology(
         for stream, consumer in service_consumers(namespace):
             name = f"{stream}/{consumer['durable_name']}"
             changes[name] = await _ensure_service_consumer(
-                nc, stream, consumer, begins_now=restored is None
+                nc, stream, consumer, skips_old=restored is None
             )
             reach(Failpoint.INIT_STEP)
-    if refused:
-        raise IncompatibleStreamError(" ".join((*refused, _NEW_SERVER_REMEDY)))
+    if errors:
+        raise IncompatibleStreamError(" ".join((*errors, _NEW_SERVER_REMEDY)))
     return Topology(identity.log_id, changes)
 
 
 def _check_replicas(nc: Client, replicas: int | None) -> None:
-    """Raise ``ConfigurationError`` for several replicas on a server that is in no cluster."""
+    """Raise ``ConfigurationError`` for several replicas on a server that is not in a cluster."""
     if replicas is not None and replicas > 1 and not is_clustered(nc):
         raise ConfigurationError(
-            f"{replicas} replicas require a cluster, and this NATS server is in none; use 1 "
+            f"{replicas} replicas require a cluster, but this NATS server is not in one; use 1 "
             "replica. Nothing was changed"
         )
 
 
-async def _most_replicas(nc: Client) -> int:
-    """Return the largest number of replicas, because another client may have reduced any."""
+async def _max_replicas(nc: Client) -> int:
+    """Return the largest number of replicas of any stream, because another client may reduce it."""
     configs = [await _existing_config(nc, f"STREAM.INFO.{name}") for name in SUBJECTS]
     return max(int(each.get("num_replicas", 1)) for each in configs)
 
 
 async def _ensure_service_consumer(
-    nc: Client, stream: str, consumer: Config, *, begins_now: bool
+    nc: Client, stream: str, consumer: Config, *, skips_old: bool
 ) -> str:
-    """Create or upgrade a service's consumer. With `begins_now`, a new one skips old messages."""
+    """Create or upgrade a service's consumer. With `skips_old`, a new one skips old messages."""
     name = consumer["durable_name"]
     end = (await stream_state(nc, stream)).last_seq
     change = await ensure_consumer(nc, stream, consumer)
-    if change == "created" and begins_now:
+    if change == "created" and skips_old:
         await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": end + 1})
     return change
 
@@ -368,14 +370,14 @@ async def _ensure_service_consumer(
 async def prepare_restoration(
     nc: Client, *, replicas: int = 1, namespaces: Sequence[str] = ()
 ) -> None:
-    """Create or repair the streams that a restore keeps, before it deletes any.
+    """Create or repair the streams that a restore keeps, before it deletes others.
 
-    So their room is reserved. ``namespaces``: those whose services read outcomes.
+    This reserves their room. ``namespaces``: those whose services read outcomes.
 
     Raises:
-        StreamFullError: there is no room, or the account may not have all streams and consumers.
+        StreamFullError: there is no room, or the account does not allow all streams and consumers.
         IncompatibleStreamError: a stream cannot be changed in place, or a foreign stream has
-            subjects of Reconciler. A restore could not finish then.
+            subjects of Reconciler, so that a restore could not finish.
     """
     _check_replicas(nc, replicas)
     await check_stream_owners(nc)
@@ -386,10 +388,10 @@ async def prepare_restoration(
 
 
 async def _check_account(nc: Client, replicas: int, namespaces: Collection[str]) -> None:
-    """Raise ``StreamFullError`` if the account may not have all streams and consumers of a log.
+    """Raise ``StreamFullError`` if the account does not allow all of a log's streams and consumers.
 
-    An account may have limits for each number of replicas. The limit of consumers applies to each
-    stream.
+    An account may have separate limits for each number of replicas. The limit on consumers applies
+    to each stream.
     """
     account = await api_request(nc, "INFO", None)
     tiers: Mapping[str, Config] = account.get("tiers") or {}
@@ -397,10 +399,10 @@ async def _check_account(nc: Client, replicas: int, namespaces: Collection[str])
     limits: Config = tier.get("limits") or {}
     used = int(tier.get("streams", 0))
     missing = [name for name in SUBJECTS if not await _exists(nc, name)]
-    most = int(limits.get("max_streams", -1))
-    if 0 < most < used + len(missing):
-        raise _account_too_small(
-            f"max_streams is {most}, but {plural(used, 'stream exists', 'streams exist')} and "
+    allowed = int(limits.get("max_streams", -1))
+    if 0 < allowed < used + len(missing):
+        raise _build_account_error(
+            f"max_streams is {allowed}, but {plural(used, 'stream exists', 'streams exist')} and "
             f"{len(missing)} more are needed; set max_streams to at least {used + len(missing)}"
         )
     consumer_counts = Counter(
@@ -409,15 +411,15 @@ async def _check_account(nc: Client, replicas: int, namespaces: Collection[str])
     consumer_counts[LOG] += 1  # each reader of the log has one
     consumer_counts[INTAKE] = len(decider_consumers())
     stream, needed = max(consumer_counts.items(), key=lambda each: each[1])
-    most = int(limits.get("max_consumers", -1))
-    if 0 < most < needed:
-        raise _account_too_small(
-            f"max_consumers is {most}, but stream {stream} needs {needed}; set max_consumers to at "
-            f"least {needed}"
+    allowed = int(limits.get("max_consumers", -1))
+    if 0 < allowed < needed:
+        raise _build_account_error(
+            f"max_consumers is {allowed}, but stream {stream} needs {needed}; set max_consumers to "
+            f"at least {needed}"
         )
 
 
-def _account_too_small(limit: str) -> StreamFullError:
+def _build_account_error(limit: str) -> StreamFullError:
     return StreamFullError(f"the NATS account is too small: its {limit}. Nothing was changed")
 
 
@@ -431,13 +433,13 @@ async def begin_restoration(
 ) -> None:
     """Create the log's stream, or mark the existing one, so that no other process opens it.
 
-    The older intake, and streams derived from the log, are deleted. Dead letters and listings stay.
-    The intake is created first, to reserve its room, and accepts no message before
+    The old intake, and streams derived from the log, are deleted. Dead letters and listings stay.
+    The intake is created first, to reserve its room, and accepts no messages before
     ``ensure_topology``. Only existing streams are deleted, so an empty server requires no
     permission to delete.
 
-    ``saved``: the names of the files without which the restore must not end. ``end_restoration``
-    removes the mark.
+    ``saved``: the names of the files without which the restore must not be completed.
+    ``end_restoration`` removes the mark.
     """
     for stream in (INTAKE, TIMERS, REJECTIONS, STATES, ROWS):
         existing = await _existing_config(nc, f"STREAM.INFO.{stream}")
@@ -460,7 +462,7 @@ async def begin_restoration(
 
 
 async def end_restoration(nc: Client, identity: LogIdentity) -> None:
-    """Remove the mark from the log, whose events are complete."""
+    """Remove the mark from the log once its events are complete."""
     end = (await stream_state(nc, LOG)).last_seq
     metadata = {**_metadata(identity), SAVED_METADATA: "", RESTORED_END_METADATA: str(end)}
     await ensure_stream(nc, {**_log(), "metadata": metadata})
@@ -469,21 +471,21 @@ async def end_restoration(nc: Client, identity: LogIdentity) -> None:
 async def topology_differences(nc: Client) -> Mapping[str, Mapping[str, tuple[Any, Any]]]:
     """Return the differences of every stream and consumer from its definition.
 
-    The fields are path to (wanted, found). A missing stream or consumer has all fields. The number
+    Each field is a path to (wanted, found). A missing stream or consumer has all fields. The number
     of replicas is not compared, because operators choose it.
     """
-    wrong: dict[str, Mapping[str, tuple[Any, Any]]] = {}
+    result: dict[str, Mapping[str, tuple[Any, Any]]] = {}
     identity, first_position = await _existing_log(nc)
     for config in await _stream_configs(nc, _metadata(identity), first_position):
         existing = await _existing_config(nc, f"STREAM.INFO.{config['name']}")
         wanted = with_raised_limit(config, existing)
-        wrong[config["name"]] = differences(wanted, existing)
+        result[config["name"]] = differences(wanted, existing)
     services = [service_consumers(each) for each in await _existing_services(nc)]
     for stream, config in [*await _consumer_configs(nc), *chain.from_iterable(services)]:
         name = f"{stream}/{config['durable_name']}"
         existing = await _existing_config(nc, f"CONSUMER.INFO.{stream}.{config['durable_name']}")
-        wrong[name] = differences(config, existing)
-    return wrong
+        result[name] = differences(config, existing)
+    return result
 
 
 async def _existing_services(nc: Client) -> list[str]:
@@ -493,9 +495,9 @@ async def _existing_services(nc: Client) -> list[str]:
         return []
 
 
-async def _existing_config(nc: Client, question: str) -> Config:
+async def _existing_config(nc: Client, subject_suffix: str) -> Config:
     try:
-        return (await api_request(nc, question, None))["config"]
+        return (await api_request(nc, subject_suffix, None))["config"]
     except NotFoundOnBusError:
         return {}
 
@@ -515,7 +517,7 @@ async def find_log(nc: Client) -> LogIdentity:
     if not log_id:
         await _check_no_lost_log(nc)
         raise NotFoundOnBusError(
-            f"stream {LOG} has no metadata {LOG_ID_METADATA}, so `reconciler init` did not "
+            f"stream {LOG} lacks the metadata {LOG_ID_METADATA}, so `reconciler init` did not "
             "create it"
         )
     return _identity(metadata)
@@ -524,8 +526,8 @@ async def find_log(nc: Client) -> LogIdentity:
 def find_lost_beginning(state: StreamState) -> str:
     """Return the problem of a log that lacks its first event, or "".
 
-    The first event of a stream has position 1, and the server removes none, unless a client changed
-    the configuration of the stream.
+    The first event in a stream has position 1, and the server removes none unless a client changed
+    the stream's configuration.
     """
     if state.first_seq <= 1:
         return ""
@@ -536,9 +538,9 @@ def find_lost_beginning(state: StreamState) -> str:
 
 
 async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
-    """Return the log's metadata, completed from the rows' stream if another client removed some.
+    """Return the log's metadata, completed from the rows stream if another client removed some.
 
-    A library that declares the stream again removes all metadata. The rows' stream describes this
+    A library that declares the stream again removes all metadata. The rows stream describes this
     log only if the log is older. Otherwise the log was recreated.
     """
     metadata: dict[str, str] = log.config.get("metadata", {})
@@ -546,7 +548,7 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
         return metadata  # format 1
     with suppress(NotFoundOnBusError, BusDeniedError):
         rows = await stream_state(nc, ROWS)
-        copied = _copied(rows.config.get("metadata", {}))
+        copied = _copied_metadata(rows.config.get("metadata", {}))
         log_id = copied.get(LOG_ID_METADATA)
         is_older = _parse_time(log.created) <= _parse_time(rows.created)
         if is_older and log_id and metadata.get(LOG_ID_METADATA, log_id) == log_id:
@@ -554,8 +556,8 @@ async def _log_metadata(nc: Client, log: StreamState) -> Mapping[str, str]:
     return metadata
 
 
-def _copied(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the log's metadata that the rows' stream copies, without the restore mark."""
+def _copied_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the log's metadata that the rows stream copies, which excludes the restore mark."""
     copied = (LOG_ID_METADATA, EPOCH_METADATA, RESTORED_METADATA, FORMAT_METADATA)
     return {field: value for field in copied if (value := metadata.get(field))}
 
@@ -571,40 +573,40 @@ async def _log_state(nc: Client) -> StreamState:
         return await stream_state(nc, LOG)
     except NotFoundOnBusError:
         if _FIRST_LOG in await _names_with(nc, "log.>"):
-            raise _too_old(_FIRST_LOG, 0) from None
+            raise _build_too_old_error(_FIRST_LOG, 0) from None
         raise
 
 
 async def _check_no_lost_log(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` if the log is missing, but messages of it exist."""
+    """Raise ``IncompatibleStreamError`` if the log is missing, but other streams refer to it."""
     for stream in (ROWS, INTAKE):
         with suppress(NotFoundOnBusError, BusDeniedError):
             state = await stream_state(nc, stream)
             if state.last_seq and not _is_foreign(stream, state.config):
                 raise IncompatibleStreamError(
-                    f"stream {LOG} was deleted or recreated, but stream {stream} contains messages "
-                    f"of its log (up to position {state.last_seq}). Keep all streams, and restore "
+                    f"stream {LOG} was deleted or recreated, but stream {stream} still has its "
+                    f"messages (up to position {state.last_seq}). Keep all streams, and restore "
                     "the log from a backup with `reconciler restore`. To start with an empty log "
                     "instead, use another NATS account or an empty data directory"
                 )
 
 
 async def check_stream_owners(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` for a foreign stream with the name of one of Reconciler's.
+    """Raise ``IncompatibleStreamError`` if a foreign stream has the name of one of Reconciler's.
 
-    An upgrade would change its configuration, which deletes messages, and a restore would delete
-    it.
+    An upgrade would change its configuration, which may delete messages, and a restore would delete
+    the stream.
     """
     for name in SUBJECTS:
         if _is_foreign(name, await _existing_config(nc, f"STREAM.INFO.{name}")):
             raise IncompatibleStreamError(
-                f"stream {name} belongs to another client, and Reconciler requires a stream of "
+                f"stream {name} belongs to another client, but Reconciler requires a stream with "
                 "this name; use another NATS account. Nothing was changed"
             )
 
 
 def _is_foreign(name: str, config: Config) -> bool:
-    """Return whether an existing stream has neither the mark nor a subject of Reconciler.
+    """Return whether an existing stream has neither Reconciler's mark nor any of its subjects.
 
     A library that declares a stream again removes the mark, but keeps the subjects.
     """
@@ -614,7 +616,7 @@ def _is_foreign(name: str, config: Config) -> bool:
 
 
 async def _check_subjects(nc: Client) -> None:
-    """Raise ``IncompatibleStreamError`` for a foreign stream with subjects of Reconciler.
+    """Raise ``IncompatibleStreamError`` if a foreign stream has subjects of Reconciler.
 
     Otherwise the server might reject the second of several streams after the first was created.
     """
@@ -634,8 +636,8 @@ async def _names_with(nc: Client, subject: str) -> list[str]:
 
 
 async def check_log_format(nc: Client) -> None:
-    """Raise ``LogFormatError`` for a log of another format, as far as this user may read it."""
-    # Services may not read it, and may be in an account of their own, which has no log.
+    """Raise ``LogFormatError`` for a log in another format, if this user may read its metadata."""
+    # Services may not read the metadata, and their account may have no log.
     with suppress(BusDeniedError, BusUnavailableError, NotFoundOnBusError):
         check_format(await _log_metadata(nc, await _log_state(nc)))
 
@@ -658,26 +660,26 @@ async def find_log_id(nc: Client) -> str:
     return (await find_log(nc)).log_id
 
 
-def new_name() -> str:
+def new_id() -> str:
     """Return a random id, for a log or for one of its restores."""
     return uuid.uuid4().hex[:12]
 
 
 async def _existing_log(nc: Client) -> tuple[LogIdentity, int]:
-    """Return the log's identity, and the first position of an intake created next to it.
+    """Return the log's identity, and the first position for a new intake.
 
-    Positions are the logical clock. An intake that is recreated next to an old log must not count
-    from 1 again, because its messages would look older than those in the log.
+    Positions are the logical clock. An intake that is recreated for an existing log must not start
+    from 1 again, because its messages would appear older than those in the log.
     """
     try:
         state = await _log_state(nc)
     except NotFoundOnBusError:
         await _check_no_lost_log(nc)
-        return LogIdentity(new_name()), 0
+        return LogIdentity(new_id()), 0
     metadata = _check_usable(await _log_metadata(nc, state))
     if LOG_ID_METADATA not in metadata:
         await _check_no_lost_log(nc)
-    identity = _identity({LOG_ID_METADATA: new_name(), **metadata})
+    identity = _identity({LOG_ID_METADATA: new_id(), **metadata})
     return identity, 0 if state.last_seq == 0 else time.time_ns() // 1_000
 
 
@@ -696,10 +698,10 @@ def _identity(metadata: Mapping[str, str]) -> LogIdentity:
 
 
 def _check_usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
-    """Return metadata of a usable log.
+    """Check that the log is usable, and return its metadata.
 
     Raises:
-        IncompatibleStreamError: the log has another format, or is only half restored.
+        IncompatibleStreamError: the log has another format, or is only partly restored.
     """
     check_format(metadata)
     if is_being_restored(metadata):
@@ -712,7 +714,7 @@ def _check_usable(metadata: Mapping[str, str]) -> Mapping[str, str]:
 
 def check_format(metadata: Mapping[str, str]) -> None:
     """Raise ``LogFormatError`` for a log that is too new or too old for this release."""
-    # Without an id: not a stream of `init`.
+    # A stream without an id was not created by `init`.
     first = "1" if LOG_ID_METADATA in metadata else str(LOG_FORMAT)
     version = metadata.get(FORMAT_METADATA, first)
     if not version.isdecimal() or int(version) > LOG_FORMAT:
@@ -721,10 +723,10 @@ def check_format(metadata: Mapping[str, str]) -> None:
             f"{LOG_FORMAT}); upgrade"
         )
     if int(version) < LOG_FORMAT:
-        raise _too_old(LOG, int(version))
+        raise _build_too_old_error(LOG, int(version))
 
 
-def _too_old(stream: str, version: int) -> LogFormatError:
+def _build_too_old_error(stream: str, version: int) -> LogFormatError:
     return LogFormatError(
         f"stream {stream} has the older format {version}, and this release reads format "
         f"{LOG_FORMAT}; use the revision that wrote it, which is in the range {_REVISIONS[version]}"
@@ -732,22 +734,22 @@ def _too_old(stream: str, version: int) -> LogFormatError:
 
 
 def is_own(metadata: Mapping[str, str]) -> bool:
-    """Return whether a stream belongs to Reconciler, and so do its consumers."""
+    """Return whether a stream, and thus its consumers, belongs to Reconciler."""
     return OWN_METADATA in metadata or LOG_ID_METADATA in metadata
 
 
 def saved_files(metadata: Mapping[str, str]) -> list[str]:
-    """Return the names of the files that an unfinished restore has saved."""
+    """Return the names of the files that an unfinished restore saved."""
     return [*filter(None, metadata.get(SAVED_METADATA, "").split("/"))]
 
 
 def is_being_restored(metadata: Mapping[str, str]) -> bool:
-    """Return whether the restore of a log has started and not ended."""
+    """Return whether a restore of the log has started and not ended."""
     return metadata.get(RESTORING_METADATA) == "yes"
 
 
 async def existing_log(nc: Client) -> LogIdentity | None:
-    """Return the identity of the existing log, even if half restored, or None."""
+    """Return the identity of the existing log, even if only partly restored, or None."""
     try:
         metadata = await _log_metadata(nc, await _log_state(nc))
     except NotFoundOnBusError:
@@ -757,9 +759,9 @@ async def existing_log(nc: Client) -> LogIdentity | None:
 
 
 async def lost_log(nc: Client) -> LogIdentity:
-    """Return the identity of the log to which the other streams belong, with id "" if unknown."""
+    """Return the identity of the missing log from the rows stream, with id "" if unknown."""
     return _identity(
-        _copied((await _existing_config(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {}))
+        _copied_metadata((await _existing_config(nc, f"STREAM.INFO.{ROWS}")).get("metadata", {}))
     )
 
 
@@ -775,7 +777,7 @@ async def _stream_configs(
         _listings(),
         _dead_letters(),
         _rates(),
-        {**_rows(), "metadata": {**_OWN, **_copied(metadata)}},
+        {**_rows(), "metadata": {**_OWN, **_copied_metadata(metadata)}},
     ]
 
 
@@ -795,8 +797,7 @@ async def _intake(nc: Client, first_position: int) -> Config:
         discard="new",
         max_bytes=4 * 1024**3,
         allow_atomic=True,
-        # Ids shared by all publishers would let a tenant suppress another one's messages (ADR
-        # 0059).
+        # Ids shared by all publishers would let one tenant suppress another's messages (ADR 0059).
         duplicate_window=_NO_DUPLICATE_WINDOW,
         subject_transform={
             "src": "rec.*.*.*.*",
@@ -828,7 +829,7 @@ def _timers() -> Config:
         allow_msg_ttl=True,
         allow_rollup_hdrs=True,  # schedules require it
         max_msgs_per_subject=1,
-        max_age=TIMERS_KEPT.days * _DAY,
+        max_age=TIMERS_MAX_AGE.days * _DAY,
     )
 
 
@@ -856,7 +857,7 @@ def _listings() -> Config:
 def _dead_letters() -> Config:
     return _file_stream(
         DEADLETTERS,
-        discard="new",  # a letter that does not fit waits in its source, so none is lost
+        discard="new",  # a letter that does not fit waits at its source, so none are lost
         max_age=90 * _DAY,
         max_bytes=512 * 1024**2,
         duplicate_window=_DUPLICATE_WINDOW,
@@ -902,7 +903,7 @@ _STREAM_DEFAULTS: Final[Config] = {
     "sources": [],
     "mirror": None,
 }
-"""Fields that can lose, reject, change or copy messages. All are compared, even with default
+"""Fields that can lose, reject, change or copy messages. All are compared, even those with default
 values."""
 
 _CONSUMER_DEFAULTS: Final[Config] = {
@@ -923,15 +924,15 @@ _CONSUMER_DEFAULTS: Final[Config] = {
     "num_replicas": 0,
     "pause_until": None,
 }
-"""Fields with which a consumer delivers less, later, or nothing."""
+"""Fields that can make a consumer deliver less, later, or nothing."""
 
 
-def _file_stream(name: str, **more: object) -> Config:
-    """Return a stream's configuration, with an unlimited size if it drops old messages.
+def _file_stream(name: str, **overrides: object) -> Config:
+    """Return a stream's configuration, of unlimited size if it would drop old messages.
 
-    An operator may limit a stream that rejects new messages when it is full.
+    An operator may limit a stream that rejects new messages when full.
     """
-    limit = {} if more.get("discard") == "new" else {"max_bytes": _UNLIMITED}
+    limit = {} if overrides.get("discard") == "new" else {"max_bytes": _UNLIMITED}
     return {
         **_STREAM_DEFAULTS,
         **limit,
@@ -941,12 +942,12 @@ def _file_stream(name: str, **more: object) -> Config:
         "storage": "file",
         "allow_direct": True,
         "compression": "none",  # a crash loses a replica with compressed blocks (ADR 0014)
-        **more,
+        **overrides,
     }
 
 
 async def _consumer_configs(nc: Client) -> list[tuple[str, Config]]:
-    """Return the consumers of every log, and those that workers have created."""
+    """Return the consumers that every log has, and those that workers have created."""
     filters = [f"in.{partition}.>" for partition in range(PARTITIONS)] + ["rec.>"]
     deciders = [
         (INTAKE, _decider_consumer(name, subject_filter))
@@ -957,11 +958,11 @@ async def _consumer_configs(nc: Client) -> list[tuple[str, Config]]:
 
 
 def _worker_consumer(name: str) -> Config:
-    place = f"action.{name.removeprefix(_WORKERS)}"
+    suffix = f"action.{name.removeprefix(_WORKERS)}"
     return {
         **_CONSUMER_DEFAULTS,
         "durable_name": name,
-        "filter_subject": subjects.log(ResourceKey("*", "*", "*"), place),
+        "filter_subject": subjects.log(ResourceKey("*", "*", "*"), suffix),
         "ack_wait": _LEASE,
         "max_ack_pending": 4_096,
     }

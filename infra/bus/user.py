@@ -1,4 +1,4 @@
-"""Determine the connection's user, whose name the server verifies in declarations."""
+"""Determine the connection's user name, which the server verifies in declarations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from events.subjects import USER_SIGN
 from infra.jetstream.errors import BusError
 from infra.jetstream.wire import FastClient, request
 
-WHO_AM_I: Final = "$SYS.REQ.USER.INFO"
+USER_INFO_SUBJECT: Final = "$SYS.REQ.USER.INFO"
 """Subject at which the server reports a connection's user and permissions."""
 
 _SECONDS: Final = 2.0
@@ -38,14 +38,14 @@ class _UserInfo(msgspec.Struct, frozen=True):
 async def user_of_connection(nc: Client) -> str:
     """Return the user name in the permission to declare, or "" if there is none.
 
-    It is read from the connection's permissions, so that it needs no configuration.
+    The name comes from the connection's permissions, so it needs no configuration.
     """
     if not (isinstance(nc, FastClient) and nc.requires_authentication):
         return ""
     try:
-        answer = await request(nc, WHO_AM_I, b"", timeout=_SECONDS)
-        response = msgspec.json.decode(answer.data, type=_UserInfo)
+        message = await request(nc, USER_INFO_SUBJECT, b"", timeout=_SECONDS)
+        response = msgspec.json.decode(message.data, type=_UserInfo)
     except (BusError, msgspec.DecodeError):
-        return ""  # the grants of older permissions have no user name
+        return ""  # older permissions contain no user name
     allowed = response.data.permissions.publish.allow
     return next((found[1] for each in allowed if (found := _OWN_SUBJECT.match(each))), "")

@@ -1,7 +1,7 @@
-"""Real systems that ``reconciler up --with`` and the tests start on this machine as children.
+"""Real systems that ``reconciler up --with`` and the tests start as child processes.
 
-Each keeps its data and its log in its own directory, can be shut down in order, and ends with the
-process that started it, even if that process is killed.
+Each keeps its data and log in its own directory, can be shut down gracefully, and ends with its
+parent, even if that is killed.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ class Component(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is running."""
+        """Whether its processes are running."""
         ...
 
     async def start(self, data: Path) -> None:
         """Start it on a directory, which is created if missing, and return once it responds.
 
-        A directory can be used again after its last process was killed.
+        A directory can be reused after its last process was killed.
 
         Raises:
-            ComponentError: it is not installed (with what to install), or does not start.
+            ComponentError: it is not installed (the message contains what to install), or does not
+                start.
         """
         ...
 
     async def stop(self) -> None:
-        """Shut it down, and kill it after a timeout. The directory can be used again."""
+        """Shut it down, and kill it after a timeout. The directory can be reused."""
         ...
 
     async def kill(self) -> None:

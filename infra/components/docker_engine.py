@@ -1,4 +1,4 @@
-"""A separate Docker Engine: dockerd on its own directory, with its containerd."""
+"""A separate Docker Engine: dockerd in its own directory, with its own containerd."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _POLL_SECONDS: Final = 0.02
 _TOOLS: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INSTALL: Final = "install Debian's docker.io, or Docker's own packages"
 _ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
-"""Octal escapes of the kernel for separators in its list of mounts."""
+"""The kernel's octal escapes for separators in its list of mounts."""
 
 
 class DockerEngine(LocalServer):
-    """One dockerd with its images, containers and volumes in one directory.
+    """One dockerd, with its images, containers and volumes in one directory.
 
-    The containers end when it is stopped, and when its parent is killed. After its own SIGKILL they
-    continue, and the next start on the directory kills them. It requires root.
+    The containers end when dockerd is stopped, or when its parent is killed. If dockerd is killed,
+    they continue until its next start on the directory kills them. It requires root.
 
     ``beside_others``: use a separate bridge, and do not change the machine's packet filter, so that
-    another Engine is not affected. Its containers then reach only this machine. None: if another
-    one is running. ``options``: additional options of dockerd.
+    another Engine is not affected. The containers then reach only this machine. If None, this
+    depends on whether another one is running. ``options``: additional dockerd options.
     """
 
     name = "this Engine"
@@ -50,7 +50,7 @@ class DockerEngine(LocalServer):
     def __init__(self, *options: str, beside_others: bool | None = None) -> None:
         super().__init__()
         self._more_options = options
-        self._asked_beside_others = beside_others
+        self._requested_beside_others = beside_others
         self._beside_others = bool(beside_others)
 
     @property
@@ -59,14 +59,14 @@ class DockerEngine(LocalServer):
         return f"unix://{self._folder / 'docker.sock'}"
 
     async def stop(self) -> None:
-        """Shut it down after its containers, and kill it after a timeout."""
+        """Stop the containers and then dockerd, and kill it after a timeout."""
         if self._children:
             await super().stop()
             await asyncio.to_thread(self._end_containerd)
             await asyncio.to_thread(self._remove_all)
 
     async def kill(self) -> None:
-        """Kill it immediately (SIGKILL), as a crash does, together with its containerd."""
+        """Kill dockerd and its containerd immediately (SIGKILL), as a crash does."""
         if self._children:
             await super().kill()
             await asyncio.to_thread(self._end_containerd)
@@ -88,18 +88,18 @@ class DockerEngine(LocalServer):
         pid_file = self._folder / "docker.pid"
         self._wait_for_end(lambda: _process_of(pid_file, self._folder), STOP_SECONDS)
         self._clean_up()
-        asked = self._asked_beside_others
-        self._beside_others = _is_another_running() if asked is None else asked
+        requested = self._requested_beside_others
+        self._beside_others = _is_another_running() if requested is None else requested
         pid_file.unlink(missing_ok=True)
         (self._folder / "docker.sock").unlink(missing_ok=True)
         if self._beside_others:
-            self._make_bridge()
+            self._create_bridge()
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         return get_local(self._folder / "docker.sock", "/_ping") is not None
 
     def _end_containerd(self) -> None:
-        """Kill a containerd without its dockerd, for which the next dockerd would wait in vain."""
+        """Kill a containerd whose dockerd ended: the next dockerd would wait for it in vain."""
         root = self._folder / "exec" / "containerd"
         while (pid := _process_of(root / "containerd.pid", root)) is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -126,7 +126,7 @@ class DockerEngine(LocalServer):
     def _bridge(self) -> str:
         return f"rec{hashlib.sha256(bytes(self._folder)).hexdigest()[:8]}"
 
-    def _make_bridge(self) -> None:
+    def _create_bridge(self) -> None:
         numbers = hashlib.sha256(bytes(self._folder)).digest()
         address = f"10.{200 + numbers[0] % 50}.{numbers[1]}.1/24"
         _run("ip", "link", "add", self._bridge, "type", "bridge", may_fail=True)  # it may exist
@@ -134,10 +134,10 @@ class DockerEngine(LocalServer):
         _run("ip", "link", "set", self._bridge, "up")
 
     def _clean_up(self) -> None:
-        """Remove what a killed dockerd leaves: its containers and their runtime state.
+        """Remove what a killed dockerd left behind: its containers and their runtime state.
 
-        A reboot would remove it, too. If it stays, a container that was being started can never be
-        started again: "file exists".
+        A reboot would do the same. With the old state, a container that was being started can never
+        be started again ("file exists").
         """
         self._end_containerd()
         runtime = self._folder / "exec"
@@ -154,7 +154,7 @@ class DockerEngine(LocalServer):
         shutil.rmtree(runtime, ignore_errors=True)
 
     def _remove_all(self) -> None:
-        """Remove all remaining state, and the bridge, which an earlier start may have created."""
+        """Remove all remaining state, and the bridge, if any start created it."""
         self._clean_up()
         _unmount_beneath(self._folder)
         if Path("/sys/class/net", self._bridge).exists():
@@ -175,7 +175,7 @@ def _program() -> str | None:
 
 
 def _is_another_running() -> bool:
-    """Return whether another dockerd runs on this machine."""
+    """Return whether another dockerd is running on this machine."""
     for name in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
             if name.read_text().strip() == "dockerd":
@@ -184,7 +184,7 @@ def _is_another_running() -> bool:
 
 
 def _process_of(pid_file: Path, folder: Path) -> int | None:
-    """Return the process in a pid file, if its command line still contains the directory."""
+    """Return the process id in a pid file, if its command line still contains the directory."""
     try:
         pid = int(pid_file.read_text())
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -194,7 +194,7 @@ def _process_of(pid_file: Path, folder: Path) -> int | None:
 
 
 def _processes_in(folder: Path) -> list[int]:
-    """Return the processes whose command lines contain a path in a directory."""
+    """Return the ids of processes whose command lines contain a path in a directory."""
     pids: list[int] = []
     for command in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -204,12 +204,12 @@ def _processes_in(folder: Path) -> list[int]:
 
 
 def _unmount_beneath(folder: Path) -> None:
-    """Unmount everything in a directory, the innermost mounts first."""
+    """Unmount everything in a directory, innermost mounts first."""
     lines = Path("/proc/self/mounts").read_bytes().splitlines()
-    places = [os.fsdecode(_ESCAPED.sub(_unescaped, line.split()[1])) for line in lines]
-    for place in reversed(places):
-        if place.startswith(f"{folder}/"):
-            _run("umount", "--lazy", place, may_fail=True)
+    mount_points = [os.fsdecode(_ESCAPED.sub(_unescaped, line.split()[1])) for line in lines]
+    for mount_point in reversed(mount_points):
+        if mount_point.startswith(f"{folder}/"):
+            _run("umount", "--lazy", mount_point, may_fail=True)
 
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
@@ -220,7 +220,7 @@ def _run(*command: str, may_fail: bool = False) -> None:
     program = shutil.which(command[0], path=_TOOLS)
     if program is None:
         raise ComponentError(f"{command[0]} is not installed; install iproute2 and mount")
-    done = subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603
-    if done.returncode and not may_fail:
-        error_text = done.stderr.decode(errors="replace").strip()
+    completed = subprocess.run([program, *command[1:]], capture_output=True, check=False)  # noqa: S603
+    if completed.returncode and not may_fail:
+        error_text = completed.stderr.decode(errors="replace").strip()
         raise ComponentError(f"{' '.join(command)}: {error_text}")

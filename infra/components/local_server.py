@@ -1,4 +1,4 @@
-"""Base class of components: a server on a directory of this machine."""
+"""Base class of components: a server in a directory on this machine."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _POLL_SECONDS: Final = 0.02
 _RESPONSE_SECONDS: Final = 2.0
 _LOG_CHARACTERS: Final = 20_000
 _MAX_SOCKET_BYTES: Final = 107
-"""The kernel's limit for the path of a socket."""
+"""The kernel's limit on the length of a socket path."""
 
 
 def max_folder_bytes(longest_socket: str) -> int:
-    """Return the maximum length of a directory's path for a server with this socket in it."""
+    """Return the maximum length of the directory path for a server with this socket in it."""
     return _MAX_SOCKET_BYTES - len(longest_socket)
 
 
 class LocalServer(ABC):
     """One server, of one or more processes, with its data and log in one directory.
 
-    A subclass names it, prepares the directory, starts its processes, and reports whether it
-    responds.
+    A subclass names the server, prepares its directory, starts its processes, and reports whether
+    it responds.
     """
 
     name: ClassVar[str]
@@ -44,7 +44,7 @@ class LocalServer(ABC):
 
     start_seconds: ClassVar[float] = 30.0
     stop_seconds: ClassVar[float] = 10.0
-    """Time to stop before it is killed."""
+    """Time to stop before the server is killed."""
 
     max_folder_bytes: ClassVar[int | None] = None
 
@@ -64,14 +64,14 @@ class LocalServer(ABC):
 
     @property
     def is_running(self) -> bool:
-        """Whether its processes are running."""
+        """Whether the server's processes are running."""
         return bool(self._children) and all(each.is_running for each in self._children)
 
     async def start(self, data: Path) -> None:
-        """Start it on a directory, and return once it responds.
+        """Start the server on a directory, and return once it responds.
 
         Raises:
-            ComponentError: it is not installed, is running already, or does not start.
+            ComponentError: the server is not installed, is already running, or does not start.
         """
         if self.is_running:
             raise ComponentError(f"{self.name} is already running on {self._folder}; stop it first")
@@ -79,14 +79,14 @@ class LocalServer(ABC):
         await asyncio.to_thread(self._prepare_checked)
         deadline = time.monotonic() + self.start_seconds
         while True:
-            began = self.log.stat().st_size if self.log.exists() else 0
+            log_start = self.log.stat().st_size if self.log.exists() else 0
             self._children = self._spawn()
             try:
-                await self._children[-1].until(
-                    self._answers, self.program, deadline=deadline, seconds=self.start_seconds
+                await self._children[-1].wait_until_ready(
+                    self._is_ready, self.program, deadline=deadline, seconds=self.start_seconds
                 )
             except BaseException as error:
-                reason = self._read_exit_reason(began)
+                reason = self._read_exit_reason(log_start)
                 await self.kill()
                 if not isinstance(error, ComponentError):
                     raise
@@ -97,18 +97,18 @@ class LocalServer(ABC):
             return
 
     async def stop(self) -> None:
-        """Shut it down, and kill it after a timeout. The directory can be used again."""
+        """Shut the server down, and kill it after a timeout. The directory can be reused."""
         await asyncio.gather(*(each.stop(self.stop_seconds) for each in self._children))
 
     async def kill(self) -> None:
-        """Kill it immediately (SIGKILL), as a crash does."""
+        """Kill the server immediately (SIGKILL), as a crash does."""
         await asyncio.gather(*(each.kill() for each in self._children))
 
-    # --- what a subclass implements; all but `_spawn` in a thread
+    # --- implemented by subclasses; all except `_spawn` are called in a thread
 
     @abstractmethod
     def _problem(self) -> str | None:
-        """Return why it cannot be started on this machine, or None if it can."""
+        """Return why the server cannot be started on this machine, or None if it can."""
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -116,14 +116,14 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _spawn(self) -> list[Child]:
-        """Start its processes. The last one is the one that responds."""
+        """Start the server's processes. The last one must be the one that responds."""
 
     @abstractmethod
-    def _answers(self) -> bool:
-        """Return whether it is ready."""
+    def _is_ready(self) -> bool:
+        """Return whether the server is ready."""
 
-    def _reason(self, lines: Sequence[str]) -> str:
-        """Return the reason of its exit from its log lines."""
+    def _parse_exit_reason(self, lines: Sequence[str]) -> str:
+        """Return the reason for the exit, from the log lines."""
         return lines[-1]
 
     def _is_temporary(self, reason: str) -> bool:
@@ -134,10 +134,10 @@ class LocalServer(ABC):
     # --- for subclasses
 
     def _wait_for_end(self, find: Callable[[], int | None], seconds: float) -> None:
-        """Wait for the end of an earlier server on the directory. ``find`` returns its pid.
+        """Wait until an earlier server on the directory ends. ``find`` returns its pid.
 
         Raises:
-            ComponentError: it is still running after `seconds`.
+            ComponentError: the server is still running after `seconds`.
         """
         deadline = time.monotonic() + seconds
         while (pid := find()) is not None:
@@ -151,40 +151,40 @@ class LocalServer(ABC):
     # --- in a thread
 
     def _prepare_checked(self) -> None:
-        if (why := self._problem()) is not None:
-            raise ComponentError(why)
-        most = self.max_folder_bytes
-        if most is not None and len(bytes(self._folder)) > most:
+        if (problem := self._problem()) is not None:
+            raise ComponentError(problem)
+        max_bytes = self.max_folder_bytes
+        if max_bytes is not None and len(bytes(self._folder)) > max_bytes:
             raise ComponentError(
                 f"{self._folder}: too long for the path of the server's socket (at most "
-                f"{_MAX_SOCKET_BYTES} bytes); use a directory of at most {most} bytes"
+                f"{_MAX_SOCKET_BYTES} bytes); use a directory of at most {max_bytes} bytes"
             )
         try:
             self._prepare()
         except OSError as error:
             raise ComponentError(f"{self._folder} is not usable: {error.strerror}") from error
 
-    def _read_exit_reason(self, began: int) -> str:
-        written = self.log.read_bytes()[began:].decode(errors="replace")[-_LOG_CHARACTERS:]
-        lines = [line.strip() for line in written.splitlines() if line.strip()]
-        return self._reason(lines) if lines else "no output"
+    def _read_exit_reason(self, log_start: int) -> str:
+        log_text = self.log.read_bytes()[log_start:].decode(errors="replace")[-_LOG_CHARACTERS:]
+        lines = [line.strip() for line in log_text.splitlines() if line.strip()]
+        return self._parse_exit_reason(lines) if lines else "no output"
 
 
-def get_local(place: Path | int, target: str) -> bytes | None:
-    """Return the response of a server at a socket or a port of 127.0.0.1, or None.
+def get_local(address: Path | int, target: str) -> bytes | None:
+    """Return the response from a server on a socket or a port on 127.0.0.1, or None.
 
-    It uses the standard library, because requests are sent only during the start.
+    It uses the standard library, because requests are sent only during startup.
     """
-    port = place if isinstance(place, int) else None
+    port = address if isinstance(address, int) else None
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_RESPONSE_SECONDS)
     try:
-        if isinstance(place, Path):
+        if isinstance(address, Path):
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(_RESPONSE_SECONDS)
-            connection.sock.connect(str(place))
+            connection.sock.connect(str(address))
         connection.request("GET", target)
-        answer = connection.getresponse()
-        return answer.read() if answer.status == http.client.OK else None
+        response = connection.getresponse()
+        return response.read() if response.status == http.client.OK else None
     except (OSError, http.client.HTTPException):
         return None
     finally:

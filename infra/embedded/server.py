@@ -17,26 +17,26 @@ from typing import Final
 import msgspec
 
 from infra.embedded.binary import find_server_binary
-from infra.embedded.child import ending_with_parent
+from infra.embedded.child import bind_to_parent
 from infra.jetstream.errors import BusError
 
 DEFAULT_MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
-START_TIMEOUT_SECONDS: Final = 60.0  # the server recovers a large store before it opens the port
+START_TIMEOUT_SECONDS: Final = 60.0  # a server recovers a large store before it opens the port
 STOP_TIMEOUT_SECONDS: Final = 30.0
 LOG_LIMIT_BYTES: Final = 16 * 1024 * 1024
 LOG_FILES_KEPT: Final = 3
 MAX_BUFFERED_MESSAGES: Final = 4_000
-"""Number of messages that wait for storage in a stream; the server rejects more (code 10167).
+"""Maximum number of messages that wait for storage in a stream; others are rejected (10167).
 
-Without this limit, a client that awaits no acknowledgements can delay the messages of all others by
-minutes. It allows four atomic batches of the maximum size.
+Without this limit, a client that does not await acknowledgements can delay the messages of all
+others by minutes. It allows four atomic batches of the maximum size.
 """
 
 _SHARE_OF_MEMORY: Final = 4
-_LEAST_MEMORY_LIMIT: Final = 512 * 1024 * 1024
-_CONTAINERS_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" means no limit
+_MIN_MEMORY_LIMIT: Final = 512 * 1024 * 1024
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")  # "max" means no limit
 
-_POLL_SECONDS: Final = 0.005  # interval of checks while a server starts
+_POLL_SECONDS: Final = 0.005  # interval between checks while a server starts
 _CONNECT_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 5.0
 
@@ -46,13 +46,13 @@ class EmbeddedServerError(BusError):
 
 
 class _Health(msgspec.Struct):
-    """The response of the monitoring endpoint `/healthz`. `error` is empty if it is healthy."""
+    """The response of the monitoring endpoint `/healthz`. `error` is empty if healthy."""
 
     error: str = ""
 
 
 class _Ports(msgspec.Struct):
-    """The file in which a server writes its addresses."""
+    """The file to which a server writes its addresses."""
 
     nats: list[str]
     monitoring: list[str] = msgspec.field(default_factory=list[str])
@@ -60,7 +60,7 @@ class _Ports(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of a start, except its port and directory."""
+    """The settings for a start, except the port and directory."""
 
     http_port: int | None
     sync_always: bool
@@ -71,9 +71,9 @@ class _Settings:
 class EmbeddedServer:
     """A `nats-server` with JetStream on 127.0.0.1, with its data in one directory.
 
-    The directory can be used again after `stop` and after `kill`, by this object or another one. On
-    Linux, the server ends with the thread that started it. Start it from the main thread, or from
-    one that lives as long as the server is needed.
+    The directory can be reused after `stop` and after `kill`, by this object or another one. On
+    Linux, the server ends with the thread that started it, so start it from the main thread, or
+    from one that lives as long as the server is needed.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class EmbeddedServer:
 
     @property
     def monitoring_url(self) -> str:
-        """URL of the monitoring endpoint, empty if it has none."""
+        """URL of the monitoring endpoint; empty if there is none."""
         return self._monitoring_url
 
     @property
@@ -128,8 +128,8 @@ class EmbeddedServer:
         Args:
             data_dir: directory of the store, the configuration, the log and the lock; created if
                 missing.
-            port: port for clients, 0 for a free one.
-            http_port: port of the monitoring endpoint, 0 for a free one; None for no endpoint.
+            port: port for clients; 0 for a free one.
+            http_port: port of the monitoring endpoint; 0 for a free one, None for no endpoint.
             sync_always: fsync before each acknowledgement (without it, a power failure loses
                 messages).
             max_payload: maximum size of a message, in bytes.
@@ -157,7 +157,7 @@ class EmbeddedServer:
         """Stop the server, and start it with the same settings, ports and data.
 
         Raises:
-            EmbeddedServerError: it cannot be started again.
+            EmbeddedServerError: the server cannot be started again.
         """
         settings = self._settings
         if settings is None:
@@ -214,13 +214,13 @@ class EmbeddedServer:
 def _problem(health_url: str) -> str:
     """Return the problem that the monitoring endpoint reports, or "".
 
-    It uses the standard library, because importing HTTPX takes 0.3 s of CPU, and a client 26 ms and
-    0.8 MB.
+    It uses the standard library, because importing HTTPX takes 0.3 s of CPU time, and a client
+    takes 26 ms and 0.8 MB.
     """
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with without_proxy.open(health_url, timeout=_HEALTH_SECONDS) as answer:
-            content = answer.read()
+        with without_proxy.open(health_url, timeout=_HEALTH_SECONDS) as response:
+            content = response.read()
     except urllib.error.HTTPError as error:  # the response of an unhealthy server
         content = error.read()
     except (OSError, http.client.HTTPException):
@@ -232,7 +232,7 @@ def _problem(health_url: str) -> str:
 
 
 def _configuration(folder: Path, port: int, settings: _Settings) -> str:
-    """Return the text of the configuration file. JSON strings are valid in it."""
+    """Return the content of the configuration file, in which JSON strings are valid."""
     lines = [
         f"listen: {json.dumps(f'127.0.0.1:{port or -1}')}",
         f"ports_file_dir: {json.dumps(str(folder))}",
@@ -253,9 +253,9 @@ def _configuration(folder: Path, port: int, settings: _Settings) -> str:
 def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
     """Start the process, which holds the directory's lock while it runs.
 
-    The lock is an inherited open file, so it outlives this process together with the server. A
-    second server cannot open a store that an orphan still writes. Nothing in the directory is
-    changed before the lock is acquired.
+    The lock is an inherited open file, so it lasts as long as the server, even if this process
+    ends. A second server cannot open a store that an orphan still writes to. Nothing in the
+    directory is changed before the lock is acquired.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "nats.lock").open("ab") as lock:
@@ -278,34 +278,34 @@ def _spawn(folder: Path, settings: str) -> subprocess.Popen[bytes]:
                 stderr=stderr,
                 pass_fds=(lock.fileno(),),
                 env={"GOMEMLIMIT": str(memory_limit()), **os.environ},
-                # Ctrl-C must reach only the parent, which stops the server in order.
+                # Ctrl-C must reach only the parent, which stops the server gracefully.
                 start_new_session=True,
             )
 
 
 def memory_limit(memory: int | None = None) -> int:
-    """Return the server's soft limit of memory in bytes, for its garbage collector.
+    """Return the server's soft memory limit in bytes, for its garbage collector.
 
-    `memory` is the available memory, by default that of this machine or container. `GOMEMLIMIT` in
+    `memory`: the available memory; by default that of this machine or container. `GOMEMLIMIT` in
     the environment overrides the result.
     """
-    there = _memory() if memory is None else memory
-    # It must exceed the live memory by far, or the collector runs permanently. With 192 MiB,
-    # withdrawing 20,000 resources took 40 s of CPU, with 512 MiB and more 11 to 12 s.
-    return min(max(_LEAST_MEMORY_LIMIT, there // _SHARE_OF_MEMORY), there // 2)
+    available = _read_available_memory() if memory is None else memory
+    # It must far exceed the live memory, or the collector runs permanently. Withdrawing 20,000
+    # resources took 40 s of CPU time with 192 MiB, and 11 to 12 s with 512 MiB or more.
+    return min(max(_MIN_MEMORY_LIMIT, available // _SHARE_OF_MEMORY), available // 2)
 
 
-def _memory() -> int:
+def _read_available_memory() -> int:
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        allowed = _CONTAINERS_LIMIT.read_text().strip()
+        allowed = _CONTAINER_LIMIT.read_text().strip()
     except OSError:
         return installed
     return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
 def _command(config: Path) -> list[str]:
-    return ending_with_parent([str(find_server_binary()), "-c", str(config)])
+    return bind_to_parent([str(find_server_binary()), "-c", str(config)])
 
 
 async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> tuple[int, str]:
@@ -328,7 +328,7 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], folder: Path) -> t
 
 
 def _read_ports(ports_file: Path) -> _Ports | None:
-    """Return the addresses that the server has written, or None if it has not yet."""
+    """Return the addresses that the server has written, or None if it has not yet done so."""
     try:
         return msgspec.json.decode(ports_file.read_bytes(), type=_Ports)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -347,14 +347,14 @@ async def _responds(port: int) -> bool:
 
 
 def _read_exit_reason(folder: Path) -> str:
-    """Return one line: the server's last error message."""
-    written = ""
+    """Return the server's last error message, as one line."""
+    log_text = ""
     for name in ("nats.log", "nats.stderr"):
         path = folder / name
         if path.is_file():
-            written += path.read_text(errors="replace")[-20_000:]
-    complaints = [line for line in written.splitlines() if "[FTL]" in line or "[ERR]" in line]
-    reason = complaints[-1] if complaints else (written.strip().splitlines() or ["no output"])[-1]
+            log_text += path.read_text(errors="replace")[-20_000:]
+    errors = [line for line in log_text.splitlines() if "[FTL]" in line or "[ERR]" in line]
+    reason = errors[-1] if errors else (log_text.strip().splitlines() or ["no output"])[-1]
     if "address already in use" in reason:
         return f"another process is using the port ({reason.strip()}); use another port, or 0"
     return f"nats-server on {folder} exited immediately: {reason.strip()}"

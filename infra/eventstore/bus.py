@@ -42,14 +42,14 @@ class Loop(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop what was started for this object."""
+        """Release the resources of this object."""
         ...
 
 
 class RunningLoop:
     """The loop of an asynchronous program, called from its other threads.
 
-    Such a thread is, for example, that of a function in `asyncio.to_thread`.
+    For example, functions in `asyncio.to_thread` run in such threads.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class RunningLoop:
             is_own_thread = asyncio.get_running_loop() is self._loop
         except RuntimeError:
             is_own_thread = False
-        if is_own_thread:  # it would wait for itself
+        if is_own_thread:  # the call would wait for itself
             coroutine.close()
             raise InterfaceError(
                 "the event store blocks; call it in another thread with asyncio.to_thread"
@@ -81,16 +81,16 @@ class Bus:
     """One NATS connection, shared by the recorders of a factory or a program."""
 
     def __init__(self, nc: Client, loop: Loop, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> None:
-        """Use a connection, and the loop to which it belongs."""
+        """Use a connection and the loop to which it belongs."""
         self.timeout = timeout
         self._nc = nc
         self._loop = loop
 
     @classmethod
-    def connected(cls, url: str, *, name: str, credentials: Path | None, timeout: float) -> "Bus":
+    def connect(cls, url: str, *, name: str, credentials: Path | None, timeout: float) -> "Bus":
         """Connect, with an event loop in a separate thread.
 
-        If the object is garbage-collected without `close`, its thread ends. Raises the library's
+        If the object is garbage-collected without `close`, the thread ends. Raises the library's
         errors.
         """
         thread = LoopThread(f"eventstore {name}")
@@ -101,7 +101,7 @@ class Bus:
         except BaseException:
             thread.close()
             raise
-        thread.at_close(nc.close)
+        thread.on_close(nc.close)
         bus = cls(nc, thread, timeout)
         weakref.finalize(bus, LoopThread.request_close, thread)
         return bus
@@ -112,7 +112,7 @@ class Bus:
         return self._nc
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop, once per recorder call and not once per event.
+        """Run a coroutine on the loop, once per recorder call rather than once per event.
 
         Raises the library's errors, as listed in `library_errors`.
         """
@@ -124,13 +124,13 @@ class Bus:
         return self._loop.submit(coroutine)
 
     def close(self) -> None:
-        """Close what `connected` opened. Repeated calls are allowed."""
+        """Close what `connect` opened. Repeated calls are allowed."""
         self._loop.close()
 
 
 @contextmanager
 def library_errors() -> Generator[None]:
-    """Convert the errors of the bus into those of the library.
+    """Convert bus errors to the library's errors.
 
     Raises:
         OperationalError: the bus did not respond (the result is unknown), rejected the request, or

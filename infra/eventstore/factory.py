@@ -42,11 +42,11 @@ R = TypeVar("R", bound=JetStreamRecorder)
 
 @dataclass(frozen=True)
 class Settings:
-    """The address of the bus, and the names and replicas of the application's streams.
+    """The bus address, and the names and replicas of the application's streams.
 
     Attributes:
         credentials: a `.creds` file, if the server requires one.
-        base: first part of the streams' names: the prefix and the application's name.
+        base: first part of the stream names: the prefix and the application's name.
         timeout: seconds to wait for a response before the result counts as unknown.
     """
 
@@ -58,7 +58,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, env: Environment) -> "Settings":
-        """Read the settings. A key with the application's name as prefix takes precedence.
+        """Read the settings. A key prefixed with the application's name takes precedence.
 
         Raises:
             OSError: `NATS_URL` is missing.
@@ -67,7 +67,7 @@ class Settings:
         url = (env.get(NATS_URL) or "").strip()
         if not url:
             raise OSError(
-                "the environment has no URL of a NATS server; set "
+                "the environment contains no NATS server URL; set "
                 f"{' or '.join(env.create_keys(NATS_URL))}, as in "
                 f"{NATS_URL}=nats://127.0.0.1:4222"
             )
@@ -87,9 +87,9 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
     =========================  ==================================================================
     ``NATS_URL``               the server, or several separated by commas; required
     ``NATS_CREDENTIALS``       a ``.creds`` file, if the server requires one
-    ``NATS_STREAM_PREFIX``     prefix of the application's name in the names of its streams
-    ``NATS_STREAM_REPLICAS``   copies of each stream in a cluster, 1 by default
-    ``NATS_TIMEOUT_SECONDS``   time limit of a response, 20 by default
+    ``NATS_STREAM_PREFIX``     prefix to the application's name in its stream names
+    ``NATS_STREAM_REPLICAS``   replicas of each stream in a cluster, 1 by default
+    ``NATS_TIMEOUT_SECONDS``   time limit for a response, 20 by default
     ``CREATE_TABLE``           whether to create the streams, yes by default
     ``EVENT_LAYOUT_TOPIC``     format of stored events: a class with ``EventLayout``'s interface,
                                constructed with a base name and a purpose; ``HeaderLayout`` if unset
@@ -102,11 +102,11 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         Raises:
             OSError: `NATS_URL` is missing.
             InfrastructureFactoryError: another setting is invalid.
-            OperationalError: no connection in time.
+            OperationalError: no connection within the time limit.
         """
         super().__init__(env)
         self.settings = Settings.from_environment(self.env)
-        self.bus = Bus.connected(
+        self.bus = Bus.connect(
             self.settings.url,
             name=self.settings.base,
             credentials=self.settings.credentials,
@@ -114,38 +114,38 @@ class JetStreamFactory(InfrastructureFactory[JetStreamTrackingRecorder]):
         )
 
     def aggregate_recorder(self, purpose: str = EVENTS) -> AggregateRecorder:
-        """Construct the recorder of events, or that of snapshots for any other purpose."""
+        """Construct a recorder for events, or for snapshots if the purpose is any other."""
         if purpose == EVENTS:
-            return self._ready(JetStreamAggregateRecorder(self.bus, self._event_layout()))
+            return self._ensure_stream(JetStreamAggregateRecorder(self.bus, self._event_layout()))
         layout = SnapshotLayout(self.settings.base, purpose)
-        return self._ready(JetStreamSnapshotRecorder(self.bus, layout))
+        return self._ensure_stream(JetStreamSnapshotRecorder(self.bus, layout))
 
     def application_recorder(self) -> ApplicationRecorder:
-        """Construct the recorder of an application."""
+        """Construct an application recorder."""
         recorder_class = self._class_of(
             self.APPLICATION_RECORDER_TOPIC, JetStreamApplicationRecorder
         )
-        return self._ready(recorder_class(self.bus, self._event_layout()))
+        return self._ensure_stream(recorder_class(self.bus, self._event_layout()))
 
     def tracking_recorder(
         self, tracking_recorder_class: type[JetStreamTrackingRecorder] | None = None
     ) -> JetStreamTrackingRecorder:
-        """Construct a tracking recorder of the given class, or of that in the environment."""
+        """Construct a tracking recorder of the given class, or of the class in the environment."""
         recorder_class = tracking_recorder_class or self._class_of(
             self.TRACKING_RECORDER_TOPIC, JetStreamTrackingRecorder
         )
-        return self._ready(recorder_class(self.bus, self._tracking_layout()))
+        return self._ensure_stream(recorder_class(self.bus, self._tracking_layout()))
 
     def process_recorder(self) -> ProcessRecorder:
-        """Construct the recorder of an application that follows others."""
+        """Construct a recorder for an application that follows others."""
         recorder_class = self._class_of(self.PROCESS_RECORDER_TOPIC, JetStreamProcessRecorder)
-        return self._ready(recorder_class(self.bus, self._tracking_layout()))
+        return self._ensure_stream(recorder_class(self.bus, self._tracking_layout()))
 
     def close(self) -> None:
         """Close the connection and the event loop, which ends recorders and subscriptions."""
         self.bus.close()
 
-    def _ready(self, recorder: R) -> R:
+    def _ensure_stream(self, recorder: R) -> R:
         if strtobool(self.env.get(CREATE_TABLE) or "yes"):
             recorder.create_stream(self.settings.replicas)
         return recorder

@@ -21,17 +21,17 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class HeaderLayout:
-    """One subject per aggregate, with topic and version in headers and the state as body.
+    """One subject per aggregate, with the topic and version in headers and the state as body.
 
     ==========================  ===================================================
     ``<base>_<purpose>``        the stream
     ``es.<base>.<purpose>.*``   its events, with the aggregate as the last token
-    ``es-tracking.<base>.*``    tracking records, in the stream of events
+    ``es-tracking.<base>.*``    tracking records, in the event stream
     ==========================  ===================================================
     """
 
     def __init__(self, base: str, purpose: str = "events") -> None:
-        base, purpose = _name(base), _name(purpose)
+        base, purpose = _stream_name(base), _stream_name(purpose)
         self._stream = f"{base}_{purpose}"
         self._prefix = f"es.{base}.{purpose}"
         self._tracking = f"es-tracking.{base}"
@@ -48,8 +48,8 @@ class HeaderLayout:
         return f"{self._prefix}.*"
 
     @property
-    def digested(self) -> bool:
-        """Whether messages carry digests: only those of Reconciler's log do."""
+    def has_digests(self) -> bool:
+        """Whether messages carry digests; only those in Reconciler's log do."""
         return False
 
     @property
@@ -92,7 +92,7 @@ class HeaderLayout:
     def encode(self, event: StoredEvent) -> Entry:
         """Encode an event; raises `DataError`."""
         subject = self.sequence_of(event.originator_id)
-        headers = {TOPIC: _topic_header(event.topic), VERSION: str(event.originator_version)}
+        headers = {TOPIC: _encode_topic(event.topic), VERSION: str(event.originator_version)}
         return Entry(subject, event.originator_version, subject, event.state, headers)
 
     def encode_tracking(self, tracking: Tracking) -> Entry:
@@ -106,7 +106,7 @@ class HeaderLayout:
         return Notification(
             originator_id=originator_id_of(message.subject.rpartition(".")[2]),
             originator_version=version_of(message),
-            topic=_topic(_header(message, TOPIC)),
+            topic=_decode_topic(_read_header(message, TOPIC)),
             state=message.payload,
             id=message.seq,
         )
@@ -124,16 +124,16 @@ class HeaderLayout:
 
 
 class SnapshotLayout(HeaderLayout):
-    """The layout of snapshots, which may be taken of an older version after a newer one.
+    """The layout of snapshots. An older version may be stored after a newer one.
 
-    Such a late snapshot carries the newest version so far in a header, so that the last message of
-    an aggregate shows its newest snapshot.
+    Such a late snapshot carries the newest version so far in a header, so that an aggregate's last
+    message indicates its newest snapshot.
     """
 
     def version_of(self, message: StoredMessage) -> int:
         """Return the newest version of the aggregate so far; raises `DataError`."""
-        late = NEWEST in (message.headers or {})
-        return _version(message, NEWEST if late else VERSION)
+        is_late = NEWEST in (message.headers or {})
+        return _version(message, NEWEST if is_late else VERSION)
 
 
 def version_of(message: StoredMessage) -> int:
@@ -142,35 +142,35 @@ def version_of(message: StoredMessage) -> int:
 
 
 def _version(message: StoredMessage, name: str) -> int:
-    text = _header(message, name)
+    text = _read_header(message, name)
     try:
         return int(text)
     except ValueError:
-        raise _foreign(message, f"its header {name} is {text!r}") from None
+        raise _build_foreign_error(message, f"header {name} is {text!r}") from None
 
 
-def _name(text: str) -> str:
-    """Return a name unchanged if possible, so that users recognize it in lists of streams."""
+def _stream_name(text: str) -> str:
+    """Return a name unchanged if possible, so that users recognize it in stream lists."""
     return text if _NAME.fullmatch(text) else escape(text)
 
 
 @lru_cache(maxsize=4096)
-def _topic_header(topic: str) -> str:
+def _encode_topic(topic: str) -> str:
     """Encode a topic as one line of ASCII."""
     return quote(topic, safe=":._-<>[],")
 
 
 @lru_cache(maxsize=4096)
-def _topic(header: str) -> str:
+def _decode_topic(header: str) -> str:
     return unquote(header)
 
 
-def _header(message: StoredMessage, name: str) -> str:
+def _read_header(message: StoredMessage, name: str) -> str:
     value = (message.headers or {}).get(name)
     if value is None:
-        raise _foreign(message, f"it has no header {name}")
+        raise _build_foreign_error(message, f"header {name} is missing")
     return value
 
 
-def _foreign(message: StoredMessage, why: str) -> DataError:
-    return DataError(f"message {message.seq} on {message.subject} is not an event: {why}")
+def _build_foreign_error(message: StoredMessage, reason: str) -> DataError:
+    return DataError(f"message {message.seq} on {message.subject} is not an event: {reason}")

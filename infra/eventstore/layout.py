@@ -1,4 +1,4 @@
-"""The interface of layouts, which convert between stored events and messages of a stream."""
+"""The interface of layouts, which convert between stored events and stream messages."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ from infra.jetstream.sequences import Entry, Head
 class EventLayout(Protocol):
     """The subjects of an application's events, and their encoding.
 
-    The events of one aggregate are in the order of their versions.
+    The events of one aggregate are ordered by version.
     """
 
     @property
@@ -27,7 +27,7 @@ class EventLayout(Protocol):
         ...
 
     @property
-    def digested(self) -> bool:
+    def has_digests(self) -> bool:
         """Whether events carry the digest of their aggregate's history."""
         ...
 
@@ -53,11 +53,11 @@ class EventLayout(Protocol):
         ...
 
     def decode(self, message: StoredMessage) -> Notification:
-        """Decode an event; raises `DataError` if the message is not one of this layout."""
+        """Decode an event; raises `DataError` if the message does not have this layout."""
         ...
 
     def version_of(self, message: StoredMessage) -> int:
-        """Return only an event's version; raises `DataError`."""
+        """Return an event's version; raises `DataError`."""
         ...
 
     def history(
@@ -66,7 +66,7 @@ class EventLayout(Protocol):
         """Decode the messages of one aggregate after a head, at least up to a version.
 
         Raises:
-            InternalError: they are not the history that was written.
+            InternalError: the messages are not the history that was written.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""An event loop in a separate thread, for a synchronous library over an asyncio client."""
+"""An event loop in a separate thread, for a synchronous library with an asyncio client."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,7 @@ class LoopThread:
         self._cleanups: list[Cleanup] = []
         self._lock = Lock()
         self._closed = False
-        # The thread has no reference to this object, so that an unreferenced owner can be
-        # collected.
+        # The thread must not refer to this object, so that an unreferenced owner can be collected.
         self._thread = Thread(
             target=_run, args=(self._loop, self._cleanups), name=name, daemon=True
         )
@@ -45,25 +44,25 @@ class LoopThread:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop; raises `InterfaceError` if the loop is closed."""
-        with self._lock:  # after close(), the coroutine would never run, and the caller would wait
+        with self._lock:  # after close(), the coroutine would never run, and its caller would hang
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()
         raise InterfaceError("the event store is closed; create a new one")
 
-    def at_close(self, cleanup: Cleanup) -> None:
-        """Register a coroutine function to await on the loop when it ends."""
+    def on_close(self, cleanup: Cleanup) -> None:
+        """Register a coroutine function to await when the loop ends."""
         self._cleanups.append(cleanup)
 
     def request_close(self) -> None:
-        """Stop the loop without waiting. Safe in any thread, and more than once."""
+        """Stop the loop without waiting. Can be called in any thread, and repeatedly."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
     def close(self) -> None:
-        """Stop the loop, cancel its tasks, and wait for its end."""
+        """Stop the loop, cancel its tasks, and wait for the thread to end."""
         self.request_close()
         if current_thread() is not self._thread:
             self._thread.join()
@@ -88,10 +87,10 @@ def _run(loop: asyncio.AbstractEventLoop, cleanups: list[Cleanup]) -> None:
 
 async def _shut_down(cleanups: list[Cleanup]) -> None:
     for cleanup in cleanups:
-        # The server may be unreachable. Nothing needs to be saved.
+        # The server may be unreachable, and nothing needs to be saved.
         with contextlib.suppress(Exception):
             await cleanup()
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)

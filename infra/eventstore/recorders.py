@@ -24,7 +24,7 @@ from infra.jetstream.reads import StoredMessage, last_from_leader, read_subject
 from infra.jetstream.sequences import EMPTY, Entry
 from infra.jetstream.topology import ensure_stream
 
-# With topics, most events of a page may be dropped, so a larger page saves round trips.
+# With topics, most events on a page may be dropped, so a larger page saves round trips.
 _MIN_PAGE: Final = 500
 
 
@@ -42,14 +42,14 @@ class JetStreamRecorder(Recorder):
         """Create the stream, or update its configuration.
 
         Raises:
-            OperationalError: it exists and cannot be changed in place, or the bus does not respond.
+            OperationalError: the stream cannot be changed in place, or the bus does not respond.
             ProgrammingError: this module may not create the layout's stream.
         """
         self.bus.call(ensure_stream(self.bus.nc, self.layout.stream_config(replicas)))
 
 
 class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
-    """Events of aggregates. Each aggregate is a sequence with compare-and-set."""
+    """Aggregate events. Each aggregate is a sequence with compare-and-set."""
 
     def insert_events(
         self, stored_events: Sequence[StoredEvent], **kwargs: Any
@@ -57,9 +57,10 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
         """Store all events or none. Always return None.
 
         Raises:
-            IntegrityError: a version of an aggregate already exists.
-            DataError: over 1,000 events, or one that is too large or does not fit the layout.
-            OperationalError: no response: unknown whether they were stored. Read before you repeat.
+            IntegrityError: an aggregate already has one of the versions.
+            DataError: there are over 1,000 events, or one is too large or does not fit the layout.
+            OperationalError: no response, so it is unknown whether they were stored. Read before
+                you repeat the call.
         """
         self.insert_entries(stored_events, **kwargs)
 
@@ -123,7 +124,7 @@ class JetStreamAggregateRecorder(JetStreamRecorder, AggregateRecorder):
             if message is None:
                 return []
             last, version = self.layout.decode(message), self.layout.version_of(message)
-            # A late snapshot is not the newest version: read all of them.
+            # A late snapshot is not the newest version, so read all snapshots.
             if last.originator_version == version and (lte is None or version <= lte):
                 return _select_range([last], gt=gt, lte=lte, desc=desc, limit=limit)
         after = self.writer.sequences.heads.get(sequence) or EMPTY
@@ -145,7 +146,7 @@ class JetStreamSnapshotRecorder(JetStreamAggregateRecorder):
 
 
 class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecorder):
-    """Events of aggregates in the order of the stream, whose sequence is the notification id."""
+    """Aggregate events in stream order, with stream sequences as notification ids."""
 
     def insert_events(
         self, stored_events: Sequence[StoredEvent], **kwargs: Any
@@ -181,15 +182,15 @@ class JetStreamApplicationRecorder(JetStreamAggregateRecorder, ApplicationRecord
             page = await read_subject(
                 self.bus.nc, layout.stream, layout.events_filter, start_seq=start, limit=page_size
             )
-            some = (layout.decode(one) for one in page if stop is None or one.seq <= stop)
-            notifications += [event for event in some if not topics or event.topic in topics]
+            decoded = (layout.decode(one) for one in page if stop is None or one.seq <= stop)
+            notifications += [event for event in decoded if not topics or event.topic in topics]
             if len(page) < page_size or (stop is not None and page[-1].seq >= stop):
                 break
             start = page[-1].seq + 1
         return notifications[:limit]
 
     def max_notification_id(self) -> int | None:
-        """Return the position of the last event, as the stream's leader has it, or None."""
+        """Return the position of the last event from the stream's leader, or None."""
         layout = self.layout
         last = self.bus.call(last_from_leader(self.bus.nc, layout.stream, layout.events_filter))
         return last.seq if last else None
@@ -209,16 +210,17 @@ class JetStreamTrackingRecorder(JetStreamRecorder, TrackingRecorder):
         self.tracking_layout = layout
 
     def insert_tracking(self, tracking: Tracking) -> None:
-        """Store a position, which must be higher than all others of that application.
+        """Store a position, which must be higher than that application's earlier ones.
 
         Raises:
             IntegrityError: that position, or a later one, already exists.
-            OperationalError: no response: unknown whether it was stored. Read before you repeat.
+            OperationalError: no response, so it is unknown whether it was stored. Read before you
+                repeat the call.
         """
         self.bus.call(self.writer.append([self.tracking_layout.encode_tracking(tracking)]))
 
     def max_tracking_id(self, application_name: str) -> int | None:
-        """Return the last position, as the stream's leader has it, or None."""
+        """Return the last position from the stream's leader, or None."""
         sequence = self.tracking_layout.tracking_sequence_of(application_name)
         last = self.bus.call(last_from_leader(self.bus.nc, self.layout.stream, sequence))
         return self.layout.version_of(last) if last else None
@@ -229,13 +231,13 @@ class JetStreamProcessRecorder(
 ):
     """Events and a tracking record in one atomic batch.
 
-    A tracking record takes a position of the stream, so notification ids have gaps.
+    A tracking record takes up a stream position, so notification ids have gaps.
     """
 
     def entries(
         self, stored_events: Sequence[StoredEvent], *, tracking: Tracking | None = None, **_: Any
     ) -> list[Entry]:
-        """Return the entries of the events, followed by that of the tracking record."""
+        """Return the events' entries, followed by the entry of the tracking record."""
         entries = super().entries(stored_events)
         if tracking is not None:
             entries.append(self.tracking_layout.encode_tracking(tracking))
@@ -251,11 +253,11 @@ def _select_range(
     limit: int | None,
 ) -> list[Notification]:
     """Return the events of one aggregate in a range of versions."""
-    chosen = [
+    selected = [
         event
         for event in events
         if (gt is None or event.originator_version > gt)
         and (lte is None or event.originator_version <= lte)
     ]
-    chosen.sort(key=lambda event: event.originator_version, reverse=desc)
-    return chosen[:limit]
+    selected.sort(key=lambda event: event.originator_version, reverse=desc)
+    return selected[:limit]

@@ -1,4 +1,4 @@
-"""The layout of Reconciler's log, so that the library can read and write it."""
+"""The layout of Reconciler's log, which lets the library read and write it."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -25,7 +25,7 @@ LOG: Final = "LOG_1"
 
 
 class HistoryDamagedError(InternalError):
-    """The log does not contain the history that was written. `damage` is its first error."""
+    """The log does not contain the history that was written. `damage`: the first error."""
 
     def __init__(self, damage: LogDamage) -> None:
         super().__init__(f"the log is damaged: {damage}; restore it before you continue")
@@ -33,7 +33,7 @@ class HistoryDamagedError(InternalError):
 
 
 class _Envelope(msgspec.Struct):
-    """The fields that locate an event of any type, also of a later release."""
+    """The fields that locate an event of any type, even one from a later release."""
 
     type: str
     subject: str
@@ -44,15 +44,15 @@ _decoder = msgspec.json.Decoder(_Envelope)
 
 
 class ResourceLayout:
-    """The log of resources: ids are `namespace/kind/name`, topics are types of CloudEvents.
+    """The resource log: ids are `namespace/kind/name`, topics are CloudEvent types.
 
-    An event's version is its `resourceversion`, and its state the whole CloudEvent, so that the
+    An event's version is its `resourceversion`, and its state is the whole CloudEvent, so that the
     library reads and writes the same events as the decider. The stream belongs to Reconciler and is
     never created here.
     """
 
     def __init__(self, base: str = "", purpose: str = "events") -> None:
-        """Accept a layout's usual arguments. The log has one name and one purpose."""
+        """Accept a layout's usual arguments, although the log has only one name and purpose."""
 
     @property
     def stream(self) -> str:
@@ -65,13 +65,13 @@ class ResourceLayout:
         return "log.>"
 
     @property
-    def digested(self) -> bool:
-        """Whether events carry the digest of their resource's history: all do (ADR 0010)."""
+    def has_digests(self) -> bool:
+        """Whether events carry the digest of their resource's history; always true (ADR 0010)."""
         return True
 
     @property
     def gapless(self) -> bool:
-        """Whether versions must be 1, 2, 3, …: they must, so that a gap shows a loss."""
+        """Whether versions must be 1, 2, 3, …; always true, so that a gap reveals a loss."""
         return True
 
     def stream_config(self, replicas: int) -> dict[str, Any]:  # noqa: ARG002
@@ -92,8 +92,8 @@ class ResourceLayout:
         """Encode an event; raises `DataError` if it differs from its CloudEvent."""
         key = _key(event.originator_id)
         content = _log_event(event)
-        place = subjects.log(key, log_place(content.data))
-        return Entry(subjects.log_filter(key), event.originator_version, place, event.state)
+        subject = subjects.log(key, log_place(content.data))
+        return Entry(subjects.log_filter(key), event.originator_version, subject, event.state)
 
     def decode(self, message: StoredMessage) -> Notification:
         """Decode an event; raises `DataError`."""
@@ -141,9 +141,7 @@ class ResourceLayout:
 
 def _key(originator_id: UUID | str) -> ResourceKey:
     if isinstance(originator_id, UUID):
-        raise DataError(
-            f"{originator_id} is a UUID; use the resource's id, the text namespace/kind/name"
-        )
+        raise DataError(f"{originator_id} is a UUID; use the resource's id, namespace/kind/name")
     try:
         return ResourceKey.parse(originator_id)
     except InvalidNameError as error:
@@ -151,15 +149,15 @@ def _key(originator_id: UUID | str) -> ResourceKey:
 
 
 def _log_event(event: StoredEvent) -> LogEvent:
-    """Decode the state, and check that its id, version and topic are those of the event."""
+    """Decode the state, and check that its id, version and topic match the event."""
     try:
         content = decode_log(event.state)
     except InvalidMessageError as error:
         raise DataError(f"{event.originator_id}@{event.originator_version}: {error}") from error
-    inside = (content.subject, content.resourceversion, content.type)
-    outside = (event.originator_id, event.originator_version, event.topic)
-    if inside != outside:
-        raise DataError(f"the CloudEvent is {inside}, but the recorded event is {outside}")
+    decoded = (content.subject, content.resourceversion, content.type)
+    expected = (event.originator_id, event.originator_version, event.topic)
+    if decoded != expected:
+        raise DataError(f"the CloudEvent is {decoded}, but the recorded event is {expected}")
     return content
 
 

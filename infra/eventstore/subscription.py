@@ -18,7 +18,7 @@ from infra.eventstore.bus import Bus
 from infra.eventstore.layout import EventLayout
 from infra.jetstream.follow import follow
 
-_BATCHES_AHEAD: Final = 8  # Batches read in advance. Then the follower waits.
+_MAX_QUEUED_BATCHES: Final = 8  # number of batches to read ahead before the follower waits
 
 
 class JetStreamSubscription(Subscription[ApplicationRecorder]):
@@ -38,21 +38,21 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
         super().__init__(recorder, gt=gt, topics=topics)
         self._bus = bus
         self._layout = layout
-        self._batches: asyncio.Queue[list[Notification]] = asyncio.Queue(_BATCHES_AHEAD)
+        self._batches: asyncio.Queue[list[Notification]] = asyncio.Queue(_MAX_QUEUED_BATCHES)
         self._ready: list[Notification] = []
         self._next_index = 0
         self._follower: asyncio.Task[None] | None = None
         self._start = self._bus.submit(self._begin())
 
     def __next__(self) -> Notification:
-        """Return the next notification, after waiting for it.
+        """Wait for the next notification, and return it.
 
         Raises:
             StopIteration: the subscription was stopped.
             OperationalError: the stream can no longer be followed.
         """
         while self._next_index == len(self._ready) and not self._has_been_stopped:
-            batch = self._bus.call(self._take())
+            batch = self._bus.call(self._next_batch())
             if batch is None:
                 raise StopIteration
             self._ready, self._next_index = batch, 0
@@ -89,18 +89,18 @@ class JetStreamSubscription(Subscription[ApplicationRecorder]):
                 if notifications:
                     await self._batches.put(notifications)
 
-    async def _take(self) -> list[Notification] | None:
+    async def _next_batch(self) -> list[Notification] | None:
         """Wait for the next batch. Return None if the follower has ended without an error."""
         follower = self._follower
-        # `_begin` ran before, because the loop keeps the order of calls.
+        # `_begin` has already run, because the loop preserves the order of calls.
         assert follower is not None
-        getting = asyncio.ensure_future(self._batches.get())
+        next_batch = asyncio.ensure_future(self._batches.get())
         try:
-            await asyncio.wait({getting, follower}, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done():
-                return getting.result()
+            await asyncio.wait({next_batch, follower}, return_when=asyncio.FIRST_COMPLETED)
+            if next_batch.done():
+                return next_batch.result()
         finally:
-            getting.cancel()
+            next_batch.cancel()
         if not follower.cancelled():
             follower.result()
         return None

@@ -1,8 +1,8 @@
 """Encode originator ids and names as subject tokens, and decode them.
 
-A token contains only letters, digits, `-` and `_`. A UUID is `u-` and its 32 hexadecimal digits. A
-text is `s-` and its UTF-8 bytes, where `_XX` stands for any byte except an ASCII letter, a digit or
-`-`. So each id has exactly one token.
+A token contains only letters, digits, `-` and `_`. A UUID becomes `u-` and its 32 hexadecimal
+digits. A text becomes `s-` and its UTF-8 bytes, with `_XX` for any byte except an ASCII letter, a
+digit or `-`. So each id has exactly one token.
 """
 
 import re
@@ -18,7 +18,7 @@ _ESCAPED_TEXT: Final = re.compile(r"(?:[A-Za-z0-9-]|_[0-9A-F]{2})*")
 
 
 def escape(text: str) -> str:
-    """Encode any text with the characters of a token; raises `DataError` if it is too long."""
+    """Encode any text as token characters; raises `DataError` if it is too long."""
     if _PLAIN_TEXT.fullmatch(text) is None:
         text = "".join(
             chr(byte) if byte in _PLAIN else f"_{byte:02X}"

@@ -1,4 +1,4 @@
-"""Appends by version: each version of an aggregate once, and all events of an insert or none."""
+"""Append by version: each aggregate version once, and all events of an insert or none."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
@@ -16,10 +16,10 @@ FIRST_VERSION: Final = 1
 
 
 class EventWriter:
-    """Converts the library's versions into the positions that the server compares.
+    """Converts the library's versions to the positions that the server compares.
 
-    It expects the cached or guessed heads, so that a typical append is one round trip. If that
-    fails, it reads from the stream's leader. Only a leader's response can cause an
+    It assumes cached or guessed heads, so that a typical append takes one round trip. If that
+    fails, it reads from the stream's leader. Only the leader's response can cause an
     `IntegrityError`.
     """
 
@@ -28,7 +28,7 @@ class EventWriter:
             nc,
             layout.stream,
             sequence_of=layout.sequence_at,
-            digested=layout.digested,
+            has_digests=layout.has_digests,
             timeout=timeout,
         )
         self._layout = layout
@@ -39,7 +39,7 @@ class EventWriter:
         Raises:
             IntegrityError: a version already exists; nothing was stored.
             DataError: too many entries for one atomic batch; nothing was stored.
-            BusUnavailableError: unknown whether the entries were stored.
+            BusUnavailableError: it is unknown whether the entries were stored.
         """
         if len(entries) > MAX_BATCH:
             raise DataError(
@@ -51,31 +51,31 @@ class EventWriter:
         try:
             heads = await self._assume_heads(entries)
             return await self.sequences.append(await self.prepare(entries, heads), heads)
-        # The guess was stale, or the version exists. The leader's heads decide.
+        # The guess was stale, or a version exists. The leader's heads decide.
         except (AppendConflictError, IntegrityError):
             names = dict.fromkeys(entry.sequence for entry in entries)
             heads = await self._read(names, from_leader=True)
-        ready = await self.prepare(entries, heads)
+        prepared = await self.prepare(entries, heads)
         try:
-            return await self.sequences.append(ready, heads)
+            return await self.sequences.append(prepared, heads)
         except AppendConflictError as error:
             raise IntegrityError(
                 f"version conflict: another writer appended first ({error})"
             ) from error
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
-        """Return the entries after the heads, in order; raises `IntegrityError` on a conflict."""
+        """Return the entries, which must follow the heads; raises `IntegrityError` if not."""
         last = {sequence: head.version for sequence, head in heads.items()}
         for entry in entries:
-            self._check(entry, last[entry.sequence])
+            self._check_version(entry, last[entry.sequence])
             last[entry.sequence] = entry.version
         return entries
 
-    def _check(self, entry: Entry, last: int | None) -> None:
+    def _check_version(self, entry: Entry, last: int | None) -> None:
         if last is not None and entry.version <= last:
             raise IntegrityError(
                 f"version conflict: version {entry.version} of {entry.sequence} already "
-                f"exists; its last version is {last}"
+                f"exists; the last version is {last}"
             )
         if self._layout.gapless and entry.version != (last or 0) + 1:
             raise IntegrityError(
@@ -84,15 +84,15 @@ class EventWriter:
             )
 
     async def _assume_heads(self, entries: Sequence[Entry]) -> dict[str, Head]:
-        """Return cached heads. A sequence whose first entry has version 1 is assumed to be new."""
+        """Return cached heads. A sequence that starts with version 1 is assumed to be empty."""
         heads: dict[str, Head] = {}
         unknown: list[str] = []
         for entry in entries:
             if entry.sequence in heads:
                 continue
-            known = self.sequences.heads.get(entry.sequence)
-            heads[entry.sequence] = known or EMPTY
-            if known is None and entry.version > FIRST_VERSION:
+            cached = self.sequences.heads.get(entry.sequence)
+            heads[entry.sequence] = cached or EMPTY
+            if cached is None and entry.version > FIRST_VERSION:
                 unknown.append(entry.sequence)
         if unknown:
             heads |= await self._read(unknown, from_leader=False)
@@ -112,7 +112,7 @@ class SnapshotWriter(EventWriter):
     """Appends snapshots: each version once, but in any order."""
 
     async def prepare(self, entries: Sequence[Entry], heads: Mapping[str, Head]) -> Sequence[Entry]:
-        """Return the entries, late ones marked; raises `IntegrityError` for existing versions."""
+        """Return the entries, marking late ones; raises `IntegrityError` for existing versions."""
         existing_versions = {
             sequence: await self._versions(sequence, head)
             if any(_is_late(entry, head) for entry in entries if entry.sequence == sequence)
@@ -120,7 +120,7 @@ class SnapshotWriter(EventWriter):
             for sequence, head in heads.items()
         }
         newest = {sequence: head.version for sequence, head in heads.items()}
-        ready: list[Entry] = []
+        prepared: list[Entry] = []
         for entry in entries:
             if entry.version in existing_versions[entry.sequence]:
                 raise IntegrityError(
@@ -131,8 +131,8 @@ class SnapshotWriter(EventWriter):
             newest[entry.sequence] = max(
                 entry.version, entry.version if last_version is None else last_version
             )
-            ready.append(_marked(entry, newest[entry.sequence]))
-        return ready
+            prepared.append(_mark_late(entry, newest[entry.sequence]))
+        return prepared
 
     async def _versions(self, sequence: str, head: Head) -> set[int]:
         messages = await self.sequences.read(sequence)
@@ -147,7 +147,7 @@ def _is_late(entry: Entry, head: Head) -> bool:
     return head.version is not None and entry.version <= head.version
 
 
-def _marked(entry: Entry, newest: int | None) -> Entry:
+def _mark_late(entry: Entry, newest: int | None) -> Entry:
     if newest is None or newest == entry.version:
         return entry
     return entry._replace(headers={**(entry.headers or {}), NEWEST: str(newest)}, version=newest)

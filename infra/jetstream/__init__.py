@@ -1,6 +1,6 @@
-"""Adapter for the wire protocol of NATS and JetStream, independent of reconciling.
+"""Adapter for the NATS and JetStream protocols, independent of reconciliation.
 
-All `Nats-…` headers, `$JS.API…` subjects and server error codes are used here, with one subject per
-module. It imports only `events.integrity` and `infra.named_files`. Any module of `infra` may import
+It handles all `Nats-…` headers, `$JS.API…` subjects and server error codes, with one topic per
+module. It imports only `events.integrity` and `infra.named_files`. Any module in `infra` may import
 it.
 """

@@ -14,13 +14,13 @@ VARIABLE_PREFIX: Final = "RECONCILER_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Options of a connection. An option that is None is read from the environment.
+    """Connection options. An option that is None is read from the environment.
 
     Attributes:
         credentials: path of a `.creds` file with a user's JWT and seed.
         nkey: path of a file with a user's nkey seed.
         inbox_prefix: first tokens of reply subjects; derived from the user's name if None.
-        tls_ca: certificates of the trusted authorities, instead of the system's.
+        tls_ca: trusted CA certificates, instead of the system's.
         tls_cert: client certificate, for a server that requires one.
         tls_key: private key of `tls_cert`.
     """
@@ -32,13 +32,13 @@ class Access:
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
-    def completed(self, environment: Mapping[str, str] = os.environ) -> "Access":
-        """Return these options, with those that are None read from the environment.
+    def with_environment(self, environment: Mapping[str, str] = os.environ) -> "Access":
+        """Return these options, completed from the environment.
 
         Raises:
             BusAccessError: two options exclude each other, or one requires another.
         """
-        # Credentials in an argument override both variables, even the one of the other form.
+        # Credentials in an argument override both variables, even the one for the other form.
         names = [each.name for each in fields(self) if getattr(self, each.name) is None]
         if self.credentials is not None or self.nkey is not None:
             names = [name for name in names if name not in ("credentials", "nkey")]
@@ -59,9 +59,9 @@ class Access:
             )
         if self.tls_key is not None and self.tls_cert is None:
             raise BusAccessError(
-                f"{self.tls_key}: a TLS key requires its certificate; set that, too"
+                f"{self.tls_key}: a TLS key requires its certificate; set that as well"
             )
 
 
-ANYBODY: Final = Access()
-"""No options: use the environment, or the user in the URL."""
+DEFAULT_ACCESS: Final = Access()
+"""Options from the environment only, or the user in the URL."""

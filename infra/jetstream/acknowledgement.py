@@ -15,12 +15,12 @@ from infra.jetstream.wire import ApiError, status_of, to_bus_error
 TIMEOUT_SECONDS: Final = 5.0
 """Seconds to wait for an acknowledgement before the result counts as unknown.
 
-Shorter than a leader election. A leader that fails never acknowledges what it received, and a retry
-reaches its successor sooner. Callers that must not give up retry themselves.
+It is shorter than a leader election, because a leader that fails never acknowledges what it
+received, and a retry reaches its successor sooner. Callers that must not give up retry themselves.
 """
 
 _CONFLICT: Final = frozenset({10071, 10164})
-# 10071: wrong last sequence, with the actual one. 10164: the same without it.
+# 10071: wrong last sequence, and the actual one. 10164: the same without the actual one.
 _ACTUAL_SEQUENCE: Final = re.compile(r"sequence: (\d+)")
 
 
@@ -53,7 +53,7 @@ def read_acknowledgement(
     Raises:
         BusError: the response contains an error, or no stream accepts the subject.
     """
-    # The status of the server for a request without a subscriber: no stream has the subject.
+    # The server's status for a message without a subscriber: no stream has the subject.
     if status_of(response) == "503":
         raise BusUnavailableError(
             f"publish: no stream accepts {subjects_of(messages)}, or the server is still starting"
@@ -84,7 +84,7 @@ def _build_conflict(error: ApiError, messages: Sequence[OutgoingMessage]) -> App
         for message in messages
         if message.expected_filter is not None
     }
-    # The structured error has no field for the sequence, only its description has.
+    # The structured error has no field for the sequence; only the description contains it.
     match = _ACTUAL_SEQUENCE.search(error.description)
     return AppendConflictError(
         f"append to {subjects_of(messages)}: {error.description}",

@@ -1,4 +1,4 @@
-"""Append one message, or one atomic batch with compare-and-set."""
+"""Append one message or one atomic batch, with compare-and-set."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,12 +11,12 @@ from nats.nuid import NUID
 from infra.jetstream.acknowledgement import TIMEOUT_SECONDS, read_acknowledgement
 from infra.jetstream.errors import BusRefusedError
 from infra.jetstream.outgoing import OutgoingMessage, check_expectation, headers_of, subjects_of
-from infra.jetstream.wire import check_size, encode, ended_by_denial, request, write
+from infra.jetstream.wire import check_size, encode, fail_on_denial, request, write
 
-MAX_BATCH: Final = 1_000  # the server's limit of messages in one atomic batch (10199)
+MAX_BATCH: Final = 1_000  # the server's limit on messages in one atomic batch (10199)
 
-# A batch whose beginning was lost by a reconnection, or which exceeded the server's limit of 50
-# open batches. Nothing is stored, so it can be sent again.
+# The beginning of a batch was lost in a reconnection, or the batch exceeded the server's limit of
+# 50 open batches. Nothing was stored, so it can be sent again.
 _INCOMPLETE: Final = 10176
 _INCOMPLETE_ATTEMPTS: Final = 5
 _INCOMPLETE_WAIT_SECONDS: Final = 0.05
@@ -29,12 +29,12 @@ async def append(
     nc: Client,
     messages: Sequence[OutgoingMessage],
     *,
-    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
+    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - passed on to nats-py
     before_commit: Step | None = None,
 ) -> list[int]:
     """Store all messages or none, and return their stream sequences.
 
-    One message is a plain publish. Several messages are one atomic batch: at most 1,000, of one
+    One message is a plain publish. Several messages are one atomic batch of at most 1,000, in one
     stream that allows atomic batches.
 
     Args:
@@ -43,8 +43,8 @@ async def append(
 
     Raises:
         AppendConflictError: an expectation does not hold; nothing was stored.
-        BusUnavailableError: no response before the timeout: *unknown* whether the messages were
-            stored.
+        BusUnavailableError: no response before the timeout; it is *unknown* whether the messages
+            were stored.
         StreamFullError, MessageTooLargeError, BusRefusedError: nothing was stored.
         ValueError: too many messages, or an invalid expectation.
     """
@@ -59,17 +59,17 @@ async def append(
 async def append_acknowledged(
     nc: Client,
     messages: Sequence[OutgoingMessage],
-    patience_seconds: float,
+    timeout_seconds: float,
     before_commit: Step | None = None,
 ) -> tuple[str, list[int]]:
-    """Append as `append` does, and return the name of the stream together with the sequences."""
+    """Append like `append`, and return the stream's name and the sequences."""
     for message in messages:
         check_expectation(message)
     if len(messages) > 1:
-        return await _append_batch(nc, messages, patience_seconds, before_commit)
-    only = messages[0]
+        return await _append_batch(nc, messages, timeout_seconds, before_commit)
+    message = messages[0]
     response = await request(
-        nc, only.subject, only.payload, headers=headers_of(only), timeout=patience_seconds
+        nc, message.subject, message.payload, headers=headers_of(message), timeout=timeout_seconds
     )
     ack = read_acknowledgement(response, messages)
     return ack.stream, [ack.seq]
@@ -78,13 +78,13 @@ async def append_acknowledged(
 async def _append_batch(
     nc: Client,
     messages: Sequence[OutgoingMessage],
-    patience_seconds: float,
+    timeout_seconds: float,
     before_commit: Step | None,
 ) -> tuple[str, list[int]]:
-    """Send the batch, and send it again if the server reports it as incomplete."""
+    """Send the batch, again if the server reports that it is incomplete."""
     for attempt in range(1, _INCOMPLETE_ATTEMPTS + 1):
         try:
-            response = await _send_batch(nc, messages, patience_seconds, before_commit)
+            response = await _send_batch(nc, messages, timeout_seconds, before_commit)
             ack = read_acknowledgement(response, messages)
         except BusRefusedError as error:
             if error.err_code != _INCOMPLETE or attempt == _INCOMPLETE_ATTEMPTS:
@@ -99,7 +99,7 @@ async def _append_batch(
 async def _send_batch(
     nc: Client,
     messages: Sequence[OutgoingMessage],
-    patience_seconds: float,
+    timeout_seconds: float,
     before_commit: Step | None,
 ) -> Msg:
     """Send every message, and return the response to the last one, which commits the batch."""
@@ -111,12 +111,12 @@ async def _send_batch(
     last = messages[-1]
     commit = headers_of(last, batch_id, len(messages))
     commit["Nats-Batch-Commit"] = "1"
-    # A message that is too long must be detected before the first one is sent.
+    # Detect a last message that is too long before the first one is sent.
     check_size(nc, last.subject, last.payload, commit)
-    async with ended_by_denial(nc, [one.subject for one in messages]):
+    async with fail_on_denial(nc, [one.subject for one in messages]):
         await write(nc, commands, f"append to {subjects_of(messages)}")
         if before_commit is not None:
             await before_commit()
         return await request(
-            nc, last.subject, last.payload, headers=commit, timeout=patience_seconds
+            nc, last.subject, last.payload, headers=commit, timeout=timeout_seconds
         )

@@ -16,7 +16,7 @@ import nats.errors
 from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 
-from infra.jetstream.access import ANYBODY, Access
+from infra.jetstream.access import DEFAULT_ACCESS, Access
 from infra.jetstream.errors import (
     BusAccessError,
     BusDeniedError,
@@ -29,7 +29,7 @@ from infra.jetstream.identity import Identity, Login
 from infra.jetstream.parser import Incoming
 from infra.jetstream.transport_security import TransportSecurity
 from infra.jetstream.wire import (
-    JETSTREAM_OFF_REMEDY,
+    JETSTREAM_DISABLED_REMEDY,
     PENDING_BYTES,
     AccessFailedError,
     ApiError,
@@ -45,11 +45,11 @@ from infra.jetstream.wire import (
 )
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
-LEAST_PAYLOAD_BYTES: Final = 1024 * 1024
-"""Smallest `max_payload` of a supported server, which is the default of NATS.
+MIN_MAX_PAYLOAD_BYTES: Final = 1024 * 1024
+"""Smallest supported `max_payload` of a server, which is the NATS default.
 
 An event contains the fields of a declaration and of an object, and a row contains more. A message
-that does not fit would be retried again and again, and delay all tenants.
+that does not fit would be retried endlessly, and delay all tenants.
 """
 
 OLDEST_SERVER: Final = (2, 14)  # streams without a duplicate window (ADR 0059)
@@ -58,24 +58,25 @@ API_TIMEOUT_SECONDS: Final = 10.0
 _RECONNECT_WAIT_SECONDS: Final = 0.25
 _CONNECT_SECONDS: Final = 5
 
-MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
-"""Largest accepted response of the JetStream API. Decoded, JSON takes up to 22 times its size."""
+MAX_RESPONSE_BYTES: Final = 8 * 1024 * 1024
+"""Largest accepted JetStream API response. Decoded JSON takes up to 22 times its encoded size."""
 
 _REFUSED_WAIT_SECONDS: Final = 1.0
 _CANCEL_SECONDS: Final = 0.5
-# In a row. A server that reloads its configuration rejects a client that is logging in.
+# Consecutive refusals. A server that is reloading its configuration rejects a client that is
+# logging in.
 _MAX_REFUSALS: Final = 3
-# Errors of a first connection that a retry does not resolve.
+# Errors on the first connection that a retry cannot resolve.
 _PERMANENT_ERRORS: Final = (AccessFailedError, ssl.SSLCertVerificationError)
 _UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _USER: Final = re.compile(r"(^|,|//)[^/,\s]*@")
 _PING_SECONDS: Final = 5  # after two without a response, nats-py treats the connection as lost
-# Timeout of an attempt and interval of pings, if another server may respond.
-_SECONDS_WITH_SEVERAL: Final = 2
-# Reads that need a leader: a server without one responds from its own, possibly stale, state.
+# Connection timeout and ping interval if there are several servers.
+_CLUSTER_WAIT_SECONDS: Final = 2
+# Reads that need a leader: a server without one returns its own, possibly stale, state.
 _LEADER_READS: Final = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.")
 _NO_LEADER: Final = 10008
-# Requests without an effect, which may be sent more than once.
+# Requests without side effects, which may be sent more than once.
 _READ_REQUESTS: Final = (
     *_LEADER_READS,
     "INFO",
@@ -84,18 +85,18 @@ _READ_REQUESTS: Final = (
     "CONSUMER.LIST.",
 )
 _REPEAT_SECONDS: Final = 2.0
-"""Interval of repetitions. A leader that has just failed never responds, but its successor does."""
+"""Repetition interval. A leader that has just failed never responds, but its successor does."""
 
 _SECOND_RESPONSE_SECONDS: Final = 1.0
 _CHECK_SECONDS: Final = 5.0
 _CONNECT_POLL_SECONDS: Final = 0.02
-_CHECK_PAUSE_SECONDS: Final = 5.0  # Between two checks of a silent connection. Doubles each time.
+_CHECK_PAUSE_SECONDS: Final = 5.0  # between checks of a silent connection; doubles each time
 _MAX_CHECK_PAUSE_SECONDS: Final = 300.0
 _ELECTION_PAUSE_SECONDS: Final = 1.0
 _ACCOUNT_INFO: Final = "$JS.API.INFO"
 _CHECK_ATTEMPTS: Final = 3
 _NO_RESPONSE: Final = "no response"
-_ISOLATED: Final = "its server cannot reach the others"
+_ISOLATED: Final = "its server cannot reach the other servers"
 _TOO_MANY_CONNECTIONS: Final = "maximum connections exceeded"
 _CLOSED_ERRORS: Final = (BrokenPipeError, ConnectionResetError, nats.errors.UnexpectedEOF)
 _log = logging.getLogger(__name__)
@@ -113,15 +114,15 @@ class _Response(msgspec.Struct):
 _response = msgspec.json.Decoder(_Response)
 
 
-class _Events:
-    """Callbacks of the client: log each change once, and keep errors of the first connection."""
+class _Callbacks:
+    """The client's callbacks: log each change once, and keep errors from the first connection."""
 
     def __init__(self, name: str, identity: Identity) -> None:
         self._name = name
         self._identity = identity
         self._last_logged = ""
         self.last = ""
-        # By server: the number of the attempt, and the reason.
+        # Maps each server to the number of the attempt, and the reason.
         self._failures: dict[str, tuple[int, str]] = {}
         self.connected = False
         self._refusals = 0
@@ -130,9 +131,9 @@ class _Events:
 
     async def error(self, error: Exception) -> None:
         if self.refused.is_set():
-            return  # a consequence of the end of that connection
+            return  # caused by the end of that connection
         self.last = self._describe_error(error)
-        self._note_failure(error)
+        self._record_failure(error)
         is_refused = _is_user_rejected(str(error))
         self._refusals += is_refused
         if not self.connected and (
@@ -151,54 +152,54 @@ class _Events:
         if _is_user_rejected(text):
             return (
                 f"the server rejects user {self._identity} ({text}); use other credentials. If "
-                "you replace the file, the next attempt reads it again"
+                "you replace the credentials file, the next attempt reads the new one"
             )
         if isinstance(error, ssl.SSLCertVerificationError):
             return (
                 f"the server's certificate is not trusted ({error.verify_message}); set "
-                "--tls-ca to the authorities to trust, and use a host name of the certificate "
-                "in the URL"
+                "--tls-ca to the CA certificates to trust, and use a host name from the "
+                "certificate in the URL"
             )
         return f"TLS: {text}" if isinstance(error, ssl.SSLError) else text
 
-    def _note_failure(self, error: Exception) -> None:
-        """Record the first error of an attempt. Later ones only follow from closing it."""
+    def _record_failure(self, error: Exception) -> None:
+        """Record the first error of an attempt. Later ones only result from closing it."""
         if self.connected or self.client is None:
             return
         server, attempt = self.client.last_server, self.client.attempts
         newest, known = self._failures.get(server, (0, ""))
         if newest != attempt:
             number = error.errno if isinstance(error, OSError) else None
-            why = self.last if number is None else os.strerror(number)
-            why = "no response" if isinstance(error, TimeoutError) else why
+            reason = self.last if number is None else os.strerror(number)
+            reason = "no response" if isinstance(error, TimeoutError) else reason
             # The operating system discards the server's error message if more bytes were sent to a
-            # closed connection. Keep the reason of an earlier attempt then.
-            is_cut = isinstance(error, _CLOSED_ERRORS) and _TOO_MANY_CONNECTIONS in known
-            self._failures[server] = (attempt, known if is_cut else why)
+            # closed connection. In that case, keep the reason from an earlier attempt.
+            is_message_lost = isinstance(error, _CLOSED_ERRORS) and _TOO_MANY_CONNECTIONS in known
+            self._failures[server] = (attempt, known if is_message_lost else reason)
 
     def describe(self, url: str, patience_seconds: float) -> str:
-        """Return an error text: the servers that cannot be reached, the reasons, and a remedy."""
+        """Return an error message: the unreachable servers, the reasons, and a remedy."""
         urls = server_urls(url)
-        reasons = {server: why for server, (_, why) in self._failures.items()}
-        whys = " ".join(reasons.values())
+        reasons = {server: reason for server, (_, reason) in self._failures.items()}
+        all_reasons = " ".join(reasons.values())
         remedy = f"check that the server{'s are' if len(urls) > 1 else ' is'} running"
-        if _TOO_MANY_CONNECTIONS in whys:
-            remedy = "close other clients, or raise max_connections of the server"
+        if _TOO_MANY_CONNECTIONS in all_reasons:
+            remedy = "close other clients, or raise the server's max_connections"
         if len(urls) > 1:
             server_list = ", ".join(
                 f"{server} ({reasons.get(server, 'no response')})" for server in map(_address, urls)
             )
-            return f"cannot reach any server of the cluster: {server_list}; {remedy}"
-        no_response = f"no response in {patience_seconds:g} s"
-        why = self.last if _TOO_MANY_CONNECTIONS not in whys else whys
-        return f"cannot reach {without_secrets(url)}: {why or no_response}; {remedy}"
+            return f"cannot reach any server in the cluster: {server_list}; {remedy}"
+        no_response = f"no response within {patience_seconds:g} s"
+        reason = self.last if _TOO_MANY_CONNECTIONS not in all_reasons else all_reasons
+        return f"cannot reach {without_secrets(url)}: {reason or no_response}; {remedy}"
 
     async def disconnected(self) -> None:
         if self.client is not None and self.client.is_closed:
             return  # closed on purpose
         if self.client is not None:
-            self.client.end_pending()
-            self.client.denials.forget()
+            self.client.fail_pending()
+            self.client.denials.reset()
         _log.info("bus connection %s: lost; reconnecting", self._name)
 
     async def reconnected(self) -> None:
@@ -211,45 +212,45 @@ class _Events:
 class _ServerCheck:
     """Reconnects a connection whose server is unusable, if a second connection works.
 
-    The server may have lost the subscriptions of this connection, or be cut off from the other
-    servers of its cluster. Then it immediately responds that there is no leader, or considers
-    itself the leader for up to 20 s. A connection to a slow server is kept, because reconnections
-    increase its load.
+    The server may have lost this connection's subscriptions, or be cut off from the rest of its
+    cluster. A server that is cut off immediately responds that there is no leader, or considers
+    itself the leader for up to 20 s. A connection to a slow server is kept, because reconnecting
+    would increase its load.
     """
 
     def __init__(
-        self, client: FastClient, name: str, another: Callable[[], Awaitable[Client]]
+        self, client: FastClient, name: str, connect_second: Callable[[], Awaitable[Client]]
     ) -> None:
         self._client = client
         self._name = name
-        self._another = another
+        self._connect_second = connect_second
         self._task: asyncio.Future[None] | None = None
         self._pause = _CHECK_PAUSE_SECONDS
         self._not_before = 0.0
 
-    def note(self) -> None:
-        """Start a comparison with a second connection, unless one is running or has just ended."""
+    def start(self) -> None:
+        """Start a check of the connection, unless one is running or has just ended."""
         if (self._task is None or self._task.done()) and time.monotonic() >= self._not_before:
             self._task = asyncio.ensure_future(self._check())
 
     async def _check(self) -> None:
-        problem = await _problem_of(self._client)
+        problem = await _find_problem(self._client)
         may_be_isolated = not problem and is_clustered(self._client)
-        # A lost connection is being repaired already.
+        # A lost connection is already being repaired.
         if (problem or may_be_isolated) and self._client.is_connected:
             problem = await self._compare(problem)
         if not problem:
             self._pause = _CHECK_PAUSE_SECONDS
         elif problem == _NO_RESPONSE:
             self._pause = min(2 * self._pause, _MAX_CHECK_PAUSE_SECONDS)
-        else:  # an election takes seconds, and an isolated server responds at no cost
+        else:  # an election takes only seconds, and checking an isolated server is cheap
             self._pause = _ELECTION_PAUSE_SECONDS
         self._not_before = time.monotonic() + self._pause
 
     async def _compare(self, problem: str) -> str:
-        """Reconnect if another server is better. Return the problem of this server, or ""."""
+        """Reconnect if a second connection works. Return this server's problem, or ""."""
         try:
-            another = await self._another()
+            second = await self._connect_second()
         except BusError as error:
             if problem:
                 _log.warning(
@@ -259,18 +260,18 @@ class _ServerCheck:
                     error,
                 )
             return problem
-        where = _place_of(another)
+        second_address = _server_address(second)
         try:
-            if not problem and await _is_response_received(another, self._client):
+            if not problem and await _receives_response(second, self._client):
                 return ""
             problem = problem or _ISOLATED
-            other_problem = await _problem_of(another)
+            other_problem = await _find_problem(second)
         finally:
-            await close(another)
+            await close(second)
         if other_problem:
             _log.warning(
                 "bus connection %s: %s, and a second connection does not work either; the server "
-                "is overloaded, its cluster has no majority, or it must be restarted",
+                "is overloaded, its cluster has no quorum, or it must be restarted",
                 self._name,
                 problem,
             )
@@ -279,29 +280,28 @@ class _ServerCheck:
                 "bus connection %s: %s, but a second connection to %s works; reconnecting",
                 self._name,
                 problem,
-                where,
+                second_address,
             )
             await self._client.force_reconnect()
         return problem
 
 
-async def _is_response_received(another: Client, client: Client) -> bool:
-    """Return whether a response to a request of `client` arrives at the connection `another`.
+async def _receives_response(second: Client, client: Client) -> bool:
+    """Return whether a response to a request from `client` arrives on the connection `second`.
 
-    Then the server of the first connection, the leader of the metadata and the server of the other
-    connection can reach each other.
+    If so, the servers of both connections and the metadata leader can reach each other.
     """
     received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def hear(_message: Incoming) -> None:
+    def on_message(_message: Incoming) -> None:
         if not received.done():
             received.set_result(None)
 
-    inbox = another.new_inbox()
-    subscription = await subscribe(another, inbox, hear)
+    inbox = second.new_inbox()
+    subscription = await subscribe(second, inbox, on_message)
     try:
         await request(client, _ACCOUNT_INFO, b"", timeout=_CHECK_SECONDS)
-        for _ in range(_CHECK_ATTEMPTS):  # the subscription reaches the other servers with a delay
+        for _ in range(_CHECK_ATTEMPTS):  # the subscription takes time to reach all servers
             await send(client, _ACCOUNT_INFO, b"", reply=inbox)
             await asyncio.wait((received,), timeout=_SECOND_RESPONSE_SECONDS)
             if received.done():
@@ -316,15 +316,15 @@ async def _is_response_received(another: Client, client: Client) -> bool:
 
 
 def _is_user_rejected(text: str) -> bool:
-    """Return whether the server rejected the user, and not a login that took too long."""
+    """Return whether the server rejected the user, rather than a login that took too long."""
     return is_refusal(text) and "timeout" not in text.lower()
 
 
-async def _problem_of(client: Client) -> str:
+async def _find_problem(client: Client) -> str:
     """Return why JetStream is unusable on a connection, or "" if it responds and has a leader.
 
     A response that denies the request is sufficient. Responses on other subjects prove nothing,
-    because the server processes them elsewhere.
+    because the server handles those requests elsewhere.
     """
     try:
         response = await request(client, _ACCOUNT_INFO, b"", timeout=_CHECK_SECONDS)
@@ -340,62 +340,61 @@ async def connect(
     *,
     name: str,
     patience_seconds: float = 30,
-    access: Access = ANYBODY,
+    access: Access = DEFAULT_ACCESS,
     login: Login | None = None,
 ) -> Client:
-    """Connect, and reconnect after every later loss without a limit of attempts.
+    """Connect, and reconnect after every later loss, with no limit on attempts.
 
     A later rejection, for example of an expired user or a revoked key, is also retried. Each
-    attempt reads the key's file again.
+    attempt rereads the key file.
 
     Args:
         url: one server, or several of a cluster, separated by commas. Any that responds is used,
-            and another one after a loss. `tls://` requires TLS.
+            and another one replaces it after a loss. `tls://` requires TLS.
         name: shown by the server's monitoring.
-        patience_seconds: time limit of the first connection, while the server may still be
-            starting.
-        access: user and trusted authorities. Missing options are read from the environment.
-        login: user on a server other than the bus. The environment is ignored then.
+        patience_seconds: time limit for the first connection; the server may still be starting.
+        access: user and trusted CA certificates. Missing options are read from the environment.
+        login: user on a server other than the bus. If given, the environment is ignored.
 
     Raises:
-        BusAccessError: a key or certificate cannot be used, the server rejects the user, or its
-            certificate is not trusted.
+        BusAccessError: a key or certificate cannot be used, the server rejects the user, or the
+            server's certificate is not trusted.
         BusUnavailableError: no connection within `patience_seconds`.
     """
     if login is None:
-        access = access.completed()
+        access = access.with_environment()
     urls = server_urls(url)
     identity = Identity(urls, access, login)
     security = TransportSecurity(urls, access)
-    if security.demanded:
+    if security.required:
         security.context()  # an invalid file must fail here, not at every later attempt
-    events = _Events(name, identity)
+    callbacks = _Callbacks(name, identity)
 
-    def another() -> Awaitable[Client]:
+    def connect_second() -> Awaitable[Client]:
         return connect(
             other_servers(urls, client),
-            name=f"{name}, to compare",
+            name=f"{name} (comparison)",
             patience_seconds=_CHECK_SECONDS,
             access=access,
             login=login,
         )
 
-    client = events.client = FastClient(identity, security)
+    client = callbacks.client = FastClient(identity, security)
     connecting = asyncio.ensure_future(
         client.connect(
             urls,
             name=name,
-            error_cb=events.error,
-            disconnected_cb=events.disconnected,
-            reconnected_cb=events.reconnected,
+            error_cb=callbacks.error,
+            disconnected_cb=callbacks.disconnected,
+            reconnected_cb=callbacks.reconnected,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_WAIT_SECONDS,  # type: ignore[arg-type] # a float works
             connect_timeout=(  # leave time to try each server once
                 _CONNECT_SECONDS
                 if len(urls) == 1
-                else min(_SECONDS_WITH_SEVERAL, patience_seconds / len(urls))  # type: ignore[arg-type]
+                else min(_CLUSTER_WAIT_SECONDS, patience_seconds / len(urls))  # type: ignore[arg-type]
             ),
-            ping_interval=_PING_SECONDS if len(urls) == 1 else _SECONDS_WITH_SEVERAL,
+            ping_interval=_PING_SECONDS if len(urls) == 1 else _CLUSTER_WAIT_SECONDS,
             pending_size=PENDING_BYTES,
             inbox_prefix=identity.inbox_prefix,
             user=(login.user or None) if login is not None else None,
@@ -403,37 +402,37 @@ async def connect(
             token=login.token if login is not None else None,
         )
     )
-    refused = asyncio.ensure_future(events.refused.wait())
+    refused = asyncio.ensure_future(callbacks.refused.wait())
     try:
         await asyncio.wait(
             (connecting, refused), timeout=patience_seconds, return_when=asyncio.FIRST_COMPLETED
         )
         if connecting.done():
             connecting.result()
-            events.connected = True
+            callbacks.connected = True
             if len(urls) > 1:
-                client.options["connect_timeout"] = _SECONDS_WITH_SEVERAL
-            client.on_suspicion = _ServerCheck(client, name, another).note
+                client.options["connect_timeout"] = _CLUSTER_WAIT_SECONDS
+            client.on_suspicion = _ServerCheck(client, name, connect_second).start
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
-        events.last = events.last or str(error)
-        raise BusUnavailableError(events.describe(url, patience_seconds)) from error
+        callbacks.last = callbacks.last or str(error)
+        raise BusUnavailableError(callbacks.describe(url, patience_seconds)) from error
     finally:
         refused.cancel()
         if not connecting.done():
-            while not connecting.done():  # nats-py swallows a cancellation occasionally
+            while not connecting.done():  # nats-py occasionally swallows a cancellation
                 connecting.cancel()
                 await asyncio.wait((connecting,), timeout=_CANCEL_SECONDS)
             # The connection is incomplete, so any attribute may be missing.
             with contextlib.suppress(Exception):
                 await client.close()
-    if events.refused.is_set():
-        raise BusAccessError(f"cannot use {without_secrets(url)}: {events.last}")
-    raise BusUnavailableError(events.describe(url, patience_seconds))
+    if callbacks.refused.is_set():
+        raise BusAccessError(f"cannot use {without_secrets(url)}: {callbacks.last}")
+    raise BusUnavailableError(callbacks.describe(url, patience_seconds))
 
 
 def server_urls(url: str) -> list[str]:
-    """Split a list of servers in the notation of NATS: `host-a,nats://host-b:4222`.
+    """Split a server list in NATS notation: `host-a,nats://host-b:4222`.
 
     Raises:
         BusUnavailableError: the list is empty, or a URL has an unsupported scheme.
@@ -445,7 +444,7 @@ def server_urls(url: str) -> list[str]:
     for each in urls:
         if each.partition("://")[0].lower() not in _SCHEMES:
             raise BusUnavailableError(
-                f"{without_secrets(each)} is not the URL of a NATS server; use "
+                f"{without_secrets(each)} is not a NATS server URL; use "
                 "nats://host:4222 or tls://host:4222"
             )
     return urls
@@ -460,32 +459,36 @@ def _address(url: str) -> str:
 def other_servers(urls: Sequence[str], client: Client) -> str:
     """Return the other servers that a client may use, or all if there are no others.
 
-    A server that the cluster announced gets the user and the scheme of the first URL.
+    A server announced by the cluster gets the user and scheme of the first URL.
     """
-    now = client.connected_url
+    current_url = client.connected_url
     first = urlsplit(urls[0])
     user, at, _ = first.netloc.rpartition("@")
     announced = [f"{first.scheme}://{user}{at}{each.netloc}" for each in client.discovered_servers]
-    others = [each for each in (*urls, *announced) if now is None or not _is_at(each, now)]
+    others = [
+        each
+        for each in (*urls, *announced)
+        if current_url is None or not _is_same_server(each, current_url)
+    ]
     return ",".join(others or urls)
 
 
-def _is_at(url: str, server: ParseResult) -> bool:
+def _is_same_server(url: str, server: ParseResult) -> bool:
     parts = urlsplit(url)
     return (parts.hostname, parts.port) == (server.hostname, server.port)
 
 
 async def leave_server(client: Client) -> None:
-    """Reconnect, preferably to another server, and return once connected or after 5 s."""
+    """Reconnect, preferably to another server, and wait up to 5 s for the connection."""
     await client.force_reconnect()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_CHECK_SECONDS):
-            while not client.is_connected:  # noqa: ASYNC110 - nats-py has no event for it
+            while not client.is_connected:  # noqa: ASYNC110 - nats-py has no event for this
                 await asyncio.sleep(_CONNECT_POLL_SECONDS)
 
 
 async def close(client: Client) -> None:
-    """Close a connection, and ignore the errors of one that is already broken."""
+    """Close a connection, and ignore errors if it is already broken."""
     try:
         await client.close()
     except (OSError, RuntimeError, nats.errors.Error) as error:
@@ -496,51 +499,53 @@ async def require_jetstream(nc: Client) -> ServerVersion:
     """Check that the server is supported and has JetStream enabled, and return its version.
 
     Raises:
-        IncompatibleServerError: older than 2.14, a `max_payload` below 1 MiB, or JetStream is
-            disabled.
-        BusUnavailableError: no response, the server is starting, or the cluster has no leader.
+        IncompatibleServerError: the server is older than 2.14, its `max_payload` is below 1 MiB, or
+            JetStream is disabled.
+        BusUnavailableError: there is no response, the server is starting, or the cluster has no
+            leader.
     """
     version = nc.connected_server_version
     if (version.major, version.minor) < OLDEST_SERVER:
         version_text = f"{version.major}.{version.minor}.{version.patch}"
         raise IncompatibleServerError(
-            f"nats-server {version_text} at {_place_of(nc)} is too old; upgrade it to "
+            f"nats-server {version_text} at {_server_address(nc)} is too old; upgrade it to "
             f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
         )
-    if nc.max_payload < LEAST_PAYLOAD_BYTES:
+    if nc.max_payload < MIN_MAX_PAYLOAD_BYTES:
         raise IncompatibleServerError(
-            f"nats-server at {_place_of(nc)} accepts messages of at most {nc.max_payload} bytes; "
-            "set max_payload in its configuration to 1MB or more"
+            f"nats-server at {_server_address(nc)} accepts messages of at most {nc.max_payload} "
+            "bytes; set max_payload in its configuration to 1MB or more"
         )
     try:
         await api_request(nc, "INFO", None)
     except BusUnavailableError as error:
-        # No responder means that JetStream is disabled, unless the server announced it: then it
-        # starts.
-        starts = isinstance(nc, FastClient) and nc.server_has_jetstream
-        if isinstance(error.__cause__, nats.errors.NoRespondersError) and not starts:
+        # No responder means that JetStream is disabled, unless the server announced it: then it is
+        # still starting.
+        is_starting = isinstance(nc, FastClient) and nc.announces_jetstream
+        if isinstance(error.__cause__, nats.errors.NoRespondersError) and not is_starting:
             raise IncompatibleServerError(
-                f"JetStream is disabled on the server at {_place_of(nc)}; {JETSTREAM_OFF_REMEDY}"
+                f"JetStream is disabled on the server at {_server_address(nc)}; "
+                f"{JETSTREAM_DISABLED_REMEDY}"
             ) from error
         if is_clustered(nc) and not isinstance(error.__cause__, nats.errors.NoRespondersError):
             raise BusUnavailableError(
-                f"JetStream does not respond at {_place_of(nc)} ({error}). After a server of a "
-                "cluster fails, an election takes about 10 seconds; then retry. If it still does "
-                "not respond, check that more than half of the servers are running and can reach "
-                "each other"
+                f"JetStream does not respond at {_server_address(nc)} ({error}). After a server in "
+                "a cluster fails, an election takes about 10 seconds; retry after that. If it "
+                "still does not respond, check that more than half of the servers are running "
+                "and can reach each other"
             ) from error
         raise
     return version
 
 
 def is_clustered(nc: Client) -> bool:
-    """Return whether the server is part of a cluster, so that other servers may have newer data."""
+    """Return whether the server is in a cluster, where other servers may have newer data."""
     return not isinstance(nc, FastClient) or nc.server_is_clustered
 
 
 def _lacks_leader(message: Msg | Incoming) -> bool:
-    """Return whether a response reports that there is no leader, at least not for its server."""
-    if len(message.data) > MAX_ANSWER_BYTES:
+    """Return whether a response reports that there is no leader, as far as its server knows."""
+    if len(message.data) > MAX_RESPONSE_BYTES:
         return False
     try:
         response = _response.decode(message.data)
@@ -554,23 +559,23 @@ def _lacks_leader(message: Msg | Incoming) -> bool:
 async def _await_conclusive_response(
     nc: Client, first: Msg, subject: str, payload: bytes
 ) -> Msg | Incoming:
-    """Send a request again, and return the first conclusive response, or `first` after a second.
+    """Send a request again, and return the first conclusive response, or `first` after 1 s.
 
     A server with a stale copy responds immediately and may do so for minutes. The leader's response
     comes second, and a plain request returns only the first one.
     """
-    better: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
+    conclusive: asyncio.Future[Incoming] = asyncio.get_running_loop().create_future()
 
-    def take(message: Incoming) -> None:
-        if not better.done() and not status_of(message) and not _lacks_leader(message):
-            better.set_result(message)
+    def on_message(message: Incoming) -> None:
+        if not conclusive.done() and not status_of(message) and not _lacks_leader(message):
+            conclusive.set_result(message)
 
     inbox = nc.new_inbox()
-    subscription = await subscribe(nc, inbox, take)
+    subscription = await subscribe(nc, inbox, on_message)
     try:
         await send(nc, subject, payload, reply=inbox)
         async with asyncio.timeout(_SECOND_RESPONSE_SECONDS):
-            return await better
+            return await conclusive
     except TimeoutError:
         return first
     finally:
@@ -578,14 +583,14 @@ async def _await_conclusive_response(
 
 
 async def _repeated_request(nc: Client, subject: str, payload: bytes, seconds: float) -> Msg:
-    """Send a request without effects every two seconds, and return the first response."""
+    """Send a request without side effects every two seconds, and return the first response."""
     deadline = time.monotonic() + seconds
     attempts: list[asyncio.Task[Msg]] = []
     try:
         while True:
-            left = deadline - time.monotonic()
-            if left > 0:
-                attempt = request(nc, subject, payload, timeout=left)
+            remaining = deadline - time.monotonic()
+            if remaining > 0:
+                attempt = request(nc, subject, payload, timeout=remaining)
                 attempts.append(asyncio.ensure_future(attempt))
             done, _ = await asyncio.wait(
                 attempts, timeout=_REPEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -602,12 +607,12 @@ async def api_request(
     nc: Client,
     subject_suffix: str,
     body: dict[str, Any] | None,
-    timeout: float = API_TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
+    timeout: float = API_TIMEOUT_SECONDS,  # noqa: ASYNC109 - passed on to nats-py
 ) -> dict[str, Any]:
-    """Send a request to `$JS.API.<subject_suffix>`, and return the JSON object of the response.
+    """Send a request to `$JS.API.<subject_suffix>`, and return the response's JSON object.
 
     Raises:
-        BusError: the type that corresponds to the server's error.
+        BusError: the server returned an error, which determines the type.
         BusUnavailableError: no response within `timeout` seconds.
     """
     payload = msgspec.json.encode(body) if body is not None else b""
@@ -619,10 +624,10 @@ async def api_request(
     if _lacks_leader(message) and subject_suffix.startswith(_LEADER_READS):
         message = await _await_conclusive_response(nc, message, subject, payload)
     size = len(message.data)
-    if size > MAX_ANSWER_BYTES:
+    if size > MAX_RESPONSE_BYTES:
         raise ResponseTooLargeError(
-            f"{subject_suffix}: the response has {size} bytes, more than the limit of "
-            f"{MAX_ANSWER_BYTES // 1024**2} MiB"
+            f"{subject_suffix}: the response is {size} bytes long, more than the limit of "
+            f"{MAX_RESPONSE_BYTES // 1024**2} MiB"
         )
     try:
         error = _response.decode(message.data).error
@@ -636,10 +641,10 @@ async def api_request(
 
 
 def without_secrets(url: str) -> str:
-    """Return URLs for display: without user, password and token."""
+    """Return URLs for display, without user, password and token."""
     return _USER.sub(r"\1", url)
 
 
-def _place_of(nc: Client) -> str:
+def _server_address(nc: Client) -> str:
     url = nc.connected_url
     return f"{url.hostname}:{url.port}" if url else "an unknown address"

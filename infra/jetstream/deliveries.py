@@ -16,9 +16,9 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         seq: sequence in the stream.
-        delivered: number of deliveries, including this one.
+        delivered: number of delivery attempts, including this one.
         reply: subject for acknowledgements.
-        time_ns: time at which it was stored, in nanoseconds since 1970.
+        time_ns: storage time, in nanoseconds since 1970.
         consumer: name of the consumer.
     """
 
@@ -33,7 +33,7 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
 
 
 async def ack(nc: Client, deliveries: Sequence[Delivered]) -> None:
-    """Acknowledge messages, without waiting for a confirmation. A lost one causes a redelivery.
+    """Acknowledge messages, without confirmation. A lost acknowledgement causes a redelivery.
 
     Raises:
         BusUnavailableError: the connection is closed, or its buffer is full.
@@ -43,15 +43,15 @@ async def ack(nc: Client, deliveries: Sequence[Delivered]) -> None:
 
 
 async def nak(nc: Client, delivery: Delivered, delay_seconds: float = 0) -> None:
-    """Request the redelivery of a message after a delay.
+    """Request redelivery of a message after a delay.
 
     Raises:
         BusUnavailableError: as for `ack`.
     """
-    order = b"-NAK"
+    command = b"-NAK"
     if delay_seconds > 0:
-        order += b' {"delay": %d}' % int(delay_seconds * _SECOND)
-    await send(nc, delivery.reply, order)
+        command += b' {"delay": %d}' % int(delay_seconds * _SECOND)
+    await send(nc, delivery.reply, command)
 
 
 async def in_progress(nc: Client, deliveries: Sequence[Delivered]) -> None:
@@ -65,7 +65,7 @@ async def in_progress(nc: Client, deliveries: Sequence[Delivered]) -> None:
 
 
 async def terminate(nc: Client, delivery: Delivered, reason: str) -> None:
-    """End the deliveries of a message. The server publishes `reason` in an advisory.
+    """Stop redelivering a message. The server publishes `reason` in an advisory.
 
     Raises:
         BusUnavailableError: as for `ack`.

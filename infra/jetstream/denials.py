@@ -1,7 +1,7 @@
-"""Permission denials of the server, delivered to the requests that they concern.
+"""Permission denials from the server, passed on to the requests that they concern.
 
-A denied publish or subscription gets no response: the server sends an error that only the
-connection receives. Without this module, each denied request would end with a timeout.
+A denied publish or subscription gets no response: the server only sends an error to the connection.
+Without this module, each denied request would time out.
 """
 
 import re
@@ -31,21 +31,21 @@ class Denial:
     subject: str
     text: str
 
-    def is_of(self, subject: str) -> bool:
-        """Return whether a denial concerns a subject, also after nats-py has lower-cased it."""
+    def concerns(self, subject: str) -> bool:
+        """Return whether the denial concerns a subject, even if nats-py has lower-cased it."""
         return self.subject in (subject, subject.lower())
 
     def error(self, user: str) -> BusDeniedError:
         """Return the error for a user."""
         return BusDeniedError(
-            f"permission denied: user {user} may not {self.verb} {self.subject!r} (the server: "
+            f"permission denied: user {user} may not {self.verb} {self.subject!r} (server error: "
             f"{self.text}); `reconciler permissions` shows the permissions of each role",
             subject=self.subject,
         )
 
 
 def parse_denial(text: str) -> Denial | None:
-    """Parse an error message of the server. Return None if it is not a denial."""
+    """Parse an error message from the server. Return None if it is not a denial."""
     match = _VIOLATION.search(text)
     if match is None:
         return None
@@ -54,35 +54,35 @@ def parse_denial(text: str) -> Denial | None:
 
 
 DenialListener = Callable[[Denial], bool]
-"""Receives each denial. Returns whether it waited for this denial."""
+"""Receives every denial. Returns whether the denial concerned it."""
 
 
 class Denials:
     """Distributes denials to listeners.
 
     Attributes:
-        of_inbox: the denial of this connection's own inbox, without which no response arrives.
+        inbox_denial: a denial of this connection's own inbox, after which no response can arrive.
     """
 
     def __init__(self, inbox_prefix: str) -> None:
-        self.of_inbox: Denial | None = None
+        self.inbox_denial: Denial | None = None
         self._inbox = f"{inbox_prefix}.".lower()
         self._listeners: set[DenialListener] = set()
 
     def notify(self, denial: Denial) -> bool:
-        """Notify all listeners. Return whether one of them waited for this denial."""
+        """Notify all listeners. Return whether the denial concerned one of them."""
         if denial.verb == "subscribe to" and denial.subject.lower().startswith(self._inbox):
-            self.of_inbox = denial
-        # No short circuit: every listener must receive it.
+            self.inbox_denial = denial
+        # A list, so that every listener receives the denial.
         results = [listener(denial) for listener in list(self._listeners)]
         return any(results)
 
-    def forget(self) -> None:
-        """Discard the denial of the inbox, which an earlier connection received."""
-        self.of_inbox = None
+    def reset(self) -> None:
+        """Discard the denial of the inbox, which belongs to an earlier connection."""
+        self.inbox_denial = None
 
     @contextmanager
-    def registered(self, listener: DenialListener) -> Generator[None]:
+    def register(self, listener: DenialListener) -> Generator[None]:
         """Register a listener for the duration of the context."""
         self._listeners.add(listener)
         try:

@@ -1,14 +1,14 @@
-"""Errors of the bus, as one tree. Each message contains the problem, its place and the remedy."""
+"""The bus errors, as one tree. Each message contains the problem, its location and the remedy."""
 
 from collections.abc import Mapping
 
 
 class BusError(Exception):
-    """A failure of the bus, or an invalid use of it."""
+    """The bus failed, or was used incorrectly."""
 
 
 class BusAccessError(BusError):
-    """Invalid credentials: a key, a certificate or an option for them cannot be used."""
+    """Invalid credentials: a key, certificate or related option cannot be used."""
 
 
 class BusDeniedError(BusError):
@@ -34,12 +34,12 @@ class BusUnavailableError(BusError):
 class AppendConflictError(BusError):
     """A compare-and-set found a last sequence other than the expected one. Nothing was stored.
 
-    A repeat of an append whose acknowledgement was lost gets the same error. Read the last messages
+    Repeating an append whose acknowledgement was lost causes the same error. Read the last messages
     of the subjects before you conclude that another client has written.
 
     Attributes:
-        filters: all expectations of the batch: subject filter to expected last sequence.
-        actual_last: the last sequence that the server found, or None if it did not report one.
+        filters: all expectations in the batch: subject filter to expected last sequence.
+        actual_last: the actual last sequence, or None if the server did not report it.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class StreamFullError(BusError):
 
 
 class MessageTooLargeError(BusError):
-    """A message exceeds a limit of the server or the stream. Nothing was sent or stored."""
+    """A message exceeds a limit of the server or the stream. Nothing was stored."""
 
 
 class ResponseTooLargeError(BusError):
-    """A response of the JetStream API exceeds the limit of this process."""
+    """A JetStream API response exceeds this process's limit."""
 
 
 class IncompatibleServerError(BusError):
@@ -71,7 +71,7 @@ class IncompatibleServerError(BusError):
 
 
 class IncompatibleStreamError(BusError):
-    """An existing stream or consumer has a difference that cannot be changed in place."""
+    """An existing stream or consumer differs in a way that cannot be changed in place."""
 
 
 class LogFormatError(IncompatibleStreamError):
@@ -83,15 +83,15 @@ class NotFoundOnBusError(BusError):
 
 
 class StreamReplacedError(BusError):
-    """A stream was deleted or recreated while it was read. Its positions are invalid."""
+    """A stream was deleted or recreated while it was being read. Its positions are invalid."""
 
 
 class BusRefusedError(BusError):
-    """The server returned an error that no other class describes.
+    """The server returned an error that no other class covers.
 
     Attributes:
-        code: status code in the style of HTTP.
-        err_code: error code of JetStream, 0 if there is none.
+        code: HTTP-style status code.
+        err_code: JetStream error code; 0 if there is none.
     """
 
     def __init__(self, message: str, *, code: int = 0, err_code: int = 0) -> None:

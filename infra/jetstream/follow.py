@@ -1,8 +1,8 @@
-"""Follow a stream from any sequence: every message once and in order, without an end.
+"""Follow a stream from any sequence: every message once, in order, indefinitely.
 
-A push consumer with flow control: 57,000 to 66,000 messages/s, against 51,000 to 59,000 for a pull
-consumer and 38,000 to 45,000 for nats-py's ordered consumer with a callback (same run, two busy
-cores).
+It uses a push consumer with flow control: 57,000 to 66,000 messages/s, against 51,000 to 59,000 for
+a pull consumer and 38,000 to 45,000 for nats-py's ordered consumer with a callback (same run, two
+busy cores).
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from infra.jetstream.errors import (
     StreamReplacedError,
 )
 from infra.jetstream.parser import Incoming
-from infra.jetstream.reads import StoredMessage, last_from_leader, last_of_each, stream_state
+from infra.jetstream.reads import StoredMessage, last_by_subject, last_from_leader, stream_state
 from infra.jetstream.wire import (
     on_connection_change,
     send,
@@ -39,21 +39,21 @@ from infra.jetstream.wire import (
 
 HEARTBEAT_SECONDS: Final = 2.0
 _SILENT_AFTER_SECONDS: Final = 2.5 * HEARTBEAT_SECONDS
-# Without a leader there is no response. The next attempt may find one.
+# Without a leader there is no response, but there may be one at the next attempt.
 _CREATE_SECONDS: Final = 3.0
-_CHECK_SECONDS: Final = 1.0  # interval of checks of a silent connection
+_CHECK_SECONDS: Final = 1.0  # interval between checks of a silent connection
 _RETRY_SECONDS: Final = 0.25
-_INACTIVE_SECONDS: Final = 10  # the server then deletes the consumer of a follower that has ended
+_INACTIVE_SECONDS: Final = 10  # then the server deletes the consumer of an ended follower
 _PULL_MESSAGES: Final = 500  # number of messages that a pulling follower requests
 _PULL_SECONDS: Final = 20.0
 _HEARTBEAT: Final = "100"
 _SECOND: Final = 1_000_000_000
-_EVERYTHING: Final = (">",)
+_ALL_SUBJECTS: Final = (">",)
 _log = logging.getLogger(__name__)
 
 
 def follow(
-    nc: Client, stream: str, *, filters: Sequence[str] = _EVERYTHING, start_seq: int = 1
+    nc: Client, stream: str, *, filters: Sequence[str] = _ALL_SUBJECTS, start_seq: int = 1
 ) -> "Follower":
     """Return a follower of a stream: `async with` it, then `async for batch in` it.
 
@@ -64,7 +64,7 @@ def follow(
     return Follower(nc, stream, filters=filters, start_seq=start_seq)
 
 
-def follow_as(
+def follow_with_consumers(
     nc: Client,
     stream: str,
     *,
@@ -74,27 +74,27 @@ def follow_as(
 ) -> "Follower":
     """Return a follower for a user that may use only the existing consumers `names`.
 
-    It resets a consumer that no other client uses, and pulls from it. Such a user cannot create a
-    consumer, because its creator determines the subject of the deliveries (ADR 0064). If all are in
-    use, `async with` raises `BusRefusedError`.
+    It resets a consumer that no other client uses, and pulls from it. Such a user must not create a
+    consumer, because the creator chooses the delivery subject (ADR 0064). If all are in use, `async
+    with` raises `BusRefusedError`.
 
     Args:
-        subject_filter: the filter of the consumers.
+        subject_filter: the consumers' filter.
         start_seq: first stream sequence to return; None for new messages only.
     """
     return Follower(nc, stream, filters=[subject_filter], start_seq=start_seq, names=names)
 
 
 class Follower:
-    """Batches of a stream's messages, in order and without gaps within the filters.
+    """Batches of a stream's messages under the filters, in order and without gaps.
 
-    After a lost connection, missing heartbeats or a restart of the server, it creates a new ordered
-    consumer that starts after the last message returned. The server's flow control bounds memory:
-    the server pauses until the caller has fetched the waiting batches.
+    After a lost connection, missing heartbeats or a server restart, it creates a new ordered
+    consumer that starts after the last message returned. Flow control bounds memory: the server
+    pauses until the caller has fetched the waiting batches.
 
     Attributes:
-        caught_up: set after everything that the stream contained at the start was returned. It is
-            set together with the last such batch, so read it after each batch is processed.
+        caught_up: set once everything that the stream contained at the start was returned. It is
+            set together with the last such batch, so read it after processing each batch.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Follower:
         nc: Client,
         stream: str,
         *,
-        filters: Sequence[str] = _EVERYTHING,
+        filters: Sequence[str] = _ALL_SUBJECTS,
         start_seq: int | None = 1,
         names: Sequence[str] = (),
     ) -> None:
@@ -133,7 +133,7 @@ class Follower:
             self._target, self._created = state.last_seq, state.created
         await self._restart()
         if await self._is_caught_up():
-            self._reached_target()
+            self._mark_caught_up()
         return self
 
     async def __aexit__(
@@ -156,31 +156,31 @@ class Follower:
         """
         while True:
             batch = await self._feed.take()
-            if batch and batch[0].seq <= self.position:  # repeated by a copy that lags
+            if batch and batch[0].seq <= self.position:  # repeated by a lagging replica
                 batch = [message for message in batch if message.seq > self.position]
             if batch:
                 self._position = batch[-1].seq
                 if not self.caught_up.is_set() and await self._is_caught_up():
-                    self._reached_target()
+                    self._mark_caught_up()
                 return batch
-            if self._feed.broken:
+            if self._feed.is_broken:
                 await self._repair()
             if not self.caught_up.is_set() and await self._is_caught_up():
-                self._reached_target()
+                self._mark_caught_up()
                 return []
             await self._feed.wait()
 
     async def replay(self) -> AsyncIterator[list[StoredMessage]]:
-        """Yield the batches until the follower has caught up."""
+        """Yield batches until the follower has caught up."""
         while not self.caught_up.is_set():
             yield await anext(self)
 
     async def _is_caught_up(self) -> bool:
         """Return whether everything that the stream contained at the start was returned.
 
-        In a cluster only the leader has this information: the copy that feeds this follower may lag
-        and report that nothing is pending. A user without permission to read from the leader relies
-        on the copy.
+        In a cluster, only the leader has this information: the replica that feeds this follower may
+        lag and report that nothing is pending. A user who may not read from the leader relies on
+        the replica.
         """
         if self._target is not None and self.position >= self._target:
             return True
@@ -194,13 +194,13 @@ class Follower:
             return False  # the next call retries
         return max((one.seq for one in last if one is not None), default=0) <= self.position
 
-    def _reached_target(self) -> None:
+    def _mark_caught_up(self) -> None:
         self._position = max(self.position, self._target or 0)
         self.caught_up.set()
 
     async def _repair(self) -> None:
         while True:
-            _log.info("following %s again from position %d", self._stream, self.position)
+            _log.info("following %s again, from position %d", self._stream, self.position)
             try:
                 await self._check_identity()
                 await self._restart()
@@ -229,7 +229,7 @@ class Follower:
         if created != self._created:
             raise StreamReplacedError(
                 f"stream {self._stream} was deleted and recreated while this process read it "
-                f"(created {created}, previously {self._created}), so positions of the old stream "
+                f"(created {created}, previously {self._created}), so positions in the old stream "
                 "are invalid"
             )
 
@@ -238,45 +238,45 @@ class Follower:
         await self._feed.close()
         self._feed = self._new_feed()
         await self._feed.open(self._stream, self._filters, self._position)
-        if self._position is None:  # a loss before the first message must not skip any
-            self._position = self._feed.began_after
+        if self._position is None:  # a connection loss before the first message must not skip any
+            self._position = self._feed.start_position
 
     def _new_feed(self) -> "_Feed":
         return _PulledFeed(self._nc, self._names) if self._names else _Feed(self._nc)
 
 
 class _Feed:
-    """One ordered consumer: its inbox and the messages that have arrived.
+    """One ordered consumer, with its inbox and the messages that have arrived.
 
     Attributes:
-        nothing_pending: whether the server reported no more messages.
-        began_after: the stream sequence before the consumer's first one.
+        nothing_pending: whether the server reported that no more messages exist.
+        start_position: the stream sequence after which the consumer started.
     """
 
     def __init__(self, nc: Client) -> None:
         self.nothing_pending = False
-        self.began_after = 0
+        self.start_position = 0
         self._nc = nc
         self._subscription: Subscription | None = None
         self._waiting: list[StoredMessage] = []
-        self._arrived = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._flow_reply = ""
         self._consumer_seq = 0
-        self._gap = False
-        self._silent = False
+        self._has_gap = False
+        self._is_silent = False
         self._last_message_at = time.monotonic()
         self._reconnects = nc.stats["reconnects"]
         self._listeners = contextlib.ExitStack()
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether every message that the server reported was fetched."""
+        """Whether every message that the server announced was fetched."""
         return self.nothing_pending and not self._waiting
 
     @property
-    def broken(self) -> bool:
-        """Whether this feed must be replaced: a gap, missing heartbeats or a new connection."""
-        return self._gap or self._silent or self._nc.stats["reconnects"] != self._reconnects
+    def is_broken(self) -> bool:
+        """Whether to replace this feed, after a gap, missing heartbeats or a new connection."""
+        return self._has_gap or self._is_silent or self._nc.stats["reconnects"] != self._reconnects
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
         """Create the consumer."""
@@ -287,17 +287,17 @@ class _Feed:
             "action": "create",
         }
         subject = f"CONSUMER.CREATE.{stream}"
-        self._begin(await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS))
+        self._read_start(await api_request(self._nc, subject, body, timeout=_CREATE_SECONDS))
 
     async def _listen(self) -> str:
         inbox = self._nc.new_inbox()
         self._subscription = await subscribe(self._nc, inbox, self._receive)
-        self._listeners.enter_context(on_connection_change(self._nc, self._arrived.set))
+        self._listeners.enter_context(on_connection_change(self._nc, self._wakeup.set))
         return inbox
 
-    def _begin(self, response: Mapping[str, Any]) -> None:
-        self.began_after = int(response["delivered"]["stream_seq"])
-        # Otherwise the messages report it, possibly before this response.
+    def _read_start(self, response: Mapping[str, Any]) -> None:
+        self.start_position = int(response["delivered"]["stream_seq"])
+        # Otherwise the messages report the pending ones, possibly before this response.
         if not response.get("num_pending", 0):
             self.nothing_pending = True
 
@@ -311,106 +311,106 @@ class _Feed:
 
     async def take(self) -> list[StoredMessage]:
         """Return the messages that have arrived, and allow the server to send more."""
-        # A flow control request: the server pauses until it is answered. Answering only now, when
-        # the caller has asked for more, bounds the messages that wait here.
+        # The server pauses until its flow control request gets a response. Sending it only now,
+        # when the caller wants more, bounds the messages that wait here.
         if self._flow_reply:
             reply, self._flow_reply = self._flow_reply, ""
-            await _ignoring_unavailable(send(self._nc, reply, b""))
-        # Must not be followed by a wait, so that `nothing_pending` is consistent with the batch.
+            await _ignore_unavailable(send(self._nc, reply, b""))
+        # No await may follow, so that `nothing_pending` stays consistent with the batch.
         batch, self._waiting = self._waiting, []
-        self._arrived.clear()
+        self._wakeup.clear()
         if batch:
             self._last_message_at = time.monotonic()
         return batch
 
     async def wait(self) -> None:
-        """Wait for an arrival, or until the next check of the connection is due.
+        """Wait for a message, or until the next connection check is due.
 
         Raises:
             BusUnavailableError: the connection was closed.
         """
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
-                await self._arrived.wait()
+                await self._wakeup.wait()
         except TimeoutError:
-            self._silent = time.monotonic() - self._last_message_at > _SILENT_AFTER_SECONDS
+            self._is_silent = time.monotonic() - self._last_message_at > _SILENT_AFTER_SECONDS
         if self._nc.is_closed:
             raise BusUnavailableError("the connection to the bus was closed")
 
     def _receive(self, message: Incoming) -> None:
-        if self._gap:
+        if self._has_gap:
             return
         reply = message.reply
         if not reply.startswith("$JS.ACK."):
             self._control(message)
             return
-        # Consumer sequences are contiguous. A jump means that a message was lost on the way.
+        # Consumer sequences are contiguous, so a gap means that a message was lost in transit.
         _, _, seq, consumer_seq, stamp, pending, *_ = split_reply(reply)
         self._consumer_seq += 1
         if int(consumer_seq) != self._consumer_seq:
-            self._gap = True
+            self._has_gap = True
         else:
             self._waiting.append(
                 StoredMessage(int(seq), message.subject, message.data, message.headers, int(stamp))
             )
             self.nothing_pending = pending == "0"
-        self._arrived.set()
+        self._wakeup.set()
 
     def _control(self, message: Incoming) -> None:
         """Process a heartbeat or a flow control request."""
         self._last_message_at = time.monotonic()
         headers = message.headers or {}
-        # A stalled consumer waits for the response to a flow control request that was lost. The
-        # header repeats its reply subject.
-        stalled = headers.get("Nats-Consumer-Stalled")
-        if message.reply or stalled:
-            self._flow_reply = message.reply or stalled or ""
-        # A heartbeat names the last message that the server sent. If it did not arrive, it was
-        # lost.
+        # A stalled consumer waits for the response to a lost flow control request. The header
+        # repeats the reply subject.
+        stalled_reply = headers.get("Nats-Consumer-Stalled")
+        if message.reply or stalled_reply:
+            self._flow_reply = message.reply or stalled_reply or ""
+        # A heartbeat contains the sequence of the last message sent. If that message did not
+        # arrive, it was lost.
         last = headers.get("Nats-Last-Consumer")
         if last is not None and int(last) != self._consumer_seq:
-            self._gap = True
-        elif last is not None and not stalled:
+            self._has_gap = True
+        elif last is not None and not stalled_reply:
             self.nothing_pending = True
         if status_of(message):
-            self._arrived.set()
+            self._wakeup.set()
 
 
 class _PulledFeed(_Feed):
-    """One of a service's existing consumers, reset to a position and pulled from.
+    """A feed that resets one of a service's existing consumers to a position, and pulls from it.
 
-    If two clients choose the same consumer, each detects missing messages and chooses again.
+    If two clients choose the same consumer, both detect missing messages and choose again.
     """
 
     def __init__(self, nc: Client, names: Sequence[str]) -> None:
         super().__init__(nc)
         self._names = names
         self._inbox = ""
-        self._next = ""
+        self._next_subject = ""
         self._requested = 0
 
     async def open(self, stream: str, filters: Sequence[str], after: int | None) -> None:
-        """Reset an unused consumer, and start to pull."""
+        """Reset an unused consumer, and start pulling."""
         if after is None:
-            newest = await last_of_each(self._nc, stream, filters)
+            newest = await last_by_subject(self._nc, stream, filters)
             after = max((one.seq for one in newest), default=0)
-        name = await self._free_name(stream)
+        name = await self._find_unused_consumer(stream)
         response = await api_request(
             self._nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": after + 1}, _CREATE_SECONDS
         )
         self._inbox = await self._listen()
-        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
-        self._begin(response)
+        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}"
+        self._read_start(response)
         await self._request()
 
     async def take(self) -> list[StoredMessage]:
         """Return the messages that have arrived, and request more."""
-        if self._requested <= _PULL_MESSAGES // 2 and not self.broken and self._nc.is_connected:
+        if self._requested <= _PULL_MESSAGES // 2 and not self.is_broken and self._nc.is_connected:
             await self._request()
         return await super().take()
 
-    async def _free_name(self, stream: str) -> str:
-        """Return a consumer without an open request: a client that uses one keeps a request open.
+    async def _find_unused_consumer(self, stream: str) -> str:
+        """Return an unused consumer: one without an open request, which every client keeps open.
 
         Raises:
             BusRefusedError: all consumers are in use.
@@ -428,7 +428,7 @@ class _PulledFeed(_Feed):
             "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
         }
         self._requested = _PULL_MESSAGES
-        await send(self._nc, self._next, msgspec.json.encode(body), reply=self._inbox)
+        await send(self._nc, self._next_subject, msgspec.json.encode(body), reply=self._inbox)
 
     def _receive(self, message: Incoming) -> None:
         if message.reply.startswith("$JS.ACK."):
@@ -439,10 +439,10 @@ class _PulledFeed(_Feed):
         """Process a heartbeat or the end of a request."""
         self._last_message_at = time.monotonic()
         if status_of(message) != _HEARTBEAT:
-            # The end of a request reports how many of its messages were not sent.
+            # The status that ends a request reports how many of its messages were not sent.
             pending = (message.headers or {}).get("Nats-Pending-Messages", "0")
             self._requested -= int(pending) if pending.isdecimal() else 0
-            self._arrived.set()
+            self._wakeup.set()
 
 
 def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> dict[str, Any]:
@@ -458,7 +458,7 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
         "idle_heartbeat": int(HEARTBEAT_SECONDS * _SECOND),
         "inactive_threshold": _INACTIVE_SECONDS * _SECOND,
         "mem_storage": True,
-        # In memory and not replicated: a follower that loses its consumer creates another one.
+        # Not replicated, because a follower that loses its consumer creates another one.
         "num_replicas": 1,
     }
     if len(filters) == 1 and filters[0] != ">":
@@ -468,9 +468,9 @@ def _consumer_config(inbox: str, filters: Sequence[str], after: int | None) -> d
     return config
 
 
-async def _ignoring_unavailable(sending: Any) -> None:
-    """Await a send, and ignore an unreachable server: the server does without this message."""
+async def _ignore_unavailable(awaitable: Any) -> None:
+    """Await a send, ignoring an unreachable server, which can do without this message."""
     try:
-        await sending
+        await awaitable
     except BusUnavailableError as error:
         _log.debug("not sent: %s", error)

@@ -1,10 +1,10 @@
 """Tolerate any bytes that other clients put into subjects and headers.
 
-The server accepts any bytes in a subject except spaces and line ends, and any bytes in a header
+The server accepts any bytes in a subject except spaces and line breaks, and any bytes in a header
 block. nats-py expects valid UTF-8, no control characters that count as white space, and a
 well-formed status line. On other input its read task ends, or reconnects and receives the same
 message again, so one message could block all tenants permanently. This module makes every message
-readable, so that the decider can reject it by name.
+readable, so that the decider can reject it and name it.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ def read_any_subject() -> None:
 
 
 def decode_text(raw: bytes) -> str:
-    """Decode a subject. Invalid UTF-8 becomes a character that no valid name contains."""
+    """Decode a subject. Invalid UTF-8 becomes a character that valid names never contain."""
     return raw.decode("utf-8", "replace")

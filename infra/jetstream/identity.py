@@ -1,8 +1,7 @@
 """The user of a connection, from a key file or from the URL.
 
-Each connection reads the file again, so a reconnection uses a replaced key or a renewed JWT.
-nats-py's own support reads an nkey only once, and loops without end over a `.creds` file that is
-only half written.
+Each connection rereads the file, so a reconnection uses a replaced key or a renewed JWT. nats-py's
+own support reads an nkey only once, and loops endlessly over a half-written `.creds` file.
 """
 
 import base64
@@ -40,7 +39,7 @@ class Key:
     Attributes:
         public: the public key.
         jwt: the user's JWT; empty for an nkey.
-        name: the user's name in its JWT; the public key of an nkey.
+        name: the user's name in the JWT; the public key for an nkey.
     """
 
     seed: str
@@ -53,7 +52,7 @@ class Key:
 
     def sign(self, nonce: str) -> bytes:
         """Return the signature of the server's nonce, in base64."""
-        pair = _pair(self.seed)
+        pair = _key_pair(self.seed)
         try:
             return base64.b64encode(pair.sign(nonce.encode()))
         finally:
@@ -61,10 +60,10 @@ class Key:
 
 
 class KeyFile:
-    """A file with a user's key: `.creds`, or an nkey's seed."""
+    """A file with a user's key: a `.creds` file, or an nkey seed."""
 
     def __init__(self, path: Path, *, with_jwt: bool, content: str | None = None) -> None:
-        """Set the location of the key. With `content`, `path` is only its name in errors."""
+        """Locate the key. If `content` is given, `path` is only its name in errors."""
         self.path = path
         self._with_jwt = with_jwt
         self._content = content
@@ -73,13 +72,13 @@ class KeyFile:
         """Read the key from the file's current content.
 
         Raises:
-            BusAccessError: it cannot be read, or is not a key file. The text never contains its
-                content.
+            BusAccessError: the file cannot be read, or is not a key file. The message never
+                contains its content.
         """
-        text = self._text() if self._content is None else self._content
-        return self._with_claims(text) if self._with_jwt else self._nkey(text)
+        text = self._read_text() if self._content is None else self._content
+        return self._parse_credentials(text) if self._with_jwt else self._parse_nkey(text)
 
-    def _text(self) -> str:
+    def _read_text(self) -> str:
         try:
             return read_at_most(self.path, MAX_KEY_BYTES).decode("ascii")
         except OSError as error:
@@ -87,28 +86,28 @@ class KeyFile:
         except UnicodeDecodeError:
             raise BusAccessError(f"{self.path} is not a key file: it is not text") from None
 
-    def _with_claims(self, text: str) -> Key:
+    def _parse_credentials(self, text: str) -> Key:
         jwt, seed = _JWT_BLOCK.search(text), _SEED_BLOCK.search(text)
         if jwt is None or seed is None:
             raise BusAccessError(
                 f"{self.path} is not a .creds file; it must contain a user's JWT and its seed, "
                 "each between its BEGIN and END lines"
             )
-        public = self._public(seed.group(1))
+        public = self._public_key(seed.group(1))
         return Key(seed.group(1), public, jwt.group(1), _name_in(jwt.group(1)) or public)
 
-    def _nkey(self, text: str) -> Key:
+    def _parse_nkey(self, text: str) -> Key:
         seed = _SEED.search(text)
         if seed is None:
             raise BusAccessError(
-                f"{self.path} contains no nkey seed of a user; it needs a line that starts with SU"
+                f"{self.path} contains no user nkey seed; it needs a line that starts with SU"
             )
-        public = self._public(seed.group(1))
+        public = self._public_key(seed.group(1))
         return Key(seed.group(1), public, "", public)
 
-    def _public(self, seed: str) -> str:
+    def _public_key(self, seed: str) -> str:
         try:
-            return bytes(_pair(seed).public_key).decode()
+            return bytes(_key_pair(seed).public_key).decode()
         except (binascii.Error, ValueError):
             raise BusAccessError(f"{self.path}: its seed is damaged") from None
 
@@ -117,12 +116,12 @@ class KeyFile:
 class Login:
     """Credentials for a server other than the bus, from a secret instead of the environment.
 
-    Without any attribute, the connection has no user.
+    If no attribute is set, the connection has no user.
 
     Attributes:
         user: a user's name, with `password`.
-        token: a token, instead of them.
-        key: the content of a `.creds` file or an nkey file, instead of them.
+        token: a token, instead of a user.
+        key: a `.creds` file or an nkey file, instead of a user.
     """
 
     user: str = ""
@@ -132,14 +131,15 @@ class Login:
 
 
 def parse_login(secret: str, *, what: str) -> Login:
-    """Parse `user:password`, a token, or the text of a `.creds` or nkey file.
+    """Parse `user:password`, a token, or the content of a `.creds` or nkey file.
 
     Raises:
-        BusAccessError: it has none of these forms. The text names `what`, never its content.
+        BusAccessError: the secret has none of these forms. The message contains `what`, never the
+            secret.
     """
-    text, place = secret.strip(), Path(what)
+    text, location = secret.strip(), Path(what)
     if "BEGIN NATS USER JWT" in text or _SEED.fullmatch(text):
-        key = KeyFile(place, with_jwt="BEGIN NATS USER JWT" in text, content=text)
+        key = KeyFile(location, with_jwt="BEGIN NATS USER JWT" in text, content=text)
         key.read()
         return Login(key=key)
     if not text or not text.isprintable():
@@ -151,11 +151,11 @@ def parse_login(secret: str, *, what: str) -> Login:
 
 
 class Identity:
-    """The user of a connection, for reply subjects and errors.
+    """The user of a connection, for reply subjects and error messages.
 
     Attributes:
-        key_file: file with the key; None for a user of the URL, or for no user.
-        user: the name for errors, from the URL or the key.
+        key_file: file with the key; None for a user in the URL, or without a user.
+        user: the name for error messages, from the URL or the key.
         inbox_prefix: first tokens of the reply subjects.
     """
 
@@ -167,11 +167,11 @@ class Identity:
         """
         self.key_file = _key_file(access) if login is None else login.key
         if self.key_file is not None:
-            named = self.key_file.read().name
+            user_name = self.key_file.read().name
         else:
-            named = _user_of(urls) if login is None else login.user
-        self.user = named or "(no user)"
-        self.inbox_prefix = access.inbox_prefix or _inbox_of(named)
+            user_name = _user_of(urls) if login is None else login.user
+        self.user = user_name or "(no user)"
+        self.inbox_prefix = access.inbox_prefix or _inbox_of(user_name)
         if _INBOX.fullmatch(self.inbox_prefix) is None:
             raise BusAccessError(
                 f"inbox prefix {self.inbox_prefix[:80]!r}: invalid; it must start with _INBOX, "
@@ -179,11 +179,11 @@ class Identity:
             )
 
     def __str__(self) -> str:
-        where = "" if self.key_file is None else f" of {self.key_file.path}"
-        return f"{self.user}{where}"
+        suffix = "" if self.key_file is None else f" of {self.key_file.path}"
+        return f"{self.user}{suffix}"
 
 
-def _pair(seed: str) -> Any:
+def _key_pair(seed: str) -> Any:
     """Return the key pair of a seed.
 
     Raises:
@@ -204,7 +204,7 @@ def _key_file(access: Access) -> KeyFile | None:
 
 
 def _user_of(urls: Sequence[str]) -> str:
-    """Return the first user in the URLs. A user without a password is a token, and so a secret."""
+    """Return the first user in the URLs. One without a password is a token, and thus a secret."""
     for url in urls:
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
@@ -216,7 +216,7 @@ def _user_of(urls: Sequence[str]) -> str:
 
 
 def _inbox_of(user: str) -> str:
-    """Return the user's inbox prefix. The name is a separate token, as permissions require."""
+    """Return the user's inbox prefix, with the name as a separate token for permissions."""
     if _TOKEN.fullmatch(user) is None:
         return DEFAULT_INBOX_PREFIX
     return f"{DEFAULT_INBOX_PREFIX}.{user}"

@@ -1,4 +1,4 @@
-"""Messages to publish, with their expectations about the stream."""
+"""Messages to publish, with their expectations of the stream's state."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -12,9 +12,9 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
     """A message to publish.
 
     Attributes:
-        headers: headers of the publisher, without those of JetStream.
-        expected_filter: a subject filter that covers `subject`, or None for no expectation.
-        expected_last: stream sequence of the last message under `expected_filter`, 0 for none.
+        headers: the publisher's headers, without those for JetStream.
+        expected_filter: a subject filter that matches `subject`, or None for no expectation.
+        expected_last: stream sequence of the last message under `expected_filter`; 0 for none.
     """
 
     subject: str
@@ -27,7 +27,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
 def headers_of(
     message: OutgoingMessage, batch_id: str | None = None, number: int = 0
 ) -> dict[str, str]:
-    """Return the headers to send: the message's, its expectation and its place in a batch."""
+    """Return the headers to send, including the expectation and the position in a batch."""
     headers = dict(message.headers) if message.headers else {}
     if message.expected_filter is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(message.expected_last)
@@ -44,7 +44,7 @@ def check_expectation(message: OutgoingMessage) -> None:
         return
     if message.expected_last < 0:
         raise ValueError(
-            f"expected_last {message.expected_last} of {message.subject}: must be at least 0"
+            f"expected_last {message.expected_last} for {message.subject}: must be at least 0"
         )
     if not subject_matches(message.expected_filter, message.subject):
         raise ValueError(
@@ -53,9 +53,9 @@ def check_expectation(message: OutgoingMessage) -> None:
 
 
 def subject_matches(subject_filter: str, subject: str) -> bool:
-    """Return whether a subject filter with `*` and `>` covers a subject."""
+    """Return whether a subject filter with `*` and `>` matches a subject."""
     if subject_filter.endswith(".>") and subject.startswith(subject_filter[:-1]):
-        return len(subject) >= len(subject_filter)  # the frequent case, without splitting
+        return len(subject) >= len(subject_filter)  # the common case, without splitting
     filter_tokens, tokens = subject_filter.split("."), subject.split(".")
     for index, token in enumerate(filter_tokens):
         if token == ">":  # noqa: S105 - a token of a subject
@@ -66,7 +66,7 @@ def subject_matches(subject_filter: str, subject: str) -> bool:
 
 
 def subjects_of(messages: Sequence[OutgoingMessage]) -> str:
-    """Return a short text that names the messages in an error."""
+    """Return a short description of the messages for an error message."""
     if not messages:
         return "the subject"
     more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""

@@ -1,4 +1,4 @@
-"""Parse messages directly from the socket's bytes to their listeners, without a queue."""
+"""Parse messages from the socket, and pass them directly to listeners, without a queue."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 from nats.aio.client import Client
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, CRLF_SIZE, Parser
 
-STATUS: Final = "Status"  # nats-py's names for the parts of a status line
+STATUS: Final = "Status"  # nats-py's header names for the parts of a status line
 DESCRIPTION: Final = "Description"
 
 _PLAIN_HEAD: Final = b"NATS/1.0\r\n"
 _LINE_END: Final = b"\r\n"
-_WORDS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
+_WORD_COUNTS: Final = {b"MSG": (4, 5), b"HMSG": (5, 6)}
 """Number of words in the first line of a message: without and with a reply subject."""
 
 
@@ -25,18 +25,17 @@ MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 MAX_LINE_BYTES: Final = 1024 * 1024
 """Largest protocol line. The longest is INFO, which lists the servers of a cluster."""
 
-_Other = TypeVar("_Other")
+_Default = TypeVar("_Default")
 
 
 class MessageTooLongError(OSError):
-    """A server sent more than a limit allows. The connection to it must be closed."""
+    """A server exceeded a size limit. The connection to it must be closed."""
 
 
 class Headers(Mapping[str, str]):
     """The headers of a message, parsed on access, because most are never read.
 
-    A message of the log has six headers, of which one is read. Parsing all takes five times as
-    long.
+    A log message has six headers, of which only one is read. Parsing all takes five times as long.
     """
 
     __slots__ = ("_block",)
@@ -53,9 +52,9 @@ class Headers(Mapping[str, str]):
     @overload
     def get(self, key: str, /) -> str | None: ...
     @overload
-    def get(self, key: str, /, default: str | _Other) -> str | _Other: ...
-    def get(self, key: str, /, default: str | _Other | None = None) -> str | _Other | None:
-        """Return a header, or the default, without the cost of the exception in `Mapping.get`."""
+    def get(self, key: str, /, default: str | _Default) -> str | _Default: ...
+    def get(self, key: str, /, default: str | _Default | None = None) -> str | _Default | None:
+        """Return a header or the default, without the cost of an exception as in `Mapping.get`."""
         value = self._find(key)
         return default if value is None else value
 
@@ -63,44 +62,44 @@ class Headers(Mapping[str, str]):
         return isinstance(name, str) and self._find(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.parsed())
+        return iter(self.parse())
 
     def __len__(self) -> int:
-        return len(self.parsed())
+        return len(self.parse())
 
     def __bool__(self) -> bool:
         return True
 
     def items(self) -> ItemsView[str, str]:
-        """Return all headers, parsed once. Of repeated headers, the last one counts."""
-        return self.parsed().items()
+        """Return all headers, parsed once. If a header is repeated, the last value counts."""
+        return self.parse().items()
 
-    def parsed(self) -> dict[str, str]:
+    def parse(self) -> dict[str, str]:
         """Parse all headers."""
         lines = self._block.decode("utf-8", "replace").split("\r\n")[1:]
         parts = (line.partition(":") for line in lines)
         return {name: value.strip() for name, colon, value in parts if colon and " " not in name}
 
     def _find(self, name: str) -> str | None:
-        start, block = _start_of(name), self._block
-        # The last occurrence counts, as in `parsed`.
-        begin = block.rfind(start)
-        if begin < 0:
+        prefix, block = _line_start(name), self._block
+        # The last occurrence counts, as in `parse`.
+        start = block.rfind(prefix)
+        if start < 0:
             return None
-        begin += len(start)
-        return block[begin : block.find(_LINE_END, begin)].decode("utf-8", "replace").strip()
+        start += len(prefix)
+        return block[start : block.find(_LINE_END, start)].decode("utf-8", "replace").strip()
 
 
 @functools.lru_cache(maxsize=256)
-def _start_of(name: str) -> bytes:
+def _line_start(name: str) -> bytes:
     return b"\r\n%b:" % name.encode()
 
 
 def read_headers(block: bytes) -> Mapping[str, str] | None:
-    """Parse a header block. A status of the server becomes the headers of its first line."""
+    """Parse a header block. A status line becomes the headers `Status` and `Description`."""
     if not block or block.startswith(_PLAIN_HEAD):
         return Headers(block) if block else None
-    parsed, line = Headers(block).parsed(), block[: block.find(_LINE_END)]
+    parsed, line = Headers(block).parse(), block[: block.find(_LINE_END)]
     _, status, description = (*line.decode("utf-8", "replace").split(" ", 2), "", "")[:3]
     if status.isdecimal():
         parsed |= {STATUS: status, DESCRIPTION: description}
@@ -108,7 +107,7 @@ def read_headers(block: bytes) -> Mapping[str, str] | None:
 
 
 class Incoming(msgspec.Struct, gc=False):
-    """A message for a listener."""
+    """A message as passed to a listener."""
 
     subject: str
     reply: str
@@ -117,29 +116,29 @@ class Incoming(msgspec.Struct, gc=False):
 
 
 Listener = Callable[[Incoming], None]
-"""Processes one message synchronously. Its exceptions are logged."""
+"""Processes one message synchronously. Exceptions are logged."""
 
-Take = Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None] | None]
-"""Processes a message (subscription number, subject, reply, payload and header block).
+Dispatch = Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None] | None]
+"""Processes a message (subscription id, subject, reply, payload and header block).
 
 Returns an awaitable if work remains, which is rare.
 """
 
 
 class MessageParser(Parser):
-    """nats-py's parser, bypassed for complete messages.
+    """nats-py's parser with a shortcut for complete messages.
 
-    nats-py's own parser needs two regular expressions and two passes per message. It still
+    nats-py's own parser, which needs two regular expressions and two passes per message, still
     processes everything except complete messages in the usual form.
     """
 
-    def __init__(self, client: Client, take: Take) -> None:
+    def __init__(self, client: Client, dispatch: Dispatch) -> None:
         super().__init__(client)  # pyright: ignore[reportUnknownMemberType]
-        self._take = take
+        self._dispatch = dispatch
 
     async def parse(self, data: bytes = b"") -> None:
         """Process bytes from the socket."""
-        # nats-py's parser has started a message: complete it there first.
+        # nats-py's parser has started a message, so let it complete that first.
         if self.state == AWAITING_MSG_PAYLOAD:
             missing = self.needed + CRLF_SIZE - len(self.buf)
             await super().parse(data[:missing])
@@ -147,7 +146,7 @@ class MessageParser(Parser):
         elif self.buf:
             data = bytes(self.buf) + data
             self.buf.clear()
-        rest = await self._take_messages(data)
+        rest = await self._process_messages(data)
         if rest:
             await super().parse(rest)
         self._check_size()
@@ -157,21 +156,21 @@ class MessageParser(Parser):
         if self.state == AWAITING_MSG_PAYLOAD:
             if self.needed > MAX_MESSAGE_BYTES:
                 raise MessageTooLongError(
-                    f"the server sends a message of {self.needed} bytes, more than the limit of "
-                    f"{MAX_MESSAGE_BYTES // 1024**2} MiB"
+                    f"the server is sending a message of {self.needed} bytes, more than the limit "
+                    f"of {MAX_MESSAGE_BYTES // 1024**2} MiB"
                 )
         elif len(self.buf) > MAX_LINE_BYTES:
             raise MessageTooLongError(
-                f"the server sends a line of more than {MAX_LINE_BYTES // 1024} KiB"
+                f"the server is sending a line of more than {MAX_LINE_BYTES // 1024} KiB"
             )
 
-    async def _take_messages(self, data: bytes) -> bytes:
+    async def _process_messages(self, data: bytes) -> bytes:
         """Process the complete messages, and return the remaining bytes."""
-        begin, size, take = 0, len(data), self._take
-        while begin < size:
-            line_end = data.find(_LINE_END, begin)
-            words = data[begin : max(begin, line_end)].split(b" ")
-            counts = _WORDS.get(words[0], (0, 0))
+        start, size, dispatch = 0, len(data), self._dispatch
+        while start < size:
+            line_end = data.find(_LINE_END, start)
+            words = data[start : max(start, line_end)].split(b" ")
+            counts = _WORD_COUNTS.get(words[0], (0, 0))
             # Not a message, or one in an unusual form: nats-py's parser processes it.
             if len(words) not in counts or b"" in words:
                 break
@@ -184,9 +183,9 @@ class MessageParser(Parser):
             # An incomplete message: nats-py's parser buffers it.
             if end + CRLF_SIZE > size:
                 break
-            begin = end + CRLF_SIZE
+            start = end + CRLF_SIZE
             reply = words[3] if len(words) == counts[1] else b""
-            rest = take(number, words[1], reply, data[body:end], data[head:body])
+            rest = dispatch(number, words[1], reply, data[body:end], data[head:body])
             if rest is not None:
                 await rest
-        return data[begin:]
+        return data[start:]

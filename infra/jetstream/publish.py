@@ -1,4 +1,4 @@
-"""Publish with acknowledgement: one message, many in flight, or many in atomic batches."""
+"""Publish with acknowledgements: one message, many pipelined, or many in atomic batches."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ from infra.jetstream.wire import (
     write,
 )
 
-# From this number on, an atomic batch costs less than single publishes.
-_BATCH_FROM = 16
+# From this number of messages, an atomic batch costs less than single publishes.
+_MIN_BATCH = 16
 
 
 async def publish(
@@ -39,12 +39,12 @@ async def publish(
     *,
     headers: Mapping[str, str] | None = None,
     msg_id: str | None = None,
-    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - becomes nats-py's own
+    timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - passed on to nats-py
 ) -> PublishAck:
     """Store one message, and return its acknowledgement.
 
     Args:
-        msg_id: with an id, a repeat within the stream's duplicate window is stored once.
+        msg_id: if given, repeats within the stream's duplicate window are stored only once.
 
     Raises:
         BusUnavailableError: no response before the timeout, or no stream accepts the subject. The
@@ -67,12 +67,12 @@ async def publish_many(
 ) -> list[PublishAck | BusError]:
     """Store the messages one by one, pipelined, and return the result of each, in order.
 
-    A failed message does not affect the others: its error is in its place.
+    A failed message does not affect the others: its result is the error.
 
     Args:
         window: maximum number of unacknowledged messages.
-        timeout: seconds without any acknowledgement after which the remaining results are unknown
-            (`BusUnavailableError`).
+        timeout: seconds without any acknowledgement after which the remaining results count as
+            unknown (`BusUnavailableError`).
     """
     for message in messages:
         check_expectation(message)
@@ -86,21 +86,21 @@ async def publish_in_batches(
     batch: int = 500,
     timeout: float = TIMEOUT_SECONDS,  # noqa: ASYNC109 - of each batch
 ) -> list[PublishAck | BusError]:
-    """Do what `publish_many` does, in atomic batches, for one stream that allows them.
+    """Publish like `publish_many`, but in atomic batches, to one stream that allows them.
 
-    With `sync_interval: always` the server syncs once per batch instead of once per message, which
+    With `sync_interval: always`, the server syncs once per batch instead of once per message, which
     is ten times as fast. The messages of a rejected batch are published again one by one, so that
     each has its own result.
     """
     results: list[PublishAck | BusError] = []
     for start in range(0, len(messages), min(batch, MAX_BATCH)):
-        some = messages[start : start + min(batch, MAX_BATCH)]
+        chunk = messages[start : start + min(batch, MAX_BATCH)]
         try:
-            stream, sequences = await append_acknowledged(nc, some, timeout)
+            stream, sequences = await append_acknowledged(nc, chunk, timeout)
         except BusUnavailableError as error:
-            results += [error] * len(some)
+            results += [error] * len(chunk)
         except BusError:
-            results += await publish_many(nc, some, timeout=timeout)
+            results += await publish_many(nc, chunk, timeout=timeout)
         else:
             results += [PublishAck(stream, seq) for seq in sequences]
     return results
@@ -109,9 +109,9 @@ async def publish_in_batches(
 async def store_all(
     nc: Client, messages: Sequence[OutgoingMessage]
 ) -> Sequence[PublishAck | BusError]:
-    """Store many messages in the fastest way, and return the result of each, in order.
+    """Store messages in the fastest way, and return the result of each, in order.
 
-    Every acknowledged publish waits for the disk; an atomic batch waits once (ADR 0007).
+    Every acknowledged publish waits for the disk, but an atomic batch waits only once (ADR 0007).
     """
     if len(messages) == 1:
         one = messages[0]
@@ -119,7 +119,7 @@ async def store_all(
             return [await publish(nc, one.subject, one.payload, headers=one.headers)]
         except BusError as error:
             return [error]
-    store = publish_many if len(messages) < _BATCH_FROM else publish_in_batches
+    store = publish_many if len(messages) < _MIN_BATCH else publish_in_batches
     return await store(nc, messages)
 
 
@@ -130,16 +130,16 @@ class _Pipeline:
     """
 
     def __init__(
-        self, nc: Client, messages: Sequence[OutgoingMessage], window: int, patience: float
+        self, nc: Client, messages: Sequence[OutgoingMessage], window: int, timeout_seconds: float
     ) -> None:
         self._nc = nc
         self._messages = messages
         self._window = max(1, window)
-        self._patience = patience
-        self._answers: list[Incoming | BusError | None] = [None] * len(messages)
+        self._timeout_seconds = timeout_seconds
+        self._responses: list[Incoming | BusError | None] = [None] * len(messages)
         self._in_flight = 0
-        self._sent = 0
-        self._lost = False
+        self._sent_count = 0
+        self._is_lost = False
         self._progress = asyncio.Event()
         self._max_in_flight = 0  # `_progress` is set when at most this many messages are in flight
 
@@ -148,12 +148,12 @@ class _Pipeline:
         subscription = await subscribe(self._nc, f"{inbox}.*", self._receive)
         try:
             with (
-                on_loss(self._nc, self._connection_lost),
-                on_denial(self._nc, self._denied),
+                on_loss(self._nc, self._handle_loss),
+                on_denial(self._nc, self._handle_denial),
             ):
                 await self._send_all(inbox)
         except (TimeoutError, BusUnavailableError):
-            # Messages without a response are reported as unknown, in their places.
+            # `_result` reports messages without a response as unknown.
             suspect_server(self._nc)
         finally:
             await unsubscribe(subscription)
@@ -166,7 +166,7 @@ class _Pipeline:
             numbers = range(start, min(start + step, len(self._messages)))
             commands = [self._command(inbox, index) for index in numbers]
             self._in_flight += sum(1 for one in commands if one)
-            self._sent = numbers.stop
+            self._sent_count = numbers.stop
             await write(self._nc, commands, "publish")
         await self._wait_until(0)
 
@@ -177,66 +177,66 @@ class _Pipeline:
                 self._nc, one.subject, one.payload, headers_of(one), reply=f"{inbox}.{index}"
             )
         except MessageTooLargeError as error:
-            self._answers[index] = error
+            self._responses[index] = error
         except ValueError as error:
-            self._answers[index] = BusRefusedError(str(error))
-        # Not sent: the error is already in its place.
+            self._responses[index] = BusRefusedError(str(error))
+        # Not sent, because the result is already known.
         return b""
 
     def _receive(self, message: Incoming) -> None:
         index = int(message.subject.rsplit(".", 1)[1])
-        if self._answers[index] is None:
-            self._answers[index] = message
+        if self._responses[index] is None:
+            self._responses[index] = message
             self._in_flight -= 1
             if self._in_flight <= self._max_in_flight:
                 self._progress.set()
 
-    def _denied(self, denial: Denial) -> bool:
+    def _handle_denial(self, denial: Denial) -> bool:
         """Use a denial as the response to every message for its subject.
 
-        Without a subscription to the inbox no response arrives, so a denial of it is the response
-        to all.
+        Without a subscription to the inbox, no response can arrive, so a denial of it applies to
+        all messages.
         """
         if not isinstance(self._nc, FastClient):
             return False
-        is_deaf = self._nc.denials.of_inbox is denial
+        is_inbox_denied = self._nc.denials.inbox_denial is denial
         denied = [
             index
-            for index in range(self._sent)
-            if self._answers[index] is None
-            and (is_deaf or denial.is_of(self._messages[index].subject))
+            for index in range(self._sent_count)
+            if self._responses[index] is None
+            and (is_inbox_denied or denial.concerns(self._messages[index].subject))
         ]
         for index in denied:
-            self._answers[index] = self._nc.denied(denial)
+            self._responses[index] = self._nc.denial_error(denial)
         self._in_flight -= len(denied)
         if self._in_flight <= self._max_in_flight:
             self._progress.set()
         return bool(denied)
 
-    def _connection_lost(self) -> None:
-        self._lost = True
+    def _handle_loss(self) -> None:
+        self._is_lost = True
         self._progress.set()
 
-    async def _wait_until(self, wanted: int) -> None:
-        """Wait until at most `wanted` messages are in flight.
+    async def _wait_until(self, limit: int) -> None:
+        """Wait until at most `limit` messages are in flight.
 
         Raises:
-            TimeoutError: no more responses will arrive.
+            TimeoutError: no response arrived in time, or the connection was lost.
         """
-        self._max_in_flight = wanted
-        while (previous := self._in_flight) > wanted:
-            if self._lost:
+        self._max_in_flight = limit
+        while (previous := self._in_flight) > limit:
+            if self._is_lost:
                 raise TimeoutError
             self._progress.clear()
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._timeout_seconds):
                     await self._progress.wait()
             except TimeoutError:
                 if self._in_flight == previous:
                     raise
 
     def _result(self, index: int) -> PublishAck | BusError:
-        response = self._answers[index]
+        response = self._responses[index]
         if isinstance(response, BusError):
             return response
         message = self._messages[index]

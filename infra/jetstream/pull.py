@@ -1,10 +1,10 @@
-"""Pull consumers: one queue of messages from several consumers, with requests always open.
+"""Pull consumers: queue messages from several consumers, always with an open request.
 
-nats-py's `fetch` sends one request per batch, waits for all of it, and does not support priority
-groups. This module sends a consumer's next request before the previous one is complete.
+nats-py's `fetch` sends one request per batch, waits for the whole batch, and does not support
+priority groups. This module sends the next request before the previous one is complete.
 
-With `sync_interval: always`, an acknowledgement on a work-queue stream is a deletion and a sync:
-1,200 per second, against 24,000 on a limits stream (same run).
+With `sync_interval: always`, an acknowledgement on a work-queue stream deletes and syncs: 1,200 per
+second, against 24,000 on a limits stream (same run).
 """
 
 import asyncio
@@ -41,25 +41,25 @@ _SECOND: Final = 1_000_000_000
 _HEARTBEATS_PER_REQUEST: Final = 4
 _CHECK_SECONDS: Final = 1.0
 _CHECK_TIMEOUT_SECONDS: Final = 2.0
-# A consumer cannot be deleted and recreated by a restarted reader in less time.
+# A restarted reader takes longer than this to delete and recreate a consumer.
 _SILENT_SECONDS: Final = 1.0
-_RETRY_SECONDS: Final = 0.1  # interval of requests to a consumer that cannot respond
-# A consumer with a priority group delivers to one reader, the pinned one. Its requests must contain
+_RETRY_SECONDS: Final = 0.1  # interval between requests to a consumer that cannot respond
+# A consumer with a priority group delivers only to the pinned reader, whose requests must contain
 # this id.
 _PIN_ID: Final = "Nats-Pin-Id"
 _HEARTBEAT: Final = "100"
 _NO_RESPONDERS: Final = "503"
-# This reader is no longer pinned.
+# status: this reader is no longer pinned
 _PIN_LOST: Final = "423"
 _log = logging.getLogger(__name__)
 
 
 class PullGroup:
-    """Messages of several pull consumers of one stream, in one queue, ordered per consumer.
+    """Messages from several pull consumers on one stream, in one queue, ordered per consumer.
 
-    Per consumer, at most `room` messages (default `max_batch`) wait here or are requested, and each
+    Per consumer, at most `room` messages (default `max_batch`) are queued or requested, and each
     request is for at most `max_bytes`. The consumer's `max_ack_pending` limits the unacknowledged
-    messages. With `until_done`, returned messages also count until `done` is called.
+    messages. With `keep_room`, returned messages also count until `free_room` is called.
 
     Only one task may use it.
     """
@@ -75,11 +75,11 @@ class PullGroup:
         room: int | None = None,
         max_bytes: int | None = None,
         expires_seconds: float = EXPIRES_SECONDS,
-        until_done: bool = False,
+        keep_room: bool = False,
     ) -> None:
         self._nc = nc
         self._stream = stream
-        self._until_done = until_done
+        self._keep_room = keep_room
         self._group = group
         self._max_batch = max_batch
         self._max_bytes = max_bytes
@@ -87,7 +87,7 @@ class PullGroup:
         self._inbox = nc.new_inbox()
         self._subscription: Subscription | None = None
         self._queue: list[Delivered] = []
-        self._arrived = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._reconnects = 0
         self._failure: BusError | None = None
         self._listeners = contextlib.ExitStack()
@@ -111,39 +111,39 @@ class PullGroup:
         while True:
             if self._failure is not None:
                 raise self._failure
-            self._arrived.clear()
-            batch = self._take()
+            self._wakeup.clear()
+            batch = self._take_batch()
             try:
                 await self._send_requests()
-            except BaseException:  # also on cancellation: no fetched message may be lost
-                self._put_back(batch)
+            except BaseException:  # including a cancellation: no fetched message may be lost
+                self._return_batch(batch)
                 raise
             if batch or not wait:
                 return batch
             await self._wait()
 
-    def take_from(self, consumer: str, most: int) -> None:
-        """Add a consumer, or change the room of an existing one to `most` messages."""
+    def take_from(self, consumer: str, limit: int) -> None:
+        """Add a consumer with room for `limit` messages, or change the room of an existing one."""
         source = self._sources.get(consumer)
         if source is None:
-            source = self._sources[consumer] = _Source(len(self._by_index), consumer, most)
+            source = self._sources[consumer] = _Source(len(self._by_index), consumer, limit)
             self._by_index.append(source)
         else:
-            source.resize(most)
-        self._arrived.set()
+            source.resize(limit)
+        self._wakeup.set()
 
-    def done(self, delivered: Delivered) -> None:
-        """Free the room that a message of its consumer took."""
+    def free_room(self, delivered: Delivered) -> None:
+        """Free the room that a message took in its consumer's share."""
         self._sources[delivered.consumer].credit += 1
-        self._arrived.set()
+        self._wakeup.set()
 
-    async def has_kept_pins(self, handed_out: Sequence[Delivered]) -> bool:
-        """Return whether the pins of these messages' consumers are unchanged since the delivery.
+    async def has_kept_pins(self, deliveries: Sequence[Delivered]) -> bool:
+        """Return whether the consumers' pins are the same as when these messages were delivered.
 
         Raises:
             BusUnavailableError: a consumer has no leader.
         """
-        pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in handed_out}
+        pins = {(one.consumer, (one.headers or {}).get(_PIN_ID)) for one in deliveries}
         current_pins = await asyncio.gather(*(self._pins_of(consumer) for consumer, _ in pins))
         return all(pin in now for (_, pin), now in zip(pins, current_pins, strict=True))
 
@@ -176,21 +176,21 @@ class PullGroup:
     async def _open(self) -> None:
         expires = self._expires_seconds
         for source in self._by_index:
-            info = await self._info(source.name)
+            info = await self._consumer_info(source.name)
             source.created, source.last_message_at = str(info["created"]), time.monotonic()
-            pinned_for = info["config"].get("priority_timeout", 0) / _SECOND
-            if pinned_for:  # only a request keeps the pin, so send two in that time
-                expires = min(expires, pinned_for / 2)
+            pin_seconds = info["config"].get("priority_timeout", 0) / _SECOND
+            if pin_seconds:  # only a request keeps the pin, so send two within that time
+                expires = min(expires, pin_seconds / 2)
         self._expires_seconds = expires
         self._reconnects = self._nc.stats["reconnects"]
         self._subscription = await subscribe(self._nc, f"{self._inbox}.*", self._receive)
         self._listeners.enter_context(on_denial(self._nc, self._handle_denial))
-        self._listeners.enter_context(on_connection_change(self._nc, self._arrived.set))
+        self._listeners.enter_context(on_connection_change(self._nc, self._wakeup.set))
         if self._group is not None:
             self._pin_task = asyncio.create_task(self._keep_pins())
 
-    async def _info(self, name: str) -> dict[str, Any]:
-        """Read a consumer's configuration, and wait for as long as it has no leader."""
+    async def _consumer_info(self, name: str) -> dict[str, Any]:
+        """Read a consumer's information, waiting while it has no leader."""
         while True:
             try:
                 return await api_request(self._nc, f"CONSUMER.INFO.{self._stream}.{name}", None)
@@ -200,24 +200,24 @@ class PullGroup:
                 _log.info("consumer %s of %s does not respond: %s", name, self._stream, error)
             await asyncio.sleep(_RETRY_SECONDS)
 
-    def _take(self) -> list[Delivered]:
+    def _take_batch(self) -> list[Delivered]:
         batch = self._queue[: self._max_batch]
         del self._queue[: self._max_batch]
-        if not self._until_done:
+        if not self._keep_room:
             for one in batch:
                 self._sources[one.consumer].credit += 1
         return batch
 
-    def _put_back(self, batch: list[Delivered]) -> None:
+    def _return_batch(self, batch: list[Delivered]) -> None:
         self._queue[:0] = batch
-        if not self._until_done:
+        if not self._keep_room:
             for one in batch:
                 self._sources[one.consumer].credit -= 1
 
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
-                await self._arrived.wait()
+                await self._wakeup.wait()
         except TimeoutError:
             pass
         if self._nc.is_closed:
@@ -229,7 +229,7 @@ class PullGroup:
             await self._send_due_requests()
 
     async def _keep_pins(self) -> None:
-        """Keep sending requests while a long batch is processed, or the pins would expire."""
+        """Keep sending requests while a long batch is processed, so that the pins do not expire."""
         while True:
             await asyncio.sleep(self._expires_seconds / 2)
             try:
@@ -245,20 +245,20 @@ class PullGroup:
                 source.is_suspect = True
         now = time.monotonic()
         for source in self._by_index:
-            source.write_off_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
+            source.write_off_if_silent(now, self._expires_seconds * 3 / _HEARTBEATS_PER_REQUEST)
             needs_pin = self._group is not None and source.needs_pin_request(
                 now, self._expires_seconds
             )
-            if not (source.wants(now) or needs_pin) or not self._nc.is_connected:
+            if not (source.should_request(now) or needs_pin) or not self._nc.is_connected:
                 continue
             if not source.may_be_replaced(now) or await self._is_same_consumer(source):
                 await self._request(source, now)
 
     async def _is_same_consumer(self, source: "_Source") -> bool:
-        """Return whether the consumer can be reached, and is the one that was read so far.
+        """Return whether the consumer responds and was not recreated.
 
-        The server ends an open request if its consumer is deleted. Without one, the consumer may
-        have been recreated unnoticed, and would deliver processed messages again.
+        The server ends an open request if its consumer is deleted. Without an open request, the
+        consumer may have been recreated unnoticed, and would deliver processed messages again.
 
         Raises:
             NotFoundOnBusError: the consumer was deleted, or recreated.
@@ -302,12 +302,12 @@ class PullGroup:
         )
 
     def _handle_denial(self, denial: Denial) -> bool:
-        """Stop with an error if the denial concerns a consumer: nothing would ever arrive."""
+        """Fail if the denial concerns a consumer, because no message would ever arrive."""
         subjects = map(self._next_subject, self._by_index)
-        if not any(map(denial.is_of, subjects)) or not isinstance(self._nc, FastClient):
+        if not any(map(denial.concerns, subjects)) or not isinstance(self._nc, FastClient):
             return False
-        self._failure = self._nc.denied(denial)
-        self._arrived.set()
+        self._failure = self._nc.denial_error(denial)
+        self._wakeup.set()
         return True
 
     def _next_subject(self, source: "_Source") -> str:
@@ -318,7 +318,7 @@ class PullGroup:
             self._receive_message(message)
         else:
             self._receive_status(message)
-        self._arrived.set()
+        self._wakeup.set()
 
     def _receive_message(self, message: Incoming) -> None:
         reply = message.reply
@@ -343,7 +343,7 @@ class PullGroup:
         )
 
     def _receive_status(self, message: Incoming) -> None:
-        """Process a status: a heartbeat, or the end of a request."""
+        """Process a status message: a heartbeat, or the end of a request."""
         index, number = message.subject.rsplit(".", 1)[1].split("-")
         source = self._by_index[int(index)]
         source.last_message_at = time.monotonic()
@@ -361,7 +361,7 @@ class PullGroup:
         if status == _NO_RESPONDERS:
             source.is_suspect = True
             suspect_server(self._nc)
-        # 404 and 408 end an expired request. After any other status, the consumer needs a pause.
+        # 404 and 408 end an expired request. After any other status, pause before the next request.
         if status not in ("404", "408", _PIN_LOST):
             source.not_before = time.monotonic() + _RETRY_SECONDS
 
@@ -374,7 +374,7 @@ class PullGroup:
 
 
 class PullReader(PullGroup):
-    """Messages of one pull consumer."""
+    """Messages from one pull consumer."""
 
     def __init__(
         self,
@@ -397,37 +397,37 @@ class PullReader(PullGroup):
 
 
 class _Source:
-    """The open requests of one consumer, oldest first, and its remaining credit.
+    """One consumer's open requests, oldest first, and its remaining credit.
 
     The server fills requests in order, so a message belongs to the oldest one.
     """
 
-    def __init__(self, index: int, name: str, most: int) -> None:
+    def __init__(self, index: int, name: str, limit: int) -> None:
         self.index = index
         self.name = name
-        self.credit = most  # room for messages that were neither received nor requested
+        self.credit = limit  # room for messages that were neither received nor requested
         self.pin_id = ""
         self.not_before = 0.0
         self.created = ""
         self.is_suspect = False  # a request had no responder, or the connection was lost
         self.last_message_at = 0.0
-        self._most = most
-        self._open: dict[int, int] = {}  # number of the request to its outstanding messages
+        self._limit = limit
+        self._open: dict[int, int] = {}  # request number to its outstanding messages
         self._number = 0
 
-    def resize(self, most: int) -> None:
-        """Change the room to `most` messages. Messages above the new limit stay."""
-        self.credit += most - self._most
-        self._most = most
+    def resize(self, limit: int) -> None:
+        """Change the room to `limit` messages. Messages above the new limit stay."""
+        self.credit += limit - self._limit
+        self._limit = limit
 
-    def wants(self, now: float) -> bool:
+    def should_request(self, now: float) -> bool:
         """Return whether to send a request: none is open, or half of the room is free."""
         return now >= self.not_before and (
-            self.credit >= max(1, self._most // 2) or (not self._open and self.credit > 0)
+            self.credit >= max(1, self._limit // 2) or (not self._open and self.credit > 0)
         )
 
     def needs_pin_request(self, now: float, pause_seconds: float) -> bool:
-        """Return whether to send a request without room, because only a request keeps the pin."""
+        """Return whether to send a request without room, because only requests keep the pin."""
         return not self._open and now >= max(self.not_before, self.last_message_at + pause_seconds)
 
     def may_be_replaced(self, now: float) -> bool:
@@ -435,7 +435,7 @@ class _Source:
         return self.is_suspect or (not self._open and now > self.last_message_at + _SILENT_SECONDS)
 
     def open_request(self, now: float) -> tuple[int, int]:
-        """Return the number of a new request for the whole credit, and its size."""
+        """Open a request for the whole credit. Return its number and size."""
         self._number += 1
         # Without credit the request is for one message, and the credit becomes negative.
         size = max(1, self.credit)
@@ -446,24 +446,24 @@ class _Source:
 
     def delivered(self) -> None:
         """Count a message against the oldest request."""
-        for number, left in self._open.items():
-            if left > 1:
-                self._open[number] = left - 1
+        for number, remaining in self._open.items():
+            if remaining > 1:
+                self._open[number] = remaining - 1
             else:
                 del self._open[number]
             return
-        self.credit -= 1  # of a request that was written off: it still takes room
+        self.credit -= 1  # its request was written off, but it still takes room
 
     def close_request(self, number: int) -> None:
-        """Return the outstanding messages of a request to the credit."""
+        """Return a request's outstanding messages to the credit."""
         self.credit += self._open.pop(number, 0)
 
     def write_off_requests(self) -> None:
-        """Write off all requests, which the server no longer has."""
+        """Write off all requests that the server has lost."""
         self.credit += sum(self._open.values())
         self._open.clear()
 
-    def write_off_silent(self, now: float, patience_seconds: float) -> None:
-        """Write off requests without heartbeats: the requests or their ends were lost."""
-        if self._open and now > self.last_message_at + patience_seconds:
+    def write_off_if_silent(self, now: float, silent_seconds: float) -> None:
+        """Write off requests without heartbeats, because they or their end statuses were lost."""
+        if self._open and now > self.last_message_at + silent_seconds:
             self.write_off_requests()

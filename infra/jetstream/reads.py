@@ -1,4 +1,4 @@
-"""Read without a consumer: last messages, histories of subjects, and the leader's state."""
+"""Read without a consumer: last messages, subject histories, and the leader's state."""
 
 import asyncio
 import base64
@@ -21,7 +21,7 @@ from infra.jetstream.errors import (
 from infra.jetstream.parser import DESCRIPTION, Incoming
 from infra.jetstream.wire import (
     encode,
-    ended_by_denial,
+    fail_on_denial,
     on_loss,
     request,
     status_of,
@@ -30,18 +30,18 @@ from infra.jetstream.wire import (
     write,
 )
 
-# Of up to 4 subjects each: the server returns 413 above 1,024 subjects.
+# A filter matches up to 4 subjects, and the server returns 413 above 1,024 subjects.
 FILTERS_PER_REQUEST: Final = 256
 MESSAGES_PER_REQUEST: Final = 1_000
-_READS_AT_ONCE: Final = 32
-_REQUESTS_AT_ONCE: Final = 256
-_MESSAGES_AT_ONCE: Final = 4_000
+_CONCURRENT_READS: Final = 32
+_MAX_REQUESTS_IN_FLIGHT: Final = 256
+_MAX_MESSAGES_IN_FLIGHT: Final = 4_000
 _TOO_MANY: Final = 413
 _NOT_FOUND: Final = 404
 # For a subject without messages, the description is "No Results".
 _UNREADABLE: Final = "Message Not Found"
 _MAX_SUBJECTS: Final = 1_024
-_PATIENCE_SECONDS: Final = 1.5
+_ATTEMPT_SECONDS: Final = 1.5
 
 _SEQUENCE: Final = "Nats-Sequence"
 _SUBJECT: Final = "Nats-Subject"
@@ -54,10 +54,10 @@ _ADDED_BY_READ: Final = frozenset(
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """A stored message of a stream.
+    """A message stored in a stream.
 
     Attributes:
-        stamp: time of storage as the server wrote it: nanoseconds, or RFC 3339.
+        stamp: storage time as the server wrote it: nanoseconds, or RFC 3339.
     """
 
     seq: int
@@ -68,7 +68,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time_ns(self) -> int:
-        """The time of storage, in nanoseconds since 1970."""
+        """The storage time, in nanoseconds since 1970."""
         if isinstance(self.stamp, int):
             return self.stamp
         seconds, _, fraction = self.stamp.rstrip("Z").partition(".")
@@ -77,7 +77,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def time(self) -> datetime:
-        """The time of storage, in microseconds."""
+        """The storage time, truncated to microseconds."""
         seconds, nanoseconds = divmod(self.time_ns, 1_000_000_000)
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanoseconds // 1_000)
 
@@ -85,7 +85,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 class SubjectCounts(NamedTuple):
     """The number of messages per subject, from `first_seq` to `last_seq`.
 
-    A message that was stored during the count, after `last_seq`, may or may not be included.
+    A message stored after `last_seq`, during the count, may or may not be included.
     """
 
     first_seq: int
@@ -98,8 +98,8 @@ class StreamState(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         first_seq: sequence of the oldest message (`last_seq + 1` if the stream is empty).
-        last_seq: the last assigned sequence, 0 if there was none.
-        bytes: size of the stored messages.
+        last_seq: the last assigned sequence; 0 if there is none.
+        bytes: total size of the stored messages.
     """
 
     first_seq: int
@@ -115,8 +115,8 @@ async def last_for_subjects(
 ) -> list[StoredMessage]:
     """Return the last message of every subject that the filters match, in any order.
 
-    The number of filters is unlimited. The caller must split a filter that matches more than 1,024
-    subjects. A follower may respond, so the newest messages may be missing.
+    The number of filters is unlimited, but each must match at most 1,024 subjects. A follower may
+    respond, so the newest messages may be missing.
 
     Args:
         up_to: ignore messages after this stream sequence.
@@ -124,7 +124,7 @@ async def last_for_subjects(
     Raises:
         BusUnavailableError: no response, or the stream does not exist or does not allow direct
             reads.
-        BusRefusedError: 413, one filter matches more than 1,024 subjects.
+        BusRefusedError: one filter matches more than 1,024 subjects (413).
     """
     messages: list[StoredMessage] = []
     for start in range(0, len(filters), FILTERS_PER_REQUEST):
@@ -162,10 +162,10 @@ async def _last_readable(
     )
 
 
-async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
+async def last_by_subject(nc: Client, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
     """Return the last message of each subject, with one request per subject.
 
-    The subject is part of the request's subject, so permissions can restrict it. It costs one round
+    The request's subject contains the subject, so permissions can restrict it. This takes one round
     trip per subject, 32 at a time, so `last_for_subjects` is faster.
 
     Raises:
@@ -173,33 +173,33 @@ async def last_of_each(nc: Client, stream: str, subjects: Sequence[str]) -> list
         BusUnavailableError: no response, or the stream does not exist or does not allow direct
             reads.
     """
-    at_once = asyncio.Semaphore(_READS_AT_ONCE)
+    semaphore = asyncio.Semaphore(_CONCURRENT_READS)
 
     async def read(subject: str) -> StoredMessage | None:
-        async with at_once:
-            return await _last_of_one(nc, stream, subject)
+        async with semaphore:
+            return await _read_last(nc, stream, subject)
 
     results = await asyncio.gather(*(read(subject) for subject in subjects))
     return [message for message in results if message is not None]
 
 
-async def _last_of_one(nc: Client, stream: str, subject: str) -> StoredMessage | None:
-    question = f"$JS.API.DIRECT.GET.{stream}.{subject}"
-    response = await _first_response(nc, question)
+async def _read_last(nc: Client, stream: str, subject: str) -> StoredMessage | None:
+    request_subject = f"$JS.API.DIRECT.GET.{stream}.{subject}"
+    response = await _first_response(nc, request_subject)
     status = status_of(response)
     if status == "404":
         return None
     headers = response.headers or {}
     if status:
-        raise _to_error(question, status, headers.get(DESCRIPTION, ""))
-    return _from_direct(response.data, headers)
+        raise _to_error(request_subject, status, headers.get(DESCRIPTION, ""))
+    return _parse_direct(response.data, headers)
 
 
-async def _first_response(nc: Client, question: str) -> Msg:
+async def _first_response(nc: Client, request_subject: str) -> Msg:
     failure: BusUnavailableError | None = None
-    for patience_seconds, _ in _attempts_for(nc):
+    for timeout_seconds, _ in _attempts_for(nc):
         try:
-            return await request(nc, question, b"", timeout=patience_seconds)
+            return await request(nc, request_subject, b"", timeout=timeout_seconds)
         except BusUnavailableError as error:
             if not isinstance(error.__cause__, nats.errors.TimeoutError):
                 raise
@@ -242,7 +242,7 @@ async def read_subject(
 
 
 class SubjectStart(NamedTuple):
-    """A read of a subject's first messages: at most `limit`, and at most one response."""
+    """A read of a subject's first messages: at most `limit`, and at most one response's worth."""
 
     subject: str
     limit: int
@@ -268,7 +268,7 @@ async def read_starts(
         requested += batch
         # The server disconnects a client with too many unread bytes, so the messages in flight are
         # bounded.
-        is_enough = len(bodies) == _REQUESTS_AT_ONCE or requested >= _MESSAGES_AT_ONCE
+        is_enough = len(bodies) == _MAX_REQUESTS_IN_FLIGHT or requested >= _MAX_MESSAGES_IN_FLIGHT
         if is_enough or number == len(starts):
             results += [messages for messages, _ in await _direct_gets(nc, stream, bodies)]
             bodies, requested = [], 0
@@ -276,7 +276,7 @@ async def read_starts(
 
 
 async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> StoredMessage | None:
-    """Return the last message under a filter, as the stream's leader has it, or None.
+    """Return the last message under a filter from the stream's leader, or None.
 
     Slower than a direct read, but it includes every acknowledged append.
 
@@ -288,7 +288,7 @@ async def last_from_leader(nc: Client, stream: str, subject_filter: str) -> Stor
 
 
 async def message_from_leader(nc: Client, stream: str, seq: int) -> StoredMessage | None:
-    """Return the message at a stream sequence, as the stream's leader has it, or None.
+    """Return the message at a stream sequence from the stream's leader, or None.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
@@ -297,9 +297,9 @@ async def message_from_leader(nc: Client, stream: str, seq: int) -> StoredMessag
     return await _from_leader(nc, stream, {"seq": seq})
 
 
-async def _from_leader(nc: Client, stream: str, question: dict[str, Any]) -> StoredMessage | None:
+async def _from_leader(nc: Client, stream: str, body: dict[str, Any]) -> StoredMessage | None:
     try:
-        response = await api_request(nc, f"STREAM.MSG.GET.{stream}", question)
+        response = await api_request(nc, f"STREAM.MSG.GET.{stream}", body)
     except NotFoundOnBusError as error:
         if "no message found" in str(error):
             return None
@@ -315,12 +315,12 @@ async def _from_leader(nc: Client, stream: str, question: dict[str, Any]) -> Sto
 
 
 async def stream_state(nc: Client, stream: str) -> StreamState:
-    """Return a stream's state and configuration, as its leader has them.
+    """Return a stream's state and configuration from its leader.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
-        BusUnavailableError: no response, or the stream has no leader. Another server would then
-            report an empty stream.
+        BusUnavailableError: no response, or the stream has no leader. Without a leader, a server
+            would report an empty stream.
     """
     info = await api_request(nc, f"STREAM.INFO.{stream}", None)
     # A single server reports no cluster.
@@ -350,8 +350,8 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
     offset, total, first_seq, last_seq = 0, 1, 0, 0
     # Not `len(counts)`, because a page may repeat a subject when new messages arrive.
     while offset < total:
-        question = {"subjects_filter": subject_filter, "offset": offset}
-        info = await api_request(nc, f"STREAM.INFO.{stream}", question)
+        body = {"subjects_filter": subject_filter, "offset": offset}
+        info = await api_request(nc, f"STREAM.INFO.{stream}", body)
         first_seq = first_seq or info["state"]["first_seq"]
         last_seq = last_seq or info["state"]["last_seq"]
         page: dict[str, int] = info["state"].get("subjects") or {}
@@ -362,31 +362,31 @@ async def subject_counts(nc: Client, stream: str, subject_filter: str) -> Subjec
 
 
 class _Response:
-    """The messages of one response, and the empty message that ends it."""
+    """The messages in one response, and the empty message that ends it."""
 
     def __init__(self) -> None:
         self.messages: list[StoredMessage] = []
         self.end: Incoming | None = None
         self._last: Mapping[str, str] = {}
 
-    def take(self, message: Incoming) -> None:
+    def receive(self, message: Incoming) -> None:
         if status_of(message):
             self.end = message
         else:
             self._last = message.headers or {}
-            self.messages.append(_from_direct(message.data, self._last))
+            self.messages.append(_parse_direct(message.data, self._last))
 
     @property
     def pending(self) -> int:
-        """The number of messages that the server has after the last one."""
+        """The number of further messages on the server."""
         return int(self._last.get(_PENDING, "0"))
 
 
 class _Requests:
-    """Concurrent requests, each sent in one or several attempts.
+    """Concurrent requests, each sent in one or more attempts.
 
-    The last token of a reply subject is the number of the attempt. The first attempt with a
-    complete response counts.
+    The last token of a reply subject is the number of the attempt. The first complete response
+    counts.
     """
 
     def __init__(self, count: int) -> None:
@@ -400,33 +400,33 @@ class _Requests:
     def open_requests(self) -> list[int]:
         return [number for number in range(self._count) if number not in self.responses]
 
-    def ask(self, copies: int) -> Iterator[tuple[int, int]]:
-        """Start `copies` attempts. Yield each open request with the number of the attempt."""
+    def start_attempts(self, copies: int) -> Iterator[tuple[int, int]]:
+        """Start `copies` attempts. Yield each open request with the number of each attempt."""
         for _ in range(copies):
             first = len(self._attempts)
             self._attempts += [_Response() for _ in range(self._count)]
             yield from ((number, first + number) for number in self.open_requests)
 
-    def take(self, message: Incoming) -> None:
+    def receive(self, message: Incoming) -> None:
         attempt = int(message.subject.rsplit(".", 1)[1])
         response = self._attempts[attempt]
-        response.take(message)
+        response.receive(message)
         if response.end is message:
             self.responses.setdefault(attempt % self._count, response)
         self._progress.set()
 
-    def connection_lost(self) -> None:
+    def handle_loss(self) -> None:
         self.is_lost = True
         self._progress.set()
 
-    async def wait_for_all(self, patience_seconds: float) -> bool:
-        """Wait for all responses. Return False after `patience_seconds` without a message.
+    async def wait_for_all(self, timeout_seconds: float) -> bool:
+        """Wait for all responses. Return False after `timeout_seconds` without a message.
 
         Return False immediately if the connection was lost.
         """
         while len(self.responses) < self._count:
             try:
-                async with asyncio.timeout(patience_seconds):
+                async with asyncio.timeout(timeout_seconds):
                     await self._progress.wait()
             except TimeoutError:
                 return False
@@ -437,56 +437,56 @@ class _Requests:
 
 
 def _attempts_for(nc: Client) -> list[tuple[float, int]]:
-    """Return the time limit in seconds, and the number of copies, of each attempt at a read.
+    """Return the time limit in seconds and the number of copies for each round of a read.
 
-    In a cluster, a random server with a copy of the stream responds. A server that has failed is
-    chosen until its routes are closed, which may take a minute.
+    In a cluster, a random server with a copy of the stream responds. A failed server may be chosen
+    until its routes are closed, which may take a minute.
     """
     if is_clustered(nc):
-        return [(_PATIENCE_SECONDS, copies) for copies in (1, 2, 3, 3, 3, 3)]
+        return [(_ATTEMPT_SECONDS, copies) for copies in (1, 2, 3, 3, 3, 3)]
     return [(API_TIMEOUT_SECONDS, 1)]
 
 
 async def _direct_gets(
     nc: Client, stream: str, bodies: Sequence[dict[str, Any]]
 ) -> list[tuple[list[StoredMessage], bool]]:
-    """Send several direct reads. Return the messages of each, and whether more exist."""
+    """Send several direct reads. For each, return the messages, and whether more exist."""
     inbox = nc.new_inbox()
     requests = _Requests(len(bodies))
     subject = f"$JS.API.DIRECT.GET.{stream}"
     encoded = [msgspec.json.encode(body) for body in bodies]
-    subscription = await subscribe(nc, f"{inbox}.*", requests.take)
+    subscription = await subscribe(nc, f"{inbox}.*", requests.receive)
     try:
-        async with ended_by_denial(nc, (subject,)):
-            with on_loss(nc, requests.connection_lost):
-                for patience_seconds, copies in _attempts_for(nc):
+        async with fail_on_denial(nc, (subject,)):
+            with on_loss(nc, requests.handle_loss):
+                for timeout_seconds, copies in _attempts_for(nc):
                     commands = [
                         encode(nc, subject, encoded[number], {}, reply=f"{inbox}.{attempt}")
-                        for number, attempt in requests.ask(copies)
+                        for number, attempt in requests.start_attempts(copies)
                     ]
                     await write(nc, commands, subject)
-                    if await requests.wait_for_all(patience_seconds) or requests.is_lost:
+                    if await requests.wait_for_all(timeout_seconds) or requests.is_lost:
                         break
     finally:
         await unsubscribe(subscription)
     if requests.open_requests:
         raise BusUnavailableError(f"{subject}: no response before the timeout")
     return [
-        _checked_response(subject, body, requests.responses[number])
+        _check_response(subject, body, requests.responses[number])
         for number, body in enumerate(bodies)
     ]
 
 
-def _checked_response(
+def _check_response(
     subject: str, body: dict[str, Any], response: _Response
 ) -> tuple[list[StoredMessage], bool]:
     assert response.end is not None
     headers = response.end.headers or {}
     status, description = status_of(response.end), headers.get(DESCRIPTION, "")
-    # The server ends its response at a message that it cannot read (a damaged file, or deleted
-    # meanwhile). Then the last messages of the remaining subjects are missing.
-    is_cut_short = "multi_last" in body and status == "404" and description == _UNREADABLE
-    if is_cut_short or status not in ("204", "404"):  # end of the batch, or no such message
+    # The server ends its response at a message that it cannot read (in a damaged file, or just
+    # deleted). The last messages of the remaining subjects are then missing.
+    is_truncated = "multi_last" in body and status == "404" and description == _UNREADABLE
+    if is_truncated or status not in ("204", "404"):  # end of the batch, or no such message
         raise _to_error(subject, status, description)
     pending = headers.get(_PENDING)
     return response.messages, (response.pending if pending is None else int(pending)) > 0
@@ -501,17 +501,21 @@ def _to_error(subject: str, status: str, description: str) -> BusError:
     return BusRefusedError(f"{subject}: {status} {description}", code=int(status))
 
 
-def _from_direct(payload: bytes, headers: Mapping[str, str]) -> StoredMessage:
+def _parse_direct(payload: bytes, headers: Mapping[str, str]) -> StoredMessage:
     return StoredMessage(
-        int(headers[_SEQUENCE]), headers[_SUBJECT], payload, _OwnHeaders(headers), headers[_TIME]
+        int(headers[_SEQUENCE]),
+        headers[_SUBJECT],
+        payload,
+        _OriginalHeaders(headers),
+        headers[_TIME],
     )
 
 
-_Other = TypeVar("_Other")
+_Default = TypeVar("_Default")
 
 
-class _OwnHeaders(Mapping[str, str]):
-    """The headers of a message without those that a direct read adds, evaluated on access."""
+class _OriginalHeaders(Mapping[str, str]):
+    """A message's headers without those that a direct read adds, evaluated on access."""
 
     __slots__ = ("_all",)
 
@@ -526,8 +530,8 @@ class _OwnHeaders(Mapping[str, str]):
     @overload
     def get(self, key: str, /) -> str | None: ...
     @overload
-    def get(self, key: str, /, default: str | _Other) -> str | _Other: ...
-    def get(self, key: str, /, default: str | _Other | None = None) -> str | _Other | None:
+    def get(self, key: str, /, default: str | _Default) -> str | _Default: ...
+    def get(self, key: str, /, default: str | _Default | None = None) -> str | _Default | None:
         return default if key in _ADDED_BY_READ else self._all.get(key, default)
 
     def __iter__(self) -> Iterator[str]:

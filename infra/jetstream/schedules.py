@@ -1,7 +1,7 @@
-"""Timers: messages that the server delivers to another subject at a given time.
+"""Timers: messages that the server republishes to another subject at a given time.
 
-The stream of timers must allow schedules, roll-ups and purges. A subject has one schedule: a second
-one replaces it. Timers are hints: they fire up to 0.25 s late, and sometimes twice.
+The timers' stream must allow schedules, roll-ups and purges. A subject has one schedule: a second
+one replaces it. Timers are only hints: they fire up to 0.25 s late, and sometimes twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ class Schedule:
     """A message for a later time.
 
     Attributes:
-        subject: subject of the schedule, which identifies it.
+        subject: the schedule's subject, which identifies it.
         target: subject of the delivered message, in the same stream.
-        at: time of the delivery, with a time zone. A time in the past means immediately.
-        keep_seconds: time until the delivered message is deleted from the stream; 0 for never.
+        at: delivery time, with a time zone. A time in the past means immediately.
+        keep_seconds: time until the delivered message is deleted from the stream; 0 to keep it.
     """
 
     subject: str
@@ -46,10 +46,10 @@ async def schedule(
     headers: Mapping[str, str] | None = None,
     keep_seconds: int = 0,
 ) -> PublishAck:
-    """Store a timer, and replace an earlier one on the same subject.
+    """Store a timer, replacing an earlier one on the same subject.
 
     Raises:
-        BusUnavailableError: no response, so the result is unknown; repeat it.
+        BusUnavailableError: no response, so the result is unknown; repeat the call.
         BusRefusedError: the stream does not allow schedules, or does not have `target`.
         ValueError: `at` has no time zone.
     """
@@ -67,11 +67,11 @@ async def schedule_many(nc: Client, schedules: Sequence[Schedule]) -> list[Publi
 
 
 async def cancel(nc: Client, stream: str, subject: str) -> bool:
-    """Delete the timer of a subject. Return whether it existed.
+    """Delete the timer on a subject. Return whether it existed.
 
     Raises:
         NotFoundOnBusError: the stream does not exist.
-        BusUnavailableError: no response; repeat it.
+        BusUnavailableError: no response; repeat the call.
     """
     response = await api_request(nc, f"STREAM.PURGE.{stream}", {"filter": subject})
     return int(response["purged"]) > 0

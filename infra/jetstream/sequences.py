@@ -1,7 +1,7 @@
 """Sequences of a stream: the messages under one subject filter, with compare-and-set appends.
 
-The common store of the decider's log (`infra.bus.event_log`) and of the recorders of the
-`eventsourcing` library (`infra.eventstore`). ADR 0023.
+The decider's log (`infra.bus.event_log`) and the recorders for the `eventsourcing` library
+(`infra.eventstore`) share this store (ADR 0023).
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from infra.jetstream.reads import (
 )
 
 MAX_HEADS: Final = 50_000  # about 400 bytes each
-_READS_AT_ONCE: Final = 32
+_CONCURRENT_READS: Final = 32
 
 
 class Head(NamedTuple):
     """The last message of a sequence.
 
     Attributes:
-        position: its sequence number in the stream, 0 for an empty sequence.
-        digest: the digest of the sequence up to it; empty if there is none.
+        position: its sequence number in the stream; 0 for an empty sequence.
+        digest: the digest of the sequence up to this message; empty if there is none.
         version: its number in the sequence, assigned by the writer; None for an empty sequence.
     """
 
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     """A message to append to a sequence.
 
     Attributes:
-        sequence: the subject filter that covers exactly this sequence.
+        sequence: the subject filter that matches exactly this sequence.
         version: number of the message in the sequence.
     """
 
@@ -60,10 +60,10 @@ class Entry(NamedTuple):
 
 
 class HeadCache:
-    """The newest heads that this process has read. They may be stale, because others also append.
+    """The newest heads that this process has read, possibly stale because others also append.
 
     A stale head is harmless: the server checks each append, and the message at a position never
-    changes. Only the thread of the event loop may use it.
+    changes. Only the event loop's thread may use the cache.
     """
 
     def __init__(self, limit: int = MAX_HEADS) -> None:
@@ -75,7 +75,7 @@ class HeadCache:
         return self._heads.get(sequence)
 
     def put(self, sequence: str, head: Head) -> None:
-        """Cache a head, and drop the least recently used one above the limit."""
+        """Cache a head, and evict the least recently updated one above the limit."""
         self._heads[sequence] = head
         self._heads.move_to_end(sequence)
         if len(self._heads) > self._limit:
@@ -91,23 +91,23 @@ class Sequences:
         stream: str,
         *,
         sequence_of: Callable[[str], str],
-        digested: bool,
+        has_digests: bool,
         timeout: float = TIMEOUT_SECONDS,
     ) -> None:
         """Use an existing stream.
 
         Args:
             sequence_of: returns the sequence of a subject.
-            digested: whether each message carries the digest of its sequence up to it.
+            has_digests: whether each message carries the digest of its sequence so far.
             timeout: seconds to wait for the acknowledgement of an append.
         """
         self.heads = HeadCache()
         self._nc = nc
         self._stream = stream
         self._sequence_of = sequence_of
-        self._digested = digested
+        self._has_digests = has_digests
         self._timeout = timeout
-        self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self._reads = asyncio.Semaphore(_CONCURRENT_READS)
 
     async def append(
         self,
@@ -119,13 +119,13 @@ class Sequences:
         """Store all entries or none, and return their positions.
 
         Args:
-            entries: at most 1,000; those of one sequence in its order.
+            entries: at most 1,000, ordered by version within each sequence.
             heads: the expected head of each of their sequences.
             before_commit: called after all entries except the last were sent.
 
         Raises:
-            AppendConflictError: a head differs; nothing was stored.
-            BusUnavailableError: no response: *unknown* whether the entries were stored.
+            AppendConflictError: a head has changed; nothing was stored.
+            BusUnavailableError: no response; it is *unknown* whether the entries were stored.
             StreamFullError, MessageTooLargeError, BusRefusedError: nothing was stored.
         """
         messages: list[OutgoingMessage] = []
@@ -134,11 +134,11 @@ class Sequences:
             head = heads[entry.sequence]
             is_first, headers = entry.sequence not in digests, entry.headers
             digest = head.digest if is_first else digests[entry.sequence]
-            if self._digested:
+            if self._has_digests:
                 digest = next_digest(digest, entry.payload)
                 headers = {**headers, DIGEST_HEADER: digest} if headers else {DIGEST_HEADER: digest}
             digests[entry.sequence] = digest
-            # The first message's check covers the later ones of its sequence.
+            # The check of a sequence's first message covers the later ones.
             expected = entry.sequence if is_first else None
             messages.append(
                 OutgoingMessage(entry.subject, entry.payload, headers, expected, head.position)
@@ -150,29 +150,29 @@ class Sequences:
             self.heads.put(entry.sequence, Head(position, digests[entry.sequence], entry.version))
         return positions
 
-    def known_head(self, sequence: str, position: int) -> Head | None:
+    def cached_head(self, sequence: str, position: int) -> Head | None:
         """Return the cached head of a sequence if it is at `position`, else None."""
         if position == 0:
             return EMPTY
-        known = self.heads.get(sequence)
-        return known if known is not None and known.position == position else None
+        cached = self.heads.get(sequence)
+        return cached if cached is not None and cached.position == position else None
 
     async def head_at(self, position: int) -> Head:
-        """Read the head at a position, one at a time, because the cache rarely lacks it."""
+        """Read the head at a position. Reads are not batched, because the cache rarely lacks it."""
         message = await message_from_leader(self._nc, self._stream, position)
         return Head(position) if message is None else head_of(message)
 
     async def newest(
         self, sequences: Iterable[str], *, from_leader: bool
     ) -> dict[str, StoredMessage]:
-        """Return the last message of each sequence that has any.
+        """Return the last message of each nonempty sequence.
 
-        A server that serves a direct read may lag. The leader does not, but costs one request
-        each.
+        A direct read may be served by a lagging replica. The leader never lags, but takes one
+        request per sequence.
         """
         if from_leader:
             names = list(sequences)
-            messages = await asyncio.gather(*(self._leaders_last(name) for name in names))
+            messages = await asyncio.gather(*(self._read_last_from_leader(name) for name in names))
             return {name: one for name, one in zip(names, messages, strict=True) if one is not None}
         newest: dict[str, StoredMessage] = {}
         for message in await last_for_subjects(self._nc, self._stream, list(sequences)):
@@ -181,21 +181,21 @@ class Sequences:
                 newest[sequence] = message
         return newest
 
-    async def _leaders_last(self, sequence: str) -> StoredMessage | None:
+    async def _read_last_from_leader(self, sequence: str) -> StoredMessage | None:
         async with self._reads:
             return await last_from_leader(self._nc, self._stream, sequence)
 
     async def read(self, sequence: str, *, after: int = 0) -> list[StoredMessage]:
-        """Read a sequence after a position. The server that responds may lag."""
+        """Read a sequence after a position, possibly from a lagging replica."""
         async with self._reads:
             return await read_subject(self._nc, self._stream, sequence, start_seq=after + 1)
 
 
 def head_of(message: StoredMessage, version: int | None = None) -> Head:
-    """Return a message as the head of its sequence."""
+    """Return the head for the last message of a sequence."""
     return Head(message.seq, digest_of(message), version)
 
 
 def digest_of(message: StoredMessage) -> str:
-    """Return the digest that a message carries, empty if there is none."""
+    """Return the digest in a message's headers, or "" if there is none."""
     return message.headers.get(DIGEST_HEADER, "") if message.headers else ""

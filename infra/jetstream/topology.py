@@ -1,6 +1,6 @@
 """Create streams and consumers, and update them in place.
 
-Configurations are JSON objects of the server, because nats-py's classes drop unknown fields.
+Configurations are the server's JSON objects, because nats-py's classes drop unknown fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,29 +20,29 @@ from infra.jetstream.errors import (
 Config = Mapping[str, object]
 
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013})  # another client has just created it
-_NOTHING: Final[Config] = {}
+_EMPTY: Final[Config] = {}
 _REPLICAS: Final = "num_replicas"
-_PAUSED: Final = "pause_until"
+_PAUSE_UNTIL: Final = "pause_until"
 _NEW_NAME: Final = (
     " Restore its original configuration, or copy its messages to a new stream with another name"
 )
-# Values with which the server reports a limit that was set to 0 or omitted.
+# Values that the server reports for a limit that was set to 0 or omitted.
 _UNSET: Final[tuple[object, ...]] = (None, 0, -1, "", False)
 
 
 async def ensure_stream(
     nc: Client, config: Config, *, remedy: str = _NEW_NAME, must_be_new: bool = False
 ) -> Literal["created", "updated", "unchanged"]:
-    """Create or update the stream `config["name"]`. Keys that `config` lacks stay unchanged.
+    """Create or update the stream `config["name"]`. Fields missing from `config` stay unchanged.
 
     Args:
-        remedy: text for the error about a stream that cannot be changed in place.
+        remedy: end of the error message about a stream that cannot be changed in place.
         must_be_new: raise an error instead of updating an existing stream.
 
     Raises:
-        StreamExistsError: it exists, and `must_be_new` is set.
-        IncompatibleStreamError: it exists and cannot be changed in place. The text contains the
-            fields, both values and the remedy.
+        StreamExistsError: the stream exists, and `must_be_new` is set.
+        IncompatibleStreamError: the stream exists and cannot be changed in place. The message
+            contains the fields, both values and the remedy.
         BusRefusedError: the server rejects the configuration.
         BusUnavailableError: no response.
     """
@@ -67,19 +67,19 @@ async def ensure_stream(
     if must_be_new:
         raise StreamExistsError(f"stream {name} exists")
     config = with_raised_limit(config, existing)
-    differing = differences(config, existing)
-    if not differing:
+    fields_to_change = differences(config, existing)
+    if not fields_to_change:
         return "unchanged"
     try:
         await api_request(nc, f"STREAM.UPDATE.{name}", {**existing, **config})
     except BusRefusedError as error:
-        if set(differing) == {_REPLICAS}:
+        if set(fields_to_change) == {_REPLICAS}:
             raise BusRefusedError(
                 f"stream {name} cannot have {config[_REPLICAS]} replicas ({error}); use at most as "
                 "many replicas as the cluster has servers",
                 err_code=error.err_code,
             ) from error
-        raise _incompatible(f"stream {name}", differing, error, remedy) from error
+        raise _incompatible(f"stream {name}", fields_to_change, error, remedy) from error
     return "updated"
 
 
@@ -104,17 +104,17 @@ async def ensure_consumer(
             existing = await _existing_config(nc, f"CONSUMER.INFO.{stream}.{name}") or {}
         else:
             return "created"
-    differing = differences(wanted, existing)
-    if not differing:
+    fields_to_change = differences(wanted, existing)
+    if not fields_to_change:
         return "unchanged"
-    if _PAUSED in differing:  # an update does not end a pause
+    if _PAUSE_UNTIL in fields_to_change:  # an update does not end a pause
         await api_request(nc, f"CONSUMER.PAUSE.{stream}.{name}", {})
     try:
         await _put_consumer(nc, stream, name, {**existing, **wanted}, "update")
     except BusRefusedError as error:
         what = f"consumer {name} of stream {stream}"
         raise _incompatible(
-            what, differing, error, " Delete it, and run the command again"
+            what, fields_to_change, error, " Delete it, and run the command again"
         ) from error
     return "updated"
 
@@ -126,7 +126,7 @@ async def delete_stream(nc: Client, name: str) -> bool:
         BusUnavailableError: no response.
         BusRefusedError: the stream denies deletion.
     """
-    return await _deleted(nc, f"STREAM.DELETE.{name}")
+    return await _delete(nc, f"STREAM.DELETE.{name}")
 
 
 async def delete_consumer(nc: Client, stream: str, name: str) -> bool:
@@ -135,7 +135,7 @@ async def delete_consumer(nc: Client, stream: str, name: str) -> bool:
     Raises:
         BusUnavailableError: no response.
     """
-    return await _deleted(nc, f"CONSUMER.DELETE.{stream}.{name}")
+    return await _delete(nc, f"CONSUMER.DELETE.{stream}.{name}")
 
 
 async def consumer_names(nc: Client, stream: str) -> list[str]:
@@ -163,12 +163,12 @@ async def consumer_infos(nc: Client, stream: str) -> list[dict[str, Any]]:
             return infos
 
 
-def with_raised_limit(wanted: Config, found: Config) -> Config:
-    """Return `wanted`, with the higher limit of bytes that an operator has set, if any.
+def with_raised_limit(wanted: Config, existing: Config) -> Config:
+    """Return `wanted`, with the existing `max_bytes` if an operator has raised it.
 
-    A stream without a limit does not count as higher.
+    The lack of a limit does not count as higher.
     """
-    limit, existing_limit = wanted.get("max_bytes"), found.get("max_bytes")
+    limit, existing_limit = wanted.get("max_bytes"), existing.get("max_bytes")
     if (
         not isinstance(limit, int)
         or not isinstance(existing_limit, int)
@@ -178,46 +178,46 @@ def with_raised_limit(wanted: Config, found: Config) -> Config:
     return {**wanted, "max_bytes": existing_limit}
 
 
-def differences(wanted: Config, found: Config, path: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return the fields of `wanted` that differ in `found`: path to (wanted, found)."""
-    wrong: dict[str, tuple[Any, Any]] = {}
+def differences(wanted: Config, existing: Config, path: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the fields of `wanted` that differ in `existing`, as path to (wanted, existing)."""
+    result: dict[str, tuple[Any, Any]] = {}
     for key, value in wanted.items():
-        wrong |= _difference(value, found.get(key), f"{path}{key}")
-    return wrong
+        result |= _difference(value, existing.get(key), f"{path}{key}")
+    return result
 
 
-def _difference(wanted: object, found: object, path: str) -> dict[str, tuple[Any, Any]]:
+def _difference(wanted: object, existing: object, path: str) -> dict[str, tuple[Any, Any]]:
     if isinstance(wanted, Mapping):
-        inner = cast("Config", found if isinstance(found, Mapping) else _NOTHING)
+        inner = cast("Config", existing if isinstance(existing, Mapping) else _EMPTY)
         return differences(cast("Config", wanted), inner, f"{path}.")
     if isinstance(wanted, list | tuple):
-        return _list_difference(cast("Sequence[object]", wanted), found, path)
-    if wanted == found or (_is_unset(wanted) and _is_unset(found)):
+        return _list_difference(cast("Sequence[object]", wanted), existing, path)
+    if wanted == existing or (_is_unset(wanted) and _is_unset(existing)):
         return {}
-    return {path: (wanted, found)}
+    return {path: (wanted, existing)}
 
 
 def _list_difference(
-    wanted: Sequence[object], found: object, path: str
+    wanted: Sequence[object], existing: object, path: str
 ) -> dict[str, tuple[Any, Any]]:
-    items = cast("Sequence[object]", found) if isinstance(found, list) else ()
+    items = cast("Sequence[object]", existing) if isinstance(existing, list) else ()
     if len(items) != len(wanted):
-        return {path: (wanted, found)}
-    wrong: dict[str, tuple[Any, Any]] = {}
+        return {path: (wanted, existing)}
+    result: dict[str, tuple[Any, Any]] = {}
     for index, (one, other) in enumerate(zip(wanted, items, strict=True)):
-        wrong |= _difference(one, other, f"{path}[{index}]")
-    return wrong
+        result |= _difference(one, other, f"{path}[{index}]")
+    return result
 
 
 def _is_unset(value: object) -> bool:
     return any(value is one or value == one for one in _UNSET)
 
 
-async def _existing_config(nc: Client, question: str) -> dict[str, Any] | None:
+async def _existing_config(nc: Client, subject_suffix: str) -> dict[str, Any] | None:
     try:
-        return (await api_request(nc, question, None))["config"]
+        return (await api_request(nc, subject_suffix, None))["config"]
     except NotFoundOnBusError as error:
-        if question.startswith("CONSUMER") and "stream not found" in str(error):
+        if subject_suffix.startswith("CONSUMER") and "stream not found" in str(error):
             raise
         return None
 
@@ -227,12 +227,12 @@ async def _put_consumer(
 ) -> None:
     subject = f"CONSUMER.CREATE.{stream}.{name}"
     only_filter = config.get("filter_subject")
-    if only_filter:  # also in the subject, so that permissions can restrict it
+    if only_filter:  # in the subject as well, so that permissions can restrict it
         subject += f".{only_filter}"
     await api_request(nc, subject, {"stream_name": stream, "config": config, "action": action})
 
 
-async def _deleted(nc: Client, request: str) -> bool:
+async def _delete(nc: Client, request: str) -> bool:
     try:
         await api_request(nc, request, None)
     except NotFoundOnBusError:
@@ -241,11 +241,12 @@ async def _deleted(nc: Client, request: str) -> bool:
 
 
 def _incompatible(
-    what: str, wrong: Mapping[str, tuple[Any, Any]], error: BusRefusedError, remedy: str
+    what: str, fields: Mapping[str, tuple[Any, Any]], error: BusRefusedError, remedy: str
 ) -> IncompatibleStreamError:
-    fields = "; ".join(
-        f"{path}: expected {wanted!r}, found {found!r}" for path, (wanted, found) in wrong.items()
+    text = "; ".join(
+        f"{path}: expected {wanted!r}, found {existing!r}"
+        for path, (wanted, existing) in fields.items()
     )
     return IncompatibleStreamError(
-        f"{what} exists and cannot be changed in place ({error}). {fields}.{remedy}"
+        f"{what} exists and cannot be changed in place ({error}). {text}.{remedy}"
     )

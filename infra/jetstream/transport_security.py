@@ -1,4 +1,4 @@
-"""TLS settings of the connection to the bus."""
+"""TLS settings for the connection to the bus."""
 
 import ssl
 from collections.abc import Sequence
@@ -8,22 +8,22 @@ from infra.jetstream.errors import BusAccessError
 
 
 class TransportSecurity:
-    """TLS as configured. Each connection reads the files again, so they can be replaced.
+    """The configured TLS settings. Each connection rereads the files, so they can be replaced.
 
     Attributes:
-        demanded: whether nothing may be sent without TLS.
+        required: whether TLS is required before anything is sent.
     """
 
     def __init__(self, urls: Sequence[str], access: Access) -> None:
         self._access = access
-        self.demanded = (
+        self.required = (
             access.tls_ca is not None
             or access.tls_cert is not None
             or any(url.startswith(("tls://", "wss://")) for url in urls)
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context that verifies the server's name and authority.
+        """Return a context that verifies the server's name and certificate authority.
 
         Raises:
             BusAccessError: a file cannot be used.
@@ -32,7 +32,7 @@ class TransportSecurity:
         try:
             context = ssl.create_default_context(cafile=ca)
         except (OSError, ssl.SSLError) as error:
-            raise BusAccessError(f"TLS authority {ca}: {_reason(error)}") from None
+            raise BusAccessError(f"TLS CA file {ca}: {_reason(error)}") from None
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if certificate is not None:
             try:
@@ -43,4 +43,4 @@ class TransportSecurity:
 
 
 def _reason(error: OSError) -> str:
-    return error.strerror if error.strerror and error.errno else "it contains no valid PEM text"
+    return error.strerror if error.strerror and error.errno else "no valid PEM data"

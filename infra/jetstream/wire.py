@@ -1,6 +1,6 @@
-"""Requests and publishes on a connection, and the server's errors as those of `errors`.
+"""Send requests and messages on a connection, and convert server errors to those of `errors`.
 
-The only module that uses nats-py's exceptions. All others raise and catch `BusError`.
+This is the only module that handles nats-py's exceptions. All others use `BusError`.
 """
 
 import asyncio
@@ -52,28 +52,28 @@ from infra.jetstream.parser import (
 )
 from infra.jetstream.transport_security import TransportSecurity
 
-MAX_HEADERS_BYTES: Final = 65_535  # The limit of JetStream (10097). The connection itself has none.
-# The server closes the connection on a protocol line above 4,096 bytes, and nats-py then closes the
-# client permanently. The rest is for the reply subject and the sizes.
+MAX_HEADERS_BYTES: Final = 65_535  # JetStream's limit (10097); the connection itself has none
+# The server closes the connection on a protocol line over 4,096 bytes, and nats-py then closes the
+# client permanently. This leaves room for the reply subject and the sizes.
 MAX_SUBJECT_BYTES: Final = 3_000
 
 _CLOSE_SECONDS: Final = 1.0
-PENDING_BYTES: Final = 64 * 1024 * 1024  # limit of unsent bytes, also during a reconnection
+PENDING_BYTES: Final = 64 * 1024 * 1024  # limit on unsent bytes, including during a reconnection
 
 _HEADER_NAME: Final = re.compile(r"[!-9;-~]+")
-_NO_LINE_ENDS: Final = {ord("\r"): " ", ord("\n"): " "}
+_LINE_BREAKS_TO_SPACES: Final = {ord("\r"): " ", ord("\n"): " "}
 _OLD_REPLY_TOKENS: Final = 9
 _STREAM_FULL: Final = frozenset({10002, 10023, 10028, 10047, 10077})
 _TOO_LARGE: Final = frozenset({10054, 10097})
 _NOT_FOUND: Final = frozenset({10014, 10037, 10059})
-_JETSTREAM_OFF: Final = frozenset({10039, 10076})
-_AWAY: Final = frozenset({10008, 10009, 10041})
+_JETSTREAM_DISABLED: Final = frozenset({10039, 10076})
+_UNAVAILABLE: Final = frozenset({10008, 10009, 10041})
 _TOO_MANY_WAITING: Final = 10167
-_NO_FILES: Final = 10049
+_CREATE_FAILED: Final = 10049
 _NO_CLUSTER: Final = 10074  # replicas on a single server
 
 
-JETSTREAM_OFF_REMEDY: Final = (
+JETSTREAM_DISABLED_REMEDY: Final = (
     'start the server with -js, or with "jetstream {}" in its configuration. A server with a full '
     "disk turns JetStream off: free space, and restart it"
 )
@@ -88,7 +88,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 def to_bus_error(error: ApiError, what: str) -> BusError:
-    """Return the `BusError` for the server's error in a response to `what`."""
+    """Convert the server's error in a response to `what` to a `BusError`."""
     text = f"{what}: {error.description} (code {error.code}/{error.err_code})"
     if error.err_code in _STREAM_FULL:
         return StreamFullError(text)
@@ -96,18 +96,18 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
         return MessageTooLargeError(text)
     if error.err_code in _NOT_FOUND:
         return NotFoundOnBusError(text)
-    if error.err_code in _JETSTREAM_OFF:
-        return IncompatibleServerError(f"{text}; {JETSTREAM_OFF_REMEDY}")
-    if error.err_code in _AWAY:
+    if error.err_code in _JETSTREAM_DISABLED:
+        return IncompatibleServerError(f"{text}; {JETSTREAM_DISABLED_REMEDY}")
+    if error.err_code in _UNAVAILABLE:
         return BusUnavailableError(
             f"{text}; retry in 10 seconds, after an election. If the cluster still has no leader, "
             "check that more than half of its servers are running and can reach each other"
         )
-    # Too many messages of all clients for one stream are pending.
+    # Too many messages for one stream are pending, over all clients.
     if error.err_code == _TOO_MANY_WAITING:
         return BusUnavailableError(f"{text}; retry later")
-    if error.err_code == _NO_FILES:
-        text += "; the disk of the server is full, or the server cannot write to it"
+    if error.err_code == _CREATE_FAILED:
+        text += "; the server's disk is full, or the server cannot write to it"
     if error.err_code == _NO_CLUSTER:
         text += "; use --replicas 1, or a cluster"
     return BusRefusedError(text, code=error.code, err_code=error.err_code)
@@ -115,9 +115,9 @@ def to_bus_error(error: ApiError, what: str) -> BusError:
 
 @contextlib.contextmanager
 def bus_errors(what: str) -> Generator[None]:
-    """Convert nats-py's exceptions into `BusError`, with `what` as the failed operation."""
+    """Convert nats-py's exceptions to `BusError`, with `what` as the failed operation."""
     try:
-        with _cancellation_kept():
+        with _keep_cancellation():
             yield
     except nats.errors.MaxPayloadError as error:
         raise MessageTooLargeError(f"{what}: larger than the server's max_payload") from error
@@ -138,11 +138,11 @@ def bus_errors(what: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _cancellation_kept() -> Generator[None]:
+def _keep_cancellation() -> Generator[None]:
     """Raise a cancellation that nats-py has swallowed.
 
     It uses `asyncio.wait_for`, which before Python 3.12 returns the result and drops a cancellation
-    that arrives at the same time. The service would then never stop.
+    that arrives at the same time, so the service would never stop.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()
@@ -169,7 +169,7 @@ async def request(
         MessageTooLargeError: larger than the server accepts; nothing was sent.
     """
     check_size(nc, subject, payload, headers)
-    async with ended_by_denial(nc, (subject,)):
+    async with fail_on_denial(nc, (subject,)):
         with bus_errors(f"request to {subject}"):
             try:
                 return await nc.request(
@@ -179,39 +179,38 @@ async def request(
                 suspect_server(nc)
                 raise
             except nats.errors.Error as error:
-                if isinstance(nc, FastClient) and nc.excess:
-                    raise BusUnavailableError(f"request to {subject}: {nc.excess}") from error
+                if isinstance(nc, FastClient) and nc.limit_error:
+                    raise BusUnavailableError(f"request to {subject}: {nc.limit_error}") from error
                 raise
 
 
 @contextlib.asynccontextmanager
-async def ended_by_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
-    """End a wait for a response as soon as the server denies one of the subjects.
+async def fail_on_denial(nc: Client, subjects: Collection[str]) -> AsyncGenerator[None]:
+    """Stop waiting for a response as soon as the server denies one of the subjects.
 
     Raises:
         BusDeniedError: with the subject and the user.
     """
     denials: list[Denial] = []
-    if isinstance(nc, FastClient) and nc.denials.of_inbox is not None:
-        raise nc.denied(nc.denials.of_inbox)
+    if isinstance(nc, FastClient) and nc.denials.inbox_denial is not None:
+        raise nc.denial_error(nc.denials.inbox_denial)
     try:
         async with asyncio.timeout(None) as limit:
 
-            def listen(denial: Denial) -> bool:
-                if not any(map(denial.is_of, subjects)) and not _is_of_inbox(nc, denial):
+            def handle_denial(denial: Denial) -> bool:
+                if not any(map(denial.concerns, subjects)) and not _concerns_inbox(nc, denial):
                     return False
                 if not denials:
-                    # Ends the body with a timeout, which is the only way to interrupt it from a
-                    # callback.
+                    # A timeout is the only way to interrupt the body from a callback.
                     limit.reschedule(0)
                 denials.append(denial)
                 return True
 
-            with on_denial(nc, listen):
+            with on_denial(nc, handle_denial):
                 yield
     except TimeoutError:
         if denials and isinstance(nc, FastClient):
-            raise nc.denied(denials[0]) from None
+            raise nc.denial_error(denials[0]) from None
         raise
 
 
@@ -221,12 +220,12 @@ def on_denial(nc: Client, listener: DenialListener) -> Generator[None]:
     if not isinstance(nc, FastClient):
         yield
         return
-    with nc.denials.registered(listener):
+    with nc.denials.register(listener):
         yield
 
 
-def _is_of_inbox(nc: Client, denial: Denial) -> bool:
-    return isinstance(nc, FastClient) and nc.denials.of_inbox is denial
+def _concerns_inbox(nc: Client, denial: Denial) -> bool:
+    return isinstance(nc, FastClient) and nc.denials.inbox_denial is denial
 
 
 async def send(
@@ -237,7 +236,7 @@ async def send(
     reply: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Publish without a response, after a check of the size.
+    """Check the size of a message, and publish it without waiting for a response.
 
     Raises:
         BusUnavailableError: the connection is closed, or its buffer is full during a reconnection.
@@ -251,11 +250,11 @@ async def send(
 def encode(
     nc: Client, subject: str, payload: bytes, headers: Mapping[str, str], *, reply: str = ""
 ) -> bytes:
-    """Return the protocol bytes of one message, for `write`.
+    """Encode one message in the wire protocol, for `write`.
 
     Raises:
         MessageTooLargeError: larger than the server accepts.
-        ValueError: the subject or the name of a header is invalid in the protocol.
+        ValueError: the subject or a header name is invalid in the protocol.
     """
     if not subject.isprintable() or " " in subject or not subject:
         raise ValueError(f"subject {subject!r}: spaces and control characters are not allowed")
@@ -264,9 +263,9 @@ def encode(
         if not _is_header_name(name):
             raise ValueError(
                 f"message to {subject}: header name {name!r} must be printable ASCII without "
-                "spaces and colons"
+                "spaces or colons"
             )
-        clean = value if value.isprintable() else value.translate(_NO_LINE_ENDS)
+        clean = value if value.isprintable() else value.translate(_LINE_BREAKS_TO_SPACES)
         text += f"{name}: {clean}\r\n"
     block = (text + "\r\n").encode() if headers else b""
     size = len(block) + len(payload)
@@ -310,11 +309,11 @@ class AccessFailedError(nats.errors.Error):
 
 
 class EndingTransport(TcpTransport):
-    """A transport whose methods fail as nats-py expects when the connection has ended.
+    """A transport that fails as nats-py expects once the connection has ended.
 
-    uvloop raises `RuntimeError` for a write after a loss that nats-py has not detected yet. nats-py
-    expects an `OSError`. nats-py also awaits the end of the transport before it reconnects, which
-    may never come.
+    uvloop raises `RuntimeError` on a write after a connection loss that nats-py has not detected
+    yet, where nats-py expects an `OSError`. Before reconnecting, nats-py also waits for the
+    transport to close, which may never happen.
     """
 
     def write(self, payload: bytes) -> None:
@@ -325,14 +324,14 @@ class EndingTransport(TcpTransport):
             raise ConnectionResetError(str(error)) from error
 
     def writelines(self, payload: list[bytes]) -> None:
-        """Send all, or raise `ConnectionResetError`."""
+        """Send all payloads, or raise `ConnectionResetError`."""
         try:
             super().writelines(payload)  # pyright: ignore[reportUnknownMemberType]
         except RuntimeError as error:
             raise ConnectionResetError(str(error)) from error
 
     async def wait_closed(self) -> None:
-        """Wait until it is closed, for at most 1 s: after a failed TLS handshake it never is."""
+        """Wait for the end for at most 1 s, because after a failed TLS handshake it never comes."""
         task = asyncio.current_task()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
@@ -346,18 +345,18 @@ class EndingTransport(TcpTransport):
 
 
 class FastClient(Client):
-    """A client with a direct path for messages, and with responses that end with the connection.
+    """A client that dispatches messages directly, and fails pending requests on connection loss.
 
     It accepts any bytes that other clients put into subjects and headers (``foreign_bytes``).
 
-    The parser passes a message directly to its listener, without a queue and a task switch, and
-    with a faster parser of headers.
+    The parser passes a message directly to its listener, without a queue or task switch, and parses
+    headers faster.
 
-    It reconnects where nats-py gives up: when the user expired or its key was revoked, because the
-    file may contain a new key, and when the server has too many connections. It also refuses a
-    connection without TLS if TLS was required, where nats-py continues if the server offers none.
+    It reconnects where nats-py gives up: when the user has expired or its key was revoked, because
+    the file may contain a new key, and when the server has too many connections. If TLS is
+    required, it refuses a connection without TLS, which nats-py accepts if the server offers none.
 
-    nats-py has no public interface for this: the class overrides and reads private members, which
+    nats-py has no public interface for this, so the class uses private members, which
     `tests/test_private_members.py` lists.
     """
 
@@ -369,28 +368,28 @@ class FastClient(Client):
         self.loss_listeners: set[Callable[[], None]] = set()
         self.reconnect_listeners: set[Callable[[], None]] = set()
         self.on_suspicion: Callable[[], None] | None = None
-        self.last_server = ""  # host and port of the last attempt to connect
+        self.last_server = ""  # host and port of the last connection attempt
         self.attempts = 0
-        self.excess = ""  # why the connection ended, if its server has sent too much
+        self.limit_error = ""  # why the connection ended, if the server exceeded a size limit
         self.identity = identity
         self.denials = Denials(identity.inbox_prefix if identity else "_INBOX")
         self._security = security
         self._listeners: dict[int, Listener] = {}
-        self._ps = MessageParser(self, self._take)
+        self._ps = MessageParser(self, self._dispatch)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe. The listener gets the messages one by one, in order."""
 
-        async def take(message: Msg) -> None:
+        async def deliver(message: Msg) -> None:
             listener(Incoming(message.subject, message.reply, message.data, message.headers))
 
-        # The number that `subscribe` will assign: a message may arrive before it returns.
+        # The id that `subscribe` will assign, because a message may arrive before it returns.
         number = self._sid + 1
         self._listeners[number] = listener
-        # nats-py's limits of waiting messages would drop some. The listeners of this package only
-        # append to a list, and limit what the server may send.
+        # nats-py would drop messages above its limits on pending ones. The listeners in this
+        # package only append to a list, and limit what the server may send.
         subscription = await self.subscribe(  # pyright: ignore[reportUnknownMemberType]
-            subject, cb=take, pending_msgs_limit=0, pending_bytes_limit=0
+            subject, cb=deliver, pending_msgs_limit=0, pending_bytes_limit=0
         )
         if subscription._id != number:  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
             del self._listeners[number]
@@ -399,13 +398,13 @@ class FastClient(Client):
     async def _send_ping(self, future: asyncio.Future[object] | None = None) -> None:
         """Send the pending bytes before the PING, so that the response of a `flush` covers them.
 
-        nats-py's PING overtakes them, so its PONG might arrive before the server has the
+        nats-py's PING overtakes them, so the PONG might arrive before the server has the
         subscription.
         """
-        waiting: list[bytes] = self._pending
-        if waiting and self._transport is not None:
+        pending: list[bytes] = self._pending
+        if pending and self._transport is not None:
             self._pending, self._pending_data_size = [], 0
-            self._transport.writelines(waiting)
+            self._transport.writelines(pending)
         await super()._send_ping(future)  # pyright: ignore[reportUnknownMemberType]
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
@@ -415,10 +414,10 @@ class FastClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        if (rest := self._take(sid, subject, reply, data, headers)) is not None:
+        if (rest := self._dispatch(sid, subject, reply, data, headers)) is not None:
             await rest
 
-    def _take(
+    def _dispatch(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> Awaitable[None] | None:
         """Pass a message to its listener. Return an awaitable if work remains, which is rare."""
@@ -435,19 +434,19 @@ class FastClient(Client):
             return self._error_cb(error)
         return None
 
-    def denied(self, denial: Denial) -> BusDeniedError:
+    def denial_error(self, denial: Denial) -> BusDeniedError:
         """Return the error for a denial, with the user's name."""
         return denial.error(str(self.identity or "(unknown)"))
 
     async def _process_op_err(self, e: Exception) -> None:
-        """End the connection. Report the reason, because nats-py does not if it reconnects."""
+        """End the connection. Report the reason, which nats-py does not report if it reconnects."""
         if isinstance(e, MessageTooLongError):
-            self.excess = str(e)
+            self.limit_error = str(e)
             await self._error_cb(e)
         await super()._process_op_err(e)
 
     async def _attempt_reconnect(self) -> None:
-        """Reconnect after any error. nats-py's task would end at an unexpected one."""
+        """Reconnect after any error. An unexpected one would end nats-py's task."""
         while True:
             try:
                 return await super()._attempt_reconnect()
@@ -464,36 +463,36 @@ class FastClient(Client):
     async def _connect_to_server(self, s: Srv) -> None:
         self.last_server = f"{s.uri.hostname}:{s.uri.port}"
         self.attempts += 1
-        # See `_forget_last_attempt`: an attempt that failed late leaves tasks behind.
-        self._forget_last_attempt()
+        # See `_abandon_last_attempt`: an attempt that failed late leaves tasks behind.
+        self._abandon_last_attempt()
         await super()._connect_to_server(s)
-        if type(self._transport) is TcpTransport:  # nats-py has no parameter for a transport
-            connected, self._transport = self._transport, EndingTransport()
-            vars(self._transport).update(vars(connected))
+        if type(self._transport) is TcpTransport:  # nats-py has no transport parameter
+            original, self._transport = self._transport, EndingTransport()
+            vars(self._transport).update(vars(original))
 
     async def _process_connect_init(self) -> None:
-        """Log in. If the server ends the connection, raise the error that it sent before."""
+        """Log in. If the server ends the connection, raise the error that it sent first."""
         try:
             await super()._process_connect_init()
         except OSError as error:
             if (error_text := self._read_final_error()) is not None:
                 raise nats.errors.Error(f"nats: {error_text}") from error
             raise
-        # nats-py accepts the end of the connection as the response to its ping.
+        # nats-py mistakes the end of the connection for the response to its ping.
         if not self.is_connected and self._transport is not None and self._transport.at_eof():
             raise nats.errors.UnexpectedEOF
 
     def _read_final_error(self) -> str | None:
-        """Return the unread error message of a server that has ended the connection, or None."""
+        """Return the unread error message from a server that ended the connection, or None."""
         reader = cast("asyncio.StreamReader | None", vars(self._transport).get("_io_reader"))
         received = b"" if reader is None else bytes(vars(reader).get("_buffer", b""))
         match = ERR_RE.match(received)
         return None if match is None else (match.group(1) or b"").decode(errors="replace")
 
-    def _forget_last_attempt(self) -> None:
-        """End the tasks of an attempt that failed late, because they would use the next connection.
+    def _abandon_last_attempt(self) -> None:
+        """Cancel the tasks of an attempt that failed late: they would use the next connection.
 
-        A second reader would take the bytes of the handshake, or end it with an error.
+        A second reader would consume bytes of the handshake, or fail it with an error.
         """
         for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
             task = cast("asyncio.Task[None] | None", self.__dict__[name])
@@ -505,19 +504,19 @@ class FastClient(Client):
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """The TLS settings, from the current content of the files."""
+        """The TLS settings, read from the current files."""
         if self._security is None:
             return super().ssl_context
-        with _access_failures():
+        with _convert_access_errors():
             return self._security.context()
 
     def _connect_command(self) -> bytes:
         """Return the CONNECT command, with the current content of the key file."""
-        if self._security is not None and self._security.demanded:
+        if self._security is not None and self._security.required:
             self._require_tls()
         key_file = self.identity.key_file if self.identity is not None else None
         if key_file is not None:
-            with _access_failures():
+            with _convert_access_errors():
                 key = key_file.read()
             self._signature_cb = key.sign
             self._user_jwt_cb = (lambda: bytearray(key.jwt.encode())) if key.jwt else None
@@ -530,7 +529,7 @@ class FastClient(Client):
                 "the server does not offer the required TLS; nothing was sent to it"
             )
 
-    # nats-py closes the client permanently for these errors. End only the connection.
+    # nats-py closes the client permanently on these errors. End only the connection.
     async def _process_err(self, err_msg: str) -> None:
         denial = parse_denial(self._original_text(err_msg))
         if denial is not None and self.denials.notify(denial):
@@ -543,14 +542,14 @@ class FastClient(Client):
 
     def _original_text(self, lowered: str) -> str:
         """Return the server's message in its original case, because subjects are case-sensitive."""
-        # nats-py passes it in lower case, and its parser still has the original.
+        # nats-py passes the message in lower case, but its parser still has the original.
         match = ERR_RE.match(self._ps.buf)
         message = "" if match is None else (match.group(1) or b"").decode(errors="replace")
         return message if message.lower() == lowered else lowered
 
     @property
-    def server_has_jetstream(self) -> bool:
-        """Whether the server announces JetStream, ready or not."""
+    def announces_jetstream(self) -> bool:
+        """Whether the server announces JetStream, even if it is not ready."""
         return bool(self._server_info.get("jetstream"))
 
     @property
@@ -560,14 +559,14 @@ class FastClient(Client):
 
     @property
     def server_is_clustered(self) -> bool:
-        """Whether the server announces that it is part of a cluster."""
+        """Whether the server announces that it is in a cluster."""
         return bool(self._server_info.get("cluster"))
 
-    def end_pending(self) -> None:
-        """End every wait for a response, because the responses belong to the lost connection.
+    def fail_pending(self) -> None:
+        """Fail every pending request, because its response belongs to the lost connection.
 
-        Otherwise each would wait until its timeout, although the server may return within a second.
-        Whether a request was executed is unknown.
+        Otherwise each would wait for its timeout, although the server may be back within a second.
+        It is unknown whether a request was executed.
         """
         responses = cast("dict[str, asyncio.Future[object]]", self.__dict__["_resp_map"])
         for future in list(responses.values()):
@@ -578,7 +577,7 @@ class FastClient(Client):
 
     def notify_reconnected(self) -> None:
         """Notify the listeners that the connection works again."""
-        self.excess = ""
+        self.limit_error = ""
         for listener in list(self.reconnect_listeners):
             listener()
 
@@ -612,8 +611,8 @@ class FastClient(Client):
 
 
 @contextlib.contextmanager
-def _access_failures() -> Generator[None]:
-    """Raise `BusAccessError` as an error after which nats-py retries."""
+def _convert_access_errors() -> Generator[None]:
+    """Convert `BusAccessError` to an error that makes nats-py retry."""
     try:
         yield
     except BusAccessError as error:
@@ -621,7 +620,7 @@ def _access_failures() -> Generator[None]:
 
 
 def suspect_server(nc: Client) -> None:
-    """Report that a request got no response, or found no leader, so that the server is checked."""
+    """Trigger a check of the server after a request got no response, or found no leader."""
     if isinstance(nc, FastClient) and nc.on_suspicion is not None and nc.is_connected:
         nc.on_suspicion()
 
@@ -646,47 +645,49 @@ def on_loss(nc: Client, listener: Callable[[], None]) -> Generator[None]:
 @contextlib.contextmanager
 def on_connection_change(nc: Client, listener: Callable[[], None]) -> Generator[None]:
     """Call `listener` if the connection is lost or restored during the context."""
-    back = nc.reconnect_listeners if isinstance(nc, FastClient) else set[Callable[[], None]]()
-    back.add(listener)
+    reconnect_listeners = (
+        nc.reconnect_listeners if isinstance(nc, FastClient) else set[Callable[[], None]]()
+    )
+    reconnect_listeners.add(listener)
     try:
         with on_loss(nc, listener):
             yield
     finally:
-        back.discard(listener)
+        reconnect_listeners.discard(listener)
 
 
 def check_size(nc: Client, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
-    """Raise an error for a message at which the server would close the connection.
+    """Raise an error for a message on which the server would close the connection.
 
-    nats-py checks only the payload, but the server adds the headers. Its rejection is a protocol
-    error, after which nats-py closes the client permanently.
+    nats-py checks only the payload, but the server includes the headers. It rejects the message
+    with a protocol error, after which nats-py closes the client permanently.
 
     Raises:
         MessageTooLargeError: with the size and the limit.
     """
     if len(subject) > MAX_SUBJECT_BYTES:
         raise MessageTooLargeError(
-            f"subject {subject[:80]}…: has {len(subject)} bytes, but at most "
+            f"subject {subject[:80]}…: {len(subject)} bytes long, but at most "
             f"{MAX_SUBJECT_BYTES} are allowed"
         )
     header_bytes = headers_size(headers) if headers else 0
     if header_bytes > MAX_HEADERS_BYTES:
         raise MessageTooLargeError(
-            f"message to {subject}: has {header_bytes} bytes of headers, but at most "
+            f"message to {subject}: contains {header_bytes} bytes of headers, but at most "
             f"{MAX_HEADERS_BYTES} are allowed"
         )
     size = header_bytes + len(payload)
     limit = nc.max_payload
     if size > limit:
         raise MessageTooLargeError(
-            f"message to {subject}: has {size} bytes with headers, but the server's "
+            f"message to {subject}: {size} bytes long with headers, but the server's "
             f"max_payload is {limit}"
         )
 
 
 def headers_size(headers: Mapping[str, str]) -> int:
-    """Return the size of the headers in the protocol, in bytes."""
-    size = 12  # "NATS/1.0", its line end, and the empty line
+    """Return the encoded size of the headers, in bytes."""
+    size = 12  # "NATS/1.0", its line break, and the empty line
     for name, value in headers.items():
         size += len(name) + 4 + (len(value) if value.isascii() else len(value.encode()))
     return size
@@ -711,7 +712,7 @@ async def subscribe(nc: Client, subject: str, listener: Listener) -> Subscriptio
 
 
 async def unsubscribe(subscription: Subscription) -> None:
-    """End a subscription. Do nothing if it or its connection has ended."""
+    """End a subscription. Do nothing if the subscription or its connection has ended."""
     with contextlib.suppress(nats.errors.Error):
         await subscription.unsubscribe()
 
@@ -720,7 +721,7 @@ def split_reply(reply: str) -> list[str]:
     """Return the last five parts of an acknowledgement subject, after the consumer's name.
 
     In order: consumer, deliveries, stream sequence, consumer sequence, time in ns, pending. The old
-    form has nine tokens. The form with domain and account has eleven or more.
+    form has nine tokens, and the form with a domain and account eleven or more.
     """
     tokens = reply.split(".")
     return tokens[3:] if len(tokens) == _OLD_REPLY_TOKENS else tokens[5:]

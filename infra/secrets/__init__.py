@@ -1,11 +1,11 @@
-"""Stores of secrets: listed environment variables, and files that only their owner can read."""
+"""Secret stores: listed environment variables, and files that only their owner can read."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from infra.secrets.environment import VARIABLE, EnvironmentSecrets, listed_variables
+from infra.secrets.environment import VARIABLE, EnvironmentSecrets, parse_variable_list
 from infra.secrets.files import FileSecrets
 from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.provider.secrets import SecretStore, SecretStores
@@ -14,7 +14,7 @@ __all__ = ["EnvironmentSecrets", "FileSecrets", "open_stores"]
 
 
 def open_stores(directory: Path | None) -> SecretStores:
-    """Return the stores of a process: ``files`` in a directory, ``env`` if variables are listed.
+    """Return a process's stores: ``files`` if given a directory, ``env`` if variables are listed.
 
     Raises:
         ConfigurationError: the directory or the list is unusable.
@@ -22,7 +22,7 @@ def open_stores(directory: Path | None) -> SecretStores:
     stores: dict[str, SecretStore] = {}
     known: list[str] = []
     key = b""
-    listed = listed_variables(os.environ.get(VARIABLE, ""))
+    listed = parse_variable_list(os.environ.get(VARIABLE, ""))
     if listed:
         stores["env"] = environment = EnvironmentSecrets(listed)
         known += environment.read_all()

@@ -15,10 +15,10 @@ VARIABLE: Final = "RECONCILER_SECRET_ENV"
 """Environment variable with the list: ``NAMESPACE/NAME``, separated by commas."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-_OF_THE_PROCESS: Final = (
+_RESERVED_PREFIXES: Final = (
     "RECONCILER_",
     "NATS_",
-    # Credentials that cloud SDKs, clusters and tools read by themselves.
+    # credentials that cloud SDKs, clusters and tools read themselves
     "ALIBABA_",
     "ALICLOUD_",
     "ARM_",
@@ -59,28 +59,28 @@ _OF_THE_PROCESS: Final = (
 class EnvironmentSecrets:
     """Implements ``reconciler.provider.secrets.SecretStore`` with listed variables.
 
-    A namespace reads the variables that are listed for it, and never those of another namespace.
+    A namespace can read only the variables that are listed for it.
     """
 
-    def __init__(self, listed: frozenset[SecretKey]) -> None:
-        self._listed = listed
+    def __init__(self, variables: frozenset[SecretKey]) -> None:
+        self._variables = variables
 
     async def read(self, key: SecretKey, reader: str) -> str | None:
         """Return a variable's value; raises ``ConfigurationError`` if it is not text."""
-        if reader != key.namespace or key not in self._listed:
+        if reader != key.namespace or key not in self._variables:
             return None
         return _read(key.name)
 
     def read_all(self) -> list[str]:
-        """Return the values of all listed variables, except unreadable ones."""
+        """Return the values of all readable listed variables."""
         values: list[str] = []
-        for key in self._listed:
+        for key in self._variables:
             with contextlib.suppress(ConfigurationError):
                 values.append(_read(key.name) or "")
         return values
 
     async def write(self, key: SecretKey, value: str) -> None:
-        """Raise ``ConfigurationError``: an environment only lives as long as its process."""
+        """Raise ``ConfigurationError``, because the environment ends with its process."""
         del value
         raise ConfigurationError(
             f"secret {key.name!r} cannot be stored in the environment; use store 'files'"
@@ -91,12 +91,12 @@ class EnvironmentSecrets:
         raise ConfigurationError(f"secret {key.name!r} cannot be removed from the environment")
 
 
-def listed_variables(text: str) -> frozenset[SecretKey]:
-    """Parse the list of ``RECONCILER_SECRET_ENV``; raises ``ConfigurationError``."""
-    return frozenset(_listed(each.strip()) for each in text.split(",") if each.strip())
+def parse_variable_list(text: str) -> frozenset[SecretKey]:
+    """Parse the list in ``RECONCILER_SECRET_ENV``; raises ``ConfigurationError``."""
+    return frozenset(_parse_entry(each.strip()) for each in text.split(",") if each.strip())
 
 
-def _listed(entry: str) -> SecretKey:
+def _parse_entry(entry: str) -> SecretKey:
     namespace, slash, name = entry.partition("/")
     try:
         check_token(namespace, what="namespace")
@@ -104,14 +104,14 @@ def _listed(entry: str) -> SecretKey:
         raise ConfigurationError(f"{VARIABLE}: {entry!r}: {error}") from None
     if not slash or _NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"{VARIABLE}: {entry!r} is not NAMESPACE/NAME of an environment variable; use a "
+            f"{VARIABLE}: {entry!r} is not the NAMESPACE/NAME of an environment variable; use a "
             "value such as billing/DB_PASSWORD"
         )
-    beginning = next((each for each in _OF_THE_PROCESS if name.upper().startswith(each)), None)
-    if beginning is not None:
+    prefix = next((each for each in _RESERVED_PREFIXES if name.upper().startswith(each)), None)
+    if prefix is not None:
         raise ConfigurationError(
-            f"{VARIABLE}: {entry!r} is refused, because variables that begin with {beginning} "
-            "hold credentials of the process itself; pass the secret in a variable of another name"
+            f"{VARIABLE}: {entry!r} is refused, because variables that begin with {prefix} "
+            "hold credentials of the process itself; pass the secret under another variable name"
         )
     return SecretKey(namespace, name)
 

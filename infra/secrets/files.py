@@ -1,4 +1,4 @@
-"""Secrets in files of mode 0600: ``NAMESPACE/NAME`` in a directory of mode 0700."""
+"""Secrets in files with mode 0600: ``NAMESPACE/NAME`` in a directory with mode 0700."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KEY_BYTES: Final = 32
 class FileSecrets:
     """Implements ``reconciler.provider.secrets.SecretStore`` with a directory per namespace.
 
-    A namespace reads the secrets in its own directory, and those that are granted to it.
+    A namespace can read the secrets in its own directory, and those that are granted to it.
 
     Raises:
         ConfigurationError: the directory cannot be created, or other users can access it.
@@ -48,11 +48,11 @@ class FileSecrets:
             ConfigurationError: other users can read the file.
         """
         if reader != key.namespace and reader not in self.grants.readers(key):
-            return None  # before the file is opened, so that nothing shows whether it exists
+            return None  # before the file is opened, so that nothing reveals whether it exists
         return self._read(key)
 
-    def stored(self) -> list[SecretKey]:
-        """Return the keys of all secrets in order; raises ``ConfigurationError``."""
+    def list_keys(self) -> list[SecretKey]:
+        """Return the keys of all secrets, sorted; raises ``ConfigurationError``."""
         try:
             return sorted(
                 SecretKey(namespace.name, file.name)
@@ -65,9 +65,9 @@ class FileSecrets:
             raise ConfigurationError(f"secrets: {self._directory}: {error.strerror}") from None
 
     def read_all(self) -> list[str]:
-        """Return all secrets, including recently replaced ones, and except unreadable ones."""
+        """Return all readable secrets, including recently replaced ones."""
         values = self._replaced.read_all()
-        for key in self.stored():
+        for key in self.list_keys():
             with contextlib.suppress(ConfigurationError, ValueError):
                 values.append(self._read(key) or "")
         return values
@@ -77,7 +77,7 @@ class FileSecrets:
         self.put(key, value)
 
     def put(self, key: SecretKey, value: str) -> bool:
-        """Write a file. Return whether it was missing."""
+        """Write a file. Return whether it is new."""
         content = value.encode()
         if len(content) > MAX_BYTES:
             raise ConfigurationError(f"secret {str(key)!r} is larger than {MAX_BYTES} bytes")
@@ -95,7 +95,7 @@ class FileSecrets:
     def discard(self, key: SecretKey) -> bool:
         """Delete a file and its grants. Return whether the file existed."""
         path = self._path(key)
-        self.grants.discard(key)  # first, so that a secret that is created again is not granted
+        self.grants.discard(key)  # first, so that a recreated secret is not granted
         self._keep_replaced(key)
         try:
             path.unlink()
@@ -106,7 +106,7 @@ class FileSecrets:
         return True
 
     def digest_key(self) -> bytes:
-        """Return the key of digests, created once. Copy it with the directory to other hosts."""
+        """Return the key for digests, created once. Copy it to other hosts with the directory."""
         path = self._directory / _KEY_FILE
         with contextlib.suppress(FileNotFoundError):
             return path.read_bytes()
@@ -122,7 +122,7 @@ class FileSecrets:
         return path.read_bytes()
 
     def _keep_replaced(self, key: SecretKey, new: str | None = None) -> None:
-        """Keep the current value for a time, because an API may still return it."""
+        """Keep the current value for some time, because an API may still return it."""
         value = None
         with contextlib.suppress(ConfigurationError):  # an unreadable value was never used
             value = self._read(key)
@@ -136,15 +136,14 @@ class FileSecrets:
     def _path(self, key: SecretKey) -> Path:
         """Return the file of a secret.
 
-        A symbolic link must stay in the directory of its namespace. Otherwise it would work as a
-        grant.
+        A symbolic link must stay in its namespace's directory. Otherwise it would act as a grant.
 
         Raises:
             ConfigurationError: the file is outside the directory.
         """
         check_token(key.namespace, what="namespace")
         if SECRET_NAME.fullmatch(key.name) is None:
-            raise ConfigurationError(f"secrets: {key.name!r} is not a valid name of a secret")
+            raise ConfigurationError(f"secrets: {key.name!r} is not a valid secret name")
         directory = self._directory / key.namespace
         path = directory / key.name
         try:

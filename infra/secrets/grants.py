@@ -1,4 +1,4 @@
-"""Grants for namespaces to read secrets of others, in one file next to the secrets."""
+"""Grants that let namespaces read secrets of others, in one file next to the secrets."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class Grants:
         self._path = directory / GRANTS_FILE
 
     def readers(self, key: SecretKey) -> list[str]:
-        """Return the namespaces to which a secret is granted, in order."""
+        """Return the namespaces to which a secret is granted, sorted."""
         return sorted(self._read().get(str(key), ()))
 
     def add(self, key: SecretKey, reader: str) -> None:
         """Grant a secret to a namespace."""
-        with self._changing() as grants:
+        with self._locked_grants() as grants:
             grants[str(key)] = sorted({*grants.get(str(key), ()), reader})
 
     def discard(self, key: SecretKey, reader: str | None = None) -> None:
-        """Revoke the grant to a namespace, or to all namespaces for None."""
+        """Revoke the grant to one namespace, or to all namespaces if None."""
         if not self.readers(key):
             return
-        with self._changing() as grants:
-            left = [each for each in grants.pop(str(key), ()) if reader not in (each, None)]
-            if left:
-                grants[str(key)] = left
+        with self._locked_grants() as grants:
+            remaining = [each for each in grants.pop(str(key), ()) if reader not in (each, None)]
+            if remaining:
+                grants[str(key)] = remaining
 
     def _read(self) -> Mapping[str, list[str]]:
         content = read_private(self._path)
@@ -59,12 +59,12 @@ class Grants:
             ) from None
 
     @contextlib.contextmanager
-    def _changing(self) -> Generator[dict[str, list[str]]]:
-        import fcntl  # noqa: PLC0415 - Windows has none, and reads grants only
+    def _locked_grants(self) -> Generator[dict[str, list[str]]]:
+        import fcntl  # noqa: PLC0415 - not on Windows, which only reads grants
 
         descriptor = os.open(self._directory, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # keeps both grants of two concurrent commands
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two concurrent commands must keep both grants
             grants = dict(self._read())
             yield grants
             write_private(self._path, msgspec.json.format(_encoder.encode(grants)))

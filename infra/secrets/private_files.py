@@ -1,4 +1,4 @@
-"""Files of mode 0600, written atomically."""
+"""Files with mode 0600, written atomically."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Final
 from reconciler.errors import ConfigurationError
 
 MAX_BYTES: Final = 1024 * 1024
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_OTHER_USERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 def check_directory(path: Path) -> None:
-    """Create a directory if it is missing; raises ``ConfigurationError`` if not private."""
+    """Create a directory if missing; raises ``ConfigurationError`` if it is not private."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigurationError(f"secrets: {path}: {error.strerror}") from None
-    if mode & _OTHERS:
+    if mode & _OTHER_USERS:
         raise ConfigurationError(
             f"secrets: {path} is accessible to other users; run chmod 700 on it"
         )
@@ -31,7 +31,7 @@ def read_private(path: Path) -> str | None:
     """Return a file's text, or None if it is missing; raises ``ConfigurationError``."""
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & _OTHERS:
+            if os.fstat(file.fileno()).st_mode & _OTHER_USERS:
                 raise ConfigurationError(
                     f"secrets: {path} is readable by other users; run chmod 600 on it"
                 )

@@ -1,4 +1,4 @@
-"""Replaced secrets, kept for a week so that restarted processes also redact them."""
+"""Replaced secrets, kept for a week so that restarted processes still redact them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from reconciler.errors import ConfigurationError
 from reconciler.secrecy import GRACE_SECONDS, MIN_CHARACTERS
 
 REPLACED_SECONDS: Final = GRACE_SECONDS
-"""Age at which a replaced value is deleted: the time for which a process redacts it."""
+"""Age at which a replaced value is deleted, which is how long a process redacts it."""
 
 _DIRECTORY: Final = ".replaced"
 
 
 class ReplacedSecrets:
-    """Former values in a secrets directory, one file each, without the name of the secret."""
+    """Former values in a secrets directory, one file each, which does not name the secret."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / _DIRECTORY
 
     def add(self, value: str, key: bytes) -> None:
-        """Store a value before its replacement. ``key`` keys the digest in its file name."""
+        """Store a value before it is replaced. Its file name is a digest keyed with ``key``."""
         if len(value.strip()) < MIN_CHARACTERS:
             return
         content = value.encode()

@@ -11,7 +11,7 @@ from typing import Final
 
 from events.documents import SUFFIXES, Problem, Read, Source, read_documents
 from events.names import ResourceKey, system_rank
-from infra.named_files import read_at_most, within
+from infra.named_files import check_size, read_at_most
 from reconciler.cli.errors import CommandError
 
 STANDARD_INPUT: Final = "-"
@@ -61,7 +61,9 @@ def _texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
             content = sys.stdin.buffer.read(MAX_MANIFEST_BYTES + 1)
             yield (
                 "standard input",
-                _decoded("standard input", within(content, MAX_MANIFEST_BYTES, "standard input")),
+                _decoded(
+                    "standard input", check_size(content, MAX_MANIFEST_BYTES, "standard input")
+                ),
             )
             continue
         if not path:  # from an empty shell variable, and not the current directory

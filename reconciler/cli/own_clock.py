@@ -32,14 +32,14 @@ async def warn_of_own_clock(read_clock: Callable[[], Awaitable[BusClock]]) -> No
     if not _Process.reads_own_clock:
         return
     # Most commands do not need them.
-    from infra.bus.bus_clock import WRONG  # noqa: PLC0415
+    from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE  # noqa: PLC0415
     from infra.jetstream.errors import BusError  # noqa: PLC0415
 
     try:
         clock = await read_clock()
     except BusError:  # the command itself reports it
         return
-    if clock.difference > WRONG:
+    if clock.difference > MAX_CLOCK_DIFFERENCE:
         seconds = clock.ahead.total_seconds()
         where = "behind" if seconds > 0 else "ahead of"
         sys.stderr.write(

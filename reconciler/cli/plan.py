@@ -17,7 +17,7 @@ from rich.text import Text
 from events.composition import CHILDREN, MANIFESTS
 from events.manifest import Manifest
 from events.names import ResourceKey
-from infra.named_files import read_at_most, write_whole
+from infra.named_files import read_at_most, write_atomically
 from infra.secrets import open_stores
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.console import age, console
@@ -171,7 +171,7 @@ async def _list(foresight: Foresight, places: Collection[Place]) -> None:
 def _write(path: Path, new_plan: Plan) -> None:
     content = msgspec.json.format(msgspec.json.encode(new_plan), indent=1) + b"\n"
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as error:
         raise CommandError(f"cannot write {path}: {error.strerror}; name another file") from None
 

@@ -11,13 +11,13 @@ from nats.aio.client import Client
 from events.integrity import LogDamage
 from events.wording import plural
 from infra.backup.file import Backup
-from infra.backup.inspection import Knowledge, inspect
+from infra.backup.inspection import LogSummary, inspect
 from infra.backup.restoration import (
     Plan,
     RestoredLog,
     RestoreRefusedError,
-    finish,
     plan_restoration,
+    rename_saved_files,
     restore_log,
 )
 from infra.bus.event_log import JetStreamLog
@@ -88,19 +88,19 @@ async def _restore(
 ) -> RestoredLog:
     source = Backup(file)
     with progress_bar("checking", source.size) as progress:
-        knowledge = inspect(source, progress)
+        summary = inspect(source, progress)
     async with bus(connection, sends=True) as nc:
-        plan = await plan_of(nc, source, knowledge, replace)
+        plan = await plan_of(nc, source, summary, replace)
         if plan.way == "nothing":
-            return _unchanged(plan, finish(source.path))
-        with progress_bar("restoring", knowledge.events) as progress:
-            return await restore_log(nc, source, knowledge, plan, progress, replicas=replicas)
+            return _unchanged(plan, rename_saved_files(source.path))
+        with progress_bar("restoring", summary.events) as progress:
+            return await restore_log(nc, source, summary, plan, progress, replicas=replicas)
 
 
-async def plan_of(nc: Client, source: Backup, knowledge: Knowledge, replace: str | None) -> Plan:
+async def plan_of(nc: Client, source: Backup, summary: LogSummary, replace: str | None) -> Plan:
     """Plan a restoration, also of a log without its end; raises ``RestoreRefusedError``."""
-    plan = await plan_restoration(nc, source, knowledge, replace)
-    if plan.log is None or plan.present != knowledge.events:
+    plan = await plan_restoration(nc, source, summary, replace)
+    if plan.log is None or plan.present != summary.events:
         return plan
     return await _without_lost_end(nc, plan, plan.log.log_id, replace)
 

@@ -128,7 +128,9 @@ def list_secrets(
         reconciler secrets list -n billing -o json
     """
     store = _open(directory)
-    visible = [_shown(store, key) for key in store.stored() if namespace in (None, key.namespace)]
+    visible = [
+        _shown(store, key) for key in store.list_keys() if namespace in (None, key.namespace)
+    ]
     if output != "table":
         print_structured(visible, output)
     elif not visible:
@@ -268,7 +270,7 @@ def _open(directory: Path | None) -> FileSecrets:
 
 def _existing(directory: Path | None, key: SecretKey) -> FileSecrets:
     store = _open(directory)
-    if key not in store.stored():
+    if key not in store.list_keys():
         raise CommandError(f"secret {key} does not exist; `reconciler secrets list` shows all")
     return store
 

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from events.envelope import InvalidMessageError, decode_log
 from events.log import DriftDetected, LogEvent, OutcomeRecorded, SpecDeclared
 from events.subjects import outcome_filter, rejection_filter
-from infra.bus.event_log import EVERYTHING
+from infra.bus.event_log import ALL_RESOURCES
 from infra.bus.streams import LOG, REJECTIONS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state
@@ -113,7 +113,7 @@ async def _watched(nc: Client, chosen: Selection) -> Watched:
     kind, name = (one.kind, one.name) if one is not None else (selected.kind, None)
     place = selected.namespace if one is None else one.namespace
     tokens = f"{place or '*'}.{kind or '*'}.{name or '*'}"
-    if tokens != EVERYTHING and not await has_log_events(nc, tokens):
+    if tokens != ALL_RESOURCES and not await has_log_events(nc, tokens):
         text = tokens.replace(".", "/")
         sys.stderr.write(f"{text}: no events in the log yet; waiting for the first one\n")
         sys.stderr.flush()

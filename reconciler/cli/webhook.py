@@ -119,12 +119,12 @@ def server_of(app: Starlette) -> Server:
     """
     import uvicorn  # noqa: PLC0415 - only for the server
 
-    from infra.webhook import MAX_HEADER_BYTES, ImpatientProtocol  # noqa: PLC0415 - only for the server
+    from infra.webhook import MAX_HEADER_BYTES, BoundedProtocol  # noqa: PLC0415 - only for the server
 
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http=ImpatientProtocol,
+            http=BoundedProtocol,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             log_config=None,
             access_log=False,

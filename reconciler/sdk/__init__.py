@@ -24,7 +24,7 @@ from events.names import InvalidNameError, ResourceKey
 from infra.bus.client_bus import JetStreamClientBus, OnRetry, log_retry
 from infra.bus.streams import check_log_format, has_log
 from infra.jetstream import connection
-from infra.jetstream.access import ANYBODY, Access
+from infra.jetstream.access import DEFAULT_ACCESS, Access
 from infra.jetstream.errors import BusError
 from projections.ownership import OwnershipRow
 from projections.read_models import FleetSummary
@@ -89,7 +89,7 @@ async def connect(
     url: str = DEFAULT_URL,
     *,
     source: str,
-    access: Access = ANYBODY,
+    access: Access = DEFAULT_ACCESS,
     patience_seconds: float = 30.0,
     on_retry: OnRetry = log_retry,
 ) -> AsyncGenerator[Client]:

@@ -29,7 +29,7 @@ from nats.aio.client import Client
 from events.envelope import decode_log
 from events.integrity import LogDamage
 from events.names import ResourceKey
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.eventstore.bus import Bus, RunningLoop
 from infra.eventstore.factory import CREATE_TABLE, EVENT_LAYOUT_TOPIC, JetStreamFactory
 from infra.eventstore.recorders import JetStreamAggregateRecorder
@@ -160,7 +160,7 @@ class History:
             return msgspec.structs.replace(sound, damage=error.damage)
 
     async def _past(self, key: ResourceKey, version: int | None) -> Past:
-        return await patiently(self._nc, lambda: asyncio.to_thread(self._read, key, version))
+        return await retry_read(self._nc, lambda: asyncio.to_thread(self._read, key, version))
 
     def _read(self, key: ResourceKey, version: int | None) -> Past:
         try:

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 
 from events.integrity import LogDamage
 from events.names import ResourceKey
-from infra.bus.event_log import EVERYTHING, CheckedFeed, JetStreamLog, open_log
+from infra.bus.event_log import ALL_RESOURCES, CheckedFeed, JetStreamLog, open_log
 from infra.bus.rows import JetStreamRows
 from projections.read_models import (
     CHECKPOINT,
@@ -40,7 +40,7 @@ class LogReplay:
     """
 
     def __init__(
-        self, log: JetStreamLog, models: ReadModels | None = None, *, tokens: str = EVERYTHING
+        self, log: JetStreamLog, models: ReadModels | None = None, *, tokens: str = ALL_RESOURCES
     ) -> None:
         self.models = models or ReadModels()
         self.since = self.position = self.models.position
@@ -166,7 +166,7 @@ async def _stored_position(nc: Client) -> int:
 
 @asynccontextmanager
 async def replayed_to(
-    nc: Client, position: int, *, tokens: str = EVERYTHING, progress: Progress = no_progress
+    nc: Client, position: int, *, tokens: str = ALL_RESOURCES, progress: Progress = no_progress
 ) -> AsyncGenerator[LogReplay]:
     """Fold the log up to a position, starting from the stored rows if they are older than it.
 
@@ -174,7 +174,7 @@ async def replayed_to(
     """
     log = await open_log(nc)
     if await log.missing_events():
-        tokens = EVERYTHING  # only a replay of all resources detects missing positions
+        tokens = ALL_RESOURCES  # only a replay of all resources detects missing positions
     stored = ReadModels()
     if 0 < await _stored_position(nc) <= position:
         stored = await read_stored_models(nc, log)

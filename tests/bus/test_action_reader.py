@@ -41,7 +41,7 @@ async def test_a_queue_for_which_the_account_has_no_room_is_reported_as_such(
     async def refuse(*_anything: object) -> str:
         raise BusRefusedError("maximum consumers limit reached", code=400, err_code=10026)
 
-    monkeypatch.setattr("infra.bus.actions.make_worker_consumer", refuse)
+    monkeypatch.setattr("infra.bus.actions.ensure_worker_consumer", refuse)
     reader = JetStreamActionReader(bus)
     with pytest.raises(NotTakenError, match="maximum consumers"):
         await reader.take_from(log.log_id, 4)

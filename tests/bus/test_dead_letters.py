@@ -85,7 +85,7 @@ async def test_a_namespace_gets_a_quarter_of_the_bytes_and_leaves_the_rest_to_ot
 async def test_two_that_store_at_once_stay_near_the_quarter(
     small: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.bus.dead_letters._BYTES_AT_ONCE", 8 * 1024)
+    monkeypatch.setattr("infra.bus.dead_letters._CHUNK_BYTES", 8 * 1024)
     batches = [[letter(size=600) for _ in range(300)] for _ in range(3)]
     await asyncio.gather(*(store_letters(small, batch) for batch in batches))
     used = await used_bytes(small, "acme")

@@ -81,7 +81,7 @@ async def test_many_histories_are_read_at_once_and_are_those_that_are_read_one_b
         one_by_one = await log.load(keys)
     monkeypatch.setattr(sequences, "read_subject", None)  # not called
     assert await log.load(keys) == one_by_one
-    monkeypatch.setattr("infra.jetstream.reads._MESSAGES_AT_ONCE", 7)  # several rounds
+    monkeypatch.setattr("infra.jetstream.reads._MAX_MESSAGES_IN_FLIGHT", 7)  # several rounds
     assert await log.load(keys) == one_by_one
     assert {key: each.last_position for key, each in one_by_one.items()} == positions
     assert all(len(each.events) == 4 for each in one_by_one.values())

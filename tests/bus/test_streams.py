@@ -20,11 +20,11 @@ from infra.bus.streams import (
     decider_consumers,
     end_restoration,
     ensure_topology,
+    ensure_worker_consumer,
     existing_log,
     find_log,
     find_log_id,
     follower_names,
-    make_worker_consumer,
     prepare_restoration,
     service_consumers,
     topology_differences,
@@ -75,7 +75,7 @@ async def test_messages_are_redelivered_until_they_are_acknowledged(
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        worker = await make_worker_consumer(nc, "default")
+        worker = await ensure_worker_consumer(nc, "default")
         consumers = [(INTAKE, name) for name in decider_consumers()] + [(LOG, worker)]
         for stream, name in consumers:
             config = (await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None))["config"]
@@ -143,7 +143,7 @@ async def test_a_consumer_that_delivers_less_is_reported_and_restored(
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        worker = await make_worker_consumer(nc, "default")
+        worker = await ensure_worker_consumer(nc, "default")
         question = f"CONSUMER.INFO.{LOG}.{worker}"
         before = (await api_request(nc, question, None))["config"]
         if field == "pause_until":

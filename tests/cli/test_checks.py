@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from events.excerpt import some
 from events.intake import ListingFailure
 from events.provider_config import ProviderConfigSpec
-from infra.bus.copies import Copies
+from infra.bus.replicas import StreamReplicas
 from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
 from infra.jetstream.reads import StreamState
 from projections.status import StatusRow
@@ -288,7 +288,7 @@ def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) ->
 
 
 def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
-    behind = Copies("LOG_1", 3, 3, "a", ("c (not up to date)",))
+    behind = StreamReplicas("LOG_1", 3, 3, "a", ("c (not up to date)",))
     finding = judge_copies([behind])
     assert (finding.verdict, "LOG_1 on c (not up to date)" in finding.found) == ("warn", True)
     assert "restart those that do not respond" in finding.remedy
@@ -296,13 +296,13 @@ def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
 
 
 def test_a_stream_without_a_leader_may_have_one_soon() -> None:
-    behind = Copies("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
-    finding = judge_copies([behind, Copies("INTAKE", 3, 3, "", ())])
+    behind = StreamReplicas("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
+    finding = judge_copies([behind, StreamReplicas("INTAKE", 3, 3, "", ())])
     assert (finding.verdict, finding.found) == (
         "fail",
         "no leader: INTAKE; replicas are missing or outdated: LOG_1 on node-2 (offline)",
     )
-    finding = judge_copies([Copies("LOG_1", 3, 3, "", ())])
+    finding = judge_copies([StreamReplicas("LOG_1", 3, 3, "", ())])
     assert (finding.verdict, finding.found) == ("fail", "no leader: LOG_1")
     assert finding.remedy.startswith("Wait 10 seconds for an election, and run `reconciler doctor`")
 
@@ -311,8 +311,8 @@ def test_a_stream_without_a_leader_may_have_one_soon() -> None:
     ("expected", "present"), [(1, 1), (2, 2), pytest.param(3, 2, id="a server was removed")]
 )
 def test_a_stream_with_fewer_replicas_than_the_others_is_named(expected: int, present: int) -> None:
-    whole = [Copies(name, 3, 3, "a", ()) for name in ("INTAKE", "STATES")]
-    finding = judge_copies([*whole, Copies("LOG_1", expected, present, "a", ())])
+    whole = [StreamReplicas(name, 3, 3, "a", ()) for name in ("INTAKE", "STATES")]
+    finding = judge_copies([*whole, StreamReplicas("LOG_1", expected, present, "a", ())])
     assert (finding.verdict, finding.found) == (
         "warn",
         f"too few replicas: LOG_1 has {present} of 3",
@@ -321,7 +321,7 @@ def test_a_stream_with_fewer_replicas_than_the_others_is_named(expected: int, pr
 
 
 def test_one_replica_of_each_stream_is_as_many_as_a_single_server_has() -> None:
-    finding = judge_copies([Copies(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
+    finding = judge_copies([StreamReplicas(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
     assert finding.verdict == "ok"
 
 

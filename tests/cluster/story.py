@@ -16,7 +16,7 @@ from events.log import OutcomeRecorded
 from events.manifest import RECONCILER_API_VERSION, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE
 from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits
-from infra.bus.copies import copies
+from infra.bus.replicas import read_replicas
 from infra.bus.streams import INTAKE, LOG
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError, BusUnavailableError
@@ -150,7 +150,7 @@ async def until_whole(nc: Client) -> None:
     async def is_whole() -> bool:
         nonlocal wrong
         try:
-            existing_copies = await copies(nc)
+            existing_copies = await read_replicas(nc)
         except BusError as error:
             wrong = str(error)
             return False

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.bus.copies import copies
+from infra.bus.replicas import read_replicas
 from infra.bus.streams import LOG, RATES
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
@@ -71,11 +71,11 @@ async def test_replicas_that_another_client_removed_are_named_and_restored(
             BusRefusedError, match=r"cannot have 5 replicas .*; use at most as many"
         ):
             await initialise(nc, replicas=5)
-        finding = judge_copies(await copies(nc))
+        finding = judge_copies(await read_replicas(nc))
         assert finding.found == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
         await initialise(nc)
 
         async def has_all() -> bool:
-            return judge_copies(await copies(nc)).verdict == "ok"
+            return judge_copies(await read_replicas(nc)).verdict == "ok"
 
         await until(has_all, lambda: "replicas are missing")

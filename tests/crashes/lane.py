@@ -32,7 +32,7 @@ from infra.bus.streams import (
     LOG,
     decider_consumers,
     ensure_topology,
-    make_worker_consumer,
+    ensure_worker_consumer,
     worker_consumers,
 )
 from infra.embedded import EmbeddedServer
@@ -202,7 +202,7 @@ class Lane:
     ) -> None:
         """Declare where an API is, without an endpoint that of the lane, and a prefix of names."""
         self.configured.add(name)
-        await self._shorten_lease(LOG, await make_worker_consumer(self.nc, name))
+        await self._shorten_lease(LOG, await ensure_worker_consumer(self.nc, name))
         spec = ProviderConfigSpec(
             provider,
             endpoint or self.api.url,

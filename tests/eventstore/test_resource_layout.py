@@ -86,7 +86,7 @@ def _append_as_the_product_does(factory: JetStreamFactory, events: list[LogEvent
 
 
 async def _append(factory: JetStreamFactory, entries: list[Entry]) -> None:
-    log = Sequences(factory.bus.nc, "LOG_1", sequence_of=subjects.log_filter_of, digested=True)
+    log = Sequences(factory.bus.nc, "LOG_1", sequence_of=subjects.log_filter_of, has_digests=True)
     newest = await log.newest({entry.sequence for entry in entries}, from_leader=True)
     heads = {entry.sequence: EMPTY for entry in entries}
     await log.append(entries, heads | {name: head_of(one) for name, one in newest.items()})
@@ -134,7 +134,7 @@ def test_both_write_one_resource_and_each_version_is_written_once(
     recorder.insert_events([_stored(events[0])])
     _append_as_the_product_does(factory, [events[1]])
 
-    with pytest.raises(IntegrityError, match="already exists; its last version is 2"):
+    with pytest.raises(IntegrityError, match="already exists; the last version is 2"):
         recorder.insert_events([_stored(events[1])])
     with pytest.raises(IntegrityError, match="would leave a gap; the next version is 3"):
         recorder.insert_events([_stored(events[3])])

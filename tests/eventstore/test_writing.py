@@ -68,7 +68,7 @@ def test_a_batch_of_many_aggregates_is_stored_whole_or_not_at_all(
     batch = [stored(i, version) for version in (1, 2) for i in ids]
 
     with pytest.raises(
-        IntegrityError, match=r"version 1 of .* already exists; its last version is 1"
+        IntegrityError, match=r"version 1 of .* already exists; the last version is 1"
     ):
         recorder.insert_events([*batch, stored(existing_id, 1)])
     assert recorder.max_notification_id() == 1

@@ -12,7 +12,7 @@ from infra.embedded import EmbeddedServer
 from infra.jetstream import connection, reads
 from infra.jetstream.append import append
 from infra.jetstream.outgoing import OutgoingMessage
-from infra.jetstream.reads import SubjectStart, last_of_each, read_starts
+from infra.jetstream.reads import SubjectStart, last_by_subject, read_starts
 from reconciler.sdk import Client, connect
 from reconciler.wiring import connected, initialise, running
 from tests.faults.tcp_proxy import TcpProxy, proxied
@@ -96,7 +96,7 @@ async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
         starts = await read_starts(behind, LOG, [SubjectStart(each, 5) for each in subjects])
         assert [[one.subject for one in each] for each in starts] == [[one] for one in subjects]
         proxy.swallow_one(lambda frame: b"s9.fact" in frame)
-        assert len(await last_of_each(behind, LOG, subjects)) == len(subjects)
+        assert len(await last_by_subject(behind, LOG, subjects)) == len(subjects)
         assert len(proxy.swallowed) == 2
 
 

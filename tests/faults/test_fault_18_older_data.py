@@ -158,8 +158,7 @@ async def test_fault_18_older_data_that_were_written_to_since_are_detected_by_th
         await other_server.kill()
         await server.start(older, port=server.port)
         assert (
-            "has a different event at 5 from the one that this process has read there"
-            in await watching
+            "has a different event at position 5 than when this process read it" in await watching
         )
 
 

@@ -18,7 +18,7 @@ from events.provider_config import ProviderConfigSpec
 from events.subjects import log_filter
 from infra.backup.file import MAGIC, Backup, BackupFileError, Header, new_backup
 from infra.bus.event_log import JetStreamLog, open_log
-from infra.bus.streams import INTAKE, LOG, LogIdentity, find_log, make_worker_consumer
+from infra.bus.streams import INTAKE, LOG, LogIdentity, ensure_worker_consumer, find_log
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect
 from infra.jetstream.publish import publish
@@ -141,7 +141,7 @@ BAD: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "longer": (
         lambda content: content + b"x",
-        "it does not end at the place that its footer records",
+        "its content does not match its footer",
     ),
     "foreign": (lambda content: b"PK\3\4" + content, "it is not a backup of Reconciler"),
     "newer": (
@@ -219,7 +219,7 @@ async def test_a_log_that_somebody_works_on_is_not_touched(
 ) -> None:
     await _fill(log)
     await operator.succeeds(fresh_bus_url, "backup", "b")
-    worker = await make_worker_consumer(bus, "default")
+    worker = await ensure_worker_consumer(bus, "default")
     reader = PullReader(bus, LOG, worker, max_batch=1)
     waiting = asyncio.create_task(reader.next_batch())
 

@@ -69,7 +69,7 @@ async def test_of_several_servers_each_is_named_with_what_is_wrong(silent: str) 
     with pytest.raises(BusUnavailableError) as caught:
         await connect(f"{silent},nats://127.0.0.1:1", name="test", patience_seconds=1.0)
     text = str(caught.value)
-    assert text.startswith("cannot reach any server of the cluster: ")
+    assert text.startswith("cannot reach any server in the cluster: ")
     assert f"{silent.removeprefix('nats://')} (no response)" in text
     assert "127.0.0.1:1 (Connection refused)" in text
     assert text.endswith("; check that the servers are running")
@@ -82,7 +82,7 @@ async def test_a_server_at_its_connection_limit_is_named_in_the_error(tmp_path: 
     for url in (server.url, f"{server.url},nats://127.0.0.1:1"):
         with pytest.raises(BusUnavailableError, match="maximum connections exceeded") as caught:
             await connect(url, name="test", patience_seconds=1.0)
-        assert "raise max_connections of the server" in str(caught.value)
+        assert "raise the server's max_connections" in str(caught.value)
         assert "check that" not in str(caught.value)
     await nc.close()
     await server.stop()
@@ -98,7 +98,7 @@ async def test_a_connection_that_is_cut_does_not_hide_what_the_server_said() -> 
 
     async with await asyncio.start_server(say_once, "127.0.0.1", 0) as listening:
         url = f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        with pytest.raises(BusUnavailableError, match="raise max_connections of the server"):
+        with pytest.raises(BusUnavailableError, match="raise the server's max_connections"):
             await connect(url, name="test", patience_seconds=1.0)
 
 

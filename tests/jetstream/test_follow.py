@@ -8,7 +8,7 @@ from infra.jetstream import follow as follow_module
 from infra.jetstream.append import append
 from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusRefusedError, NotFoundOnBusError
-from infra.jetstream.follow import follow, follow_as
+from infra.jetstream.follow import follow, follow_with_consumers
 from infra.jetstream.publish import publish
 from infra.jetstream.topology import delete_consumer, ensure_consumer, ensure_stream
 from tests.jetstream.conftest import Connect
@@ -147,7 +147,9 @@ async def test_a_follower_of_given_consumers_continues_when_another_takes_its_co
     mine = f"{stream}.mine"
     for number in range(1_200):  # more than one request is for
         await publish(nc, mine, str(number).encode())
-    async with follow_as(nc, stream, names=["one", "two"], subject_filter=mine, start_seq=1) as it:
+    async with follow_with_consumers(
+        nc, stream, names=["one", "two"], subject_filter=mine, start_seq=1
+    ) as it:
         payloads = [each.payload async for batch in it.replay() for each in batch]
         assert payloads == [str(number).encode() for number in range(1_200)]
         for name in ("one", "two"):
@@ -163,11 +165,11 @@ async def test_followers_of_given_consumers_use_one_each_and_begin_with_what_is_
     names, mine = ["one", "two"], f"{stream}.mine"
     await publish(nc, mine, b"old")
     async with (
-        follow_as(nc, stream, names=names, subject_filter=mine) as first,
-        follow_as(nc, stream, names=names, subject_filter=mine) as second,
+        follow_with_consumers(nc, stream, names=names, subject_filter=mine) as first,
+        follow_with_consumers(nc, stream, names=names, subject_filter=mine) as second,
     ):
         with pytest.raises(BusRefusedError, match="in use"):
-            async with follow_as(nc, stream, names=names, subject_filter=mine):
+            async with follow_with_consumers(nc, stream, names=names, subject_filter=mine):
                 pass
         await publish(nc, mine, b"new")
         for each in (first, second):

@@ -233,11 +233,11 @@ async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
 async def test_what_was_returned_takes_room_until_it_is_done(nc: Client, stream: str) -> None:
     await make_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(50)])
-    group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=4)
+    group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=4)
     first = await pulled(group, 4)
     info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
     assert (info["num_ack_pending"], info["num_waiting"]) == (4, 0), "no request is open"
-    group.done(first[0])
+    group.free_room(first[0])
     assert [one.seq for one in await group.next_batch()] == [5]
     group.take_from("c", 6)
     assert [one.seq for one in await pulled(group, 2)] == [6, 7]
@@ -250,7 +250,7 @@ async def test_a_consumer_that_is_added_is_read_beside_one_that_is_full(
     for name in ("slow", "fast"):
         await make_consumer(nc, stream, name, filter_subject=f"{stream}.{name}")
     await append(nc, [message(f"{stream}.slow") for _ in range(20)])
-    group = PullGroup(nc, stream, ["slow"], until_done=True, max_batch=2)
+    group = PullGroup(nc, stream, ["slow"], keep_room=True, max_batch=2)
     await pulled(group, 2)
     waiting = asyncio.ensure_future(group.next_batch())
     await asyncio.sleep(0)
@@ -269,11 +269,11 @@ async def test_a_consumer_that_was_recreated_while_nothing_was_asked_is_an_error
     monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 0.0)
     await make_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
-    group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=1)
+    group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=1)
     [first] = await group.next_batch()
     await delete_consumer(nc, stream, "c")
     await make_consumer(nc, stream, "c")
-    group.done(first)
+    group.free_room(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()
@@ -286,12 +286,12 @@ async def test_a_consumer_that_was_recreated_while_the_connection_was_lost_is_an
     monkeypatch.setattr("infra.jetstream.pull._SILENT_SECONDS", 3600.0)
     await make_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}") for i in range(3)])
-    group = PullGroup(nc, stream, ["c"], until_done=True, max_batch=1)
+    group = PullGroup(nc, stream, ["c"], keep_room=True, max_batch=1)
     [first] = await group.next_batch()
     await delete_consumer(nc, stream, "c")
     await make_consumer(nc, stream, "c")
     nc.stats["reconnects"] += 1
-    group.done(first)
+    group.free_room(first)
     with pytest.raises(NotFoundOnBusError, match="recreated"):
         await group.next_batch()
     await group.close()

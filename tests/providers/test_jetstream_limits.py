@@ -89,7 +89,7 @@ HOSTILE: dict[str, tuple[Reply, str]] = {
     "a line without an end": (endless(b"INFO "), "a line of more than 1024 KiB"),
     "an answer of many values": (
         message(b'{"streams":[' + b"[]," * (4 * MIB) + b"[]]}"),
-        "the response has 12582928 bytes, more than the limit of 8 MiB",
+        "the response is 12582928 bytes long, more than the limit of 8 MiB",
     ),
     "an answer nested without an end": (
         message(b'{"x":' + b"[" * 200_000),
@@ -220,7 +220,7 @@ async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_other
     unique: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 8_000)
+    monkeypatch.setattr(connection, "MAX_RESPONSE_BYTES", 8_000)
     for name, size in ((f"{unique}large", 10_000), (f"{unique}small", 1)):
         metadata = {"large": "x" * size}
         config = {"name": name, "subjects": [f"{name}.>"], "metadata": metadata}

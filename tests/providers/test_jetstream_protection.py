@@ -21,7 +21,7 @@ from infra.bus.streams import (
     ROWS,
     decider_consumers,
     ensure_topology,
-    make_worker_consumer,
+    ensure_worker_consumer,
 )
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request, close
@@ -59,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]
 async def bus(server: EmbeddedServer) -> AsyncIterator[Client]:
     client = await connect_to_bus(server.url, name="test")
     await ensure_topology(client)
-    await make_worker_consumer(client, "default")
+    await ensure_worker_consumer(client, "default")
     yield client
     await close(client)
 

@@ -12,7 +12,7 @@ import pytest
 from events.names import InvalidNameError
 from events.secret import SecretRef
 from infra.secrets import FileSecrets, open_stores
-from infra.secrets.environment import VARIABLE, listed_variables
+from infra.secrets.environment import VARIABLE, parse_variable_list
 from infra.secrets.replaced import REPLACED_SECONDS
 from reconciler.errors import ConfigurationError
 from reconciler.provider.secrets import SecretKey, Secrets
@@ -139,7 +139,7 @@ def test_variables_of_the_process_and_of_clouds_cannot_be_listed(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"'billing/{name}' is refused"):
-        listed_variables(f"billing/OK,billing/{name}")
+        parse_variable_list(f"billing/OK,billing/{name}")
     monkeypatch.setenv(VARIABLE, f"billing/{name}")
     with pytest.raises(ConfigurationError, match=VARIABLE):
         open_stores(folder)
@@ -150,7 +150,7 @@ def test_variables_of_the_process_and_of_clouds_cannot_be_listed(
 )
 def test_an_entry_that_names_no_variable_of_a_namespace_is_refused(entry: str) -> None:
     with pytest.raises(ConfigurationError, match=VARIABLE):
-        listed_variables(entry)
+        parse_variable_list(entry)
 
 
 # --- replaced values
@@ -163,7 +163,7 @@ async def test_a_restarted_process_hides_the_values_that_were_replaced_or_remove
     await secrets(folder).keep(SecretRef("db"), "second-s3cr3t-value", "billing")
     await secrets(folder).remove(first, "billing")
     assert await secrets(folder).find(first, "billing") is None
-    assert FileSecrets(folder).stored() == []
+    assert FileSecrets(folder).list_keys() == []
     assert sorted(FileSecrets(folder).read_all()) == ["first-s3cr3t-value", "second-s3cr3t-value"]
     replaced = folder / ".replaced"
     assert {_mode(replaced), *map(_mode, replaced.iterdir())} == {0o700, 0o600}

@@ -192,18 +192,18 @@ def test_options_come_before_the_environment() -> None:
         "RECONCILER_INBOX_PREFIX": "_INBOX.me",
         "RECONCILER_TLS_CA": "/ca.pem",
     }
-    access = Access().completed(environment)
+    access = Access().with_environment(environment)
     assert (access.credentials, access.inbox_prefix, access.tls_ca) == (
         Path("/env.creds"),
         "_INBOX.me",
         Path("/ca.pem"),
     )
-    given_access = Access(nkey=Path("/my.nk")).completed(environment)
+    given_access = Access(nkey=Path("/my.nk")).with_environment(environment)
     assert (given_access.nkey, given_access.credentials) == (Path("/my.nk"), None)
     with pytest.raises(BusAccessError, match="not both"):
-        Access().completed({"RECONCILER_CREDENTIALS": "/a", "RECONCILER_NKEY": "/b"})
+        Access().with_environment({"RECONCILER_CREDENTIALS": "/a", "RECONCILER_NKEY": "/b"})
     with pytest.raises(BusAccessError, match="requires its certificate"):
-        Access(tls_key=Path("/k")).completed({})
+        Access(tls_key=Path("/k")).with_environment({})
 
 
 def test_the_inbox_is_the_users_own(tmp_path: Path) -> None:

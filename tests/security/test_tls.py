@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from events.provider_config import Limits, ProviderConfigSpec, Scope, Tls
-from infra.bus.retries import patiently
+from infra.bus.retries import retry_read
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from infra.jetstream.connection import connect, require_jetstream
@@ -213,7 +213,7 @@ async def test_a_renewed_certificate_is_used_at_the_next_connection(papers: Pape
         await server.start(
             server.data_dir, port=server.port, extra_config=_tls_lines(server.data_dir)
         )
-        await patiently(nc, lambda: require_jetstream(nc))
+        await retry_read(nc, lambda: require_jetstream(nc))
     finally:
         await nc.close()
         await server.stop()

@@ -74,7 +74,7 @@ class Advisories:
         denials: list[Denial] = []
 
         def deny(denial: Denial) -> bool:
-            is_ours = any(map(denial.is_of, self._subjects))
+            is_ours = any(map(denial.concerns, self._subjects))
             if is_ours:
                 denials.append(denial)
             return is_ours

@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from infra.embedded.child import ending_with_parent
+from infra.embedded.child import bind_to_parent
 from infra.providers.nftables.nft import Nft
 from reconciler.errors import NotDoneError
 
@@ -77,7 +77,7 @@ class Monitor:
         return f"{self._run}.{self._count}"
 
     async def _start(self) -> None:
-        command = ending_with_parent([*self._program, "-j", "monitor"])
+        command = bind_to_parent([*self._program, "-j", "monitor"])
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from events.excerpt import some
 from events.names import ResourceKey
 from events.subjects import log, log_filter, parse_log, schedule
-from infra.bus.bus_clock import WRONG, read_clock
+from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE, read_clock
 from infra.bus.streams import (
     INTAKE,
     LOG,
@@ -240,7 +240,9 @@ async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[st
         at = row.retry_at - ahead
         if is_over(at, row.retry_seconds, now - OVERDUE):
             overdue.add(str(row.key))
-        elif at > now and abs(ahead) < WRONG:  # a wrong clock sets a timer for another time
+        elif (
+            at > now and abs(ahead) < MAX_CLOCK_DIFFERENCE
+        ):  # a wrong clock sets a timer for another time
             untimed[schedule(row.key, "retry")] = str(row.key)
     for message in await last_for_subjects(nc, TIMERS, list(untimed)) if untimed else ():
         untimed.pop(message.subject, None)

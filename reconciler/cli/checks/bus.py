@@ -14,7 +14,7 @@ from events.names import ResourceKey
 from events.provider_config import config_key
 from events.subjects import log
 from events.wording import plural
-from infra.bus.intake_trim import KEPT_MESSAGES, removed_unread
+from infra.bus.intake_trim import KEPT_MESSAGES, count_lost_messages
 from infra.bus.removals import INTAKE_REMEDY, find_intake_problem
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import (
@@ -125,7 +125,7 @@ async def _check_removed(nc: Client) -> list[Finding]:
         findings.append(Finding("log beginning", "fail", problem, remedy))
     if problem := await find_intake_problem(nc):
         findings.append(Finding("intake positions", "fail", problem, f"{INTAKE_REMEDY}."))
-    if removed := removed_unread(await stream_state(nc, INTAKE)):
+    if removed := count_lost_messages(await stream_state(nc, INTAKE)):
         remedy = (
             "Publish the declarations of that time again: the decider may not have processed them. "
             f"This warning ends after {KEPT_MESSAGES} more messages."

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from events.excerpt import some
 from events.log import SOURCE
 from events.subjects import parse_stored_intake
-from infra.bus.bus_clock import WRONG, clock_of, read_clock
+from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE, clock_of, read_clock
 from infra.bus.streams import INTAKE, LOG, RESTORED_END_METADATA
 from infra.jetstream.errors import BusDeniedError
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
@@ -51,7 +51,7 @@ def check_clock(server_time: str, asked_at: float, answered_at: float) -> Findin
     clock = clock_of(server_time, asked_at, answered_at)
     verdict: Verdict = "ok"
     if clock.difference.total_seconds() > _WARN_SECONDS:
-        verdict = "fail" if clock.difference > WRONG else "warn"
+        verdict = "fail" if clock.difference > MAX_CLOCK_DIFFERENCE else "warn"
     remedy = (
         "" if verdict == "ok" else "Synchronize the clocks (NTP). Timers use the server's clock."
     )
@@ -75,7 +75,9 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
         for role, ahead in _differences(stream, messages, oldest):
             clocks[role].append(ahead)
     wrong = {
-        role: error for role, ahead in clocks.items() if abs(error := _error(role, ahead)) > WRONG
+        role: error
+        for role, ahead in clocks.items()
+        if abs(error := _error(role, ahead)) > MAX_CLOCK_DIFFERENCE
     }
     if not wrong:
         many = f"the clocks of {len(clocks)} processes agree"

@@ -10,7 +10,7 @@ from typing import Final
 from nats.aio.client import Client
 
 from events.excerpt import some
-from infra.bus.copies import Copies, copies
+from infra.bus.replicas import StreamReplicas, read_replicas
 from reconciler.cli.checks.finding import Finding
 
 _ELECTION_SECONDS: Final = 4.0
@@ -24,13 +24,13 @@ async def check_copies(nc: Client) -> list[Finding]:
     """
     deadline = time.monotonic() + _ELECTION_SECONDS
     while True:
-        streams = await copies(nc)
+        streams = await read_replicas(nc)
         if all(each.leader for each in streams) or time.monotonic() > deadline:
             return [judge_copies(streams)]
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def judge_copies(streams: Sequence[Copies]) -> Finding:
+def judge_copies(streams: Sequence[StreamReplicas]) -> Finding:
     """Report streams without a leader, or with replicas that are offline or not up to date."""
     replicas = max((each.wanted for each in streams), default=1)
     few = [

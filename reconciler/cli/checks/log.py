@@ -172,7 +172,7 @@ def _how(row: StatusRow) -> str:
 
 async def check_dead_letters(nc: Client) -> Finding:
     """Count the open dead letters by stage, and show the oldest and the newest."""
-    stored = await read_letters(nc, most=_MAX_LETTERS)
+    stored = await read_letters(nc, limit=_MAX_LETTERS)
     letters = matching(collect(stored.letters, stored.handled))
     if not letters:
         return Finding("dead letters", "ok", "none open")

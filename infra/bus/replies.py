@@ -1,4 +1,4 @@
-"""Receive the decider's replies to one client, all in one inbox."""
+"""Receive all of the decider's replies to one client in one inbox."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Round:
     """Requests that were sent together, and their replies by index."""
 
     def __init__(self, inbox: str, number: int, count: int) -> None:
-        self.answers: list[Reply | None] = [None] * count
+        self.replies: list[Reply | None] = [None] * count
         self.complete = asyncio.Event()
         self._prefix = f"{inbox}.{number}-"
-        self._left = count
+        self._missing_count = count
         if not count:
             self.complete.set()
 
@@ -36,22 +36,22 @@ class Round:
         return f"{self._prefix}{index}"
 
     @property
-    def unanswered(self) -> list[int]:
+    def pending(self) -> list[int]:
         """The indexes of the requests without a reply."""
-        return [index for index, answer in enumerate(self.answers) if answer is None]
+        return [index for index, reply in enumerate(self.replies) if reply is None]
 
-    def take(self, index: int, answer: Reply) -> None:
+    def set_reply(self, index: int, reply: Reply) -> None:
         """Store a reply, unless the request already has one."""
-        if index >= len(self.answers) or self.answers[index] is not None:
+        if index >= len(self.replies) or self.replies[index] is not None:
             return
-        self.answers[index] = answer
-        self._left -= 1
-        if not self._left:
+        self.replies[index] = reply
+        self._missing_count -= 1
+        if not self._missing_count:
             self.complete.set()
 
 
-class AnswerBox:
-    """The subscription for replies, open for the life of the client, so that none is missed."""
+class ReplyBox:
+    """The subscription for replies, open as long as the client, so that no reply is missed."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
@@ -77,7 +77,7 @@ class AnswerBox:
             await unsubscribe(self._subscription)
 
     @contextmanager
-    def round(self, count: int) -> Generator[Round]:
+    def expect(self, count: int) -> Generator[Round]:
         """Expect the replies to `count` requests."""
         self._number += 1
         number = self._number
@@ -90,9 +90,9 @@ class AnswerBox:
     def _receive(self, message: Incoming) -> None:
         try:
             number, index = map(int, message.subject.rpartition(".")[2].split("-"))
-            answer = _decoder.decode(message.data)
+            reply = _decoder.decode(message.data)
         except (ValueError, msgspec.DecodeError) as error:
             _logger.warning("reading a reply failed", error=str(error))
             return
         if number in self._rounds:
-            self._rounds[number].take(index, answer)
+            self._rounds[number].set_reply(index, reply)
