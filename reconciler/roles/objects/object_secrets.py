@@ -84,7 +84,7 @@ def hide_and_digest(
     return hidden, digest(hidden)
 
 
-def shown_ids(uids: Iterable[str], secrecy: Secrecy) -> tuple[str, ...]:
+def mask_ids(uids: Iterable[str], secrecy: Secrecy) -> tuple[str, ...]:
     """Return the ids of objects for messages: shortened, and without secrets."""
     return tuple(secrecy.hide_start(each, MAX_SHOWN_ID_CHARACTERS) for each in uids)
 

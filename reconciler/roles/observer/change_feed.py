@@ -17,7 +17,7 @@ from events.provider_config import ProviderConfigSpec
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.resource.backoff import delay
-from reconciler.roles.gate.api_gate import TurnedAwayError
+from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.observer.hint_calls import HintCalls
 from reconciler.roles.runtime.cancellation import is_being_cancelled
@@ -73,7 +73,7 @@ class ChangeFeed:
         """Send one request, and return the seconds to wait after it."""
         try:
             is_news = await self._request()
-        except TurnedAwayError as error:
+        except GateClosedError as error:
             return error.retry_after_seconds or 0.0
         except asyncio.CancelledError:
             if is_being_cancelled():

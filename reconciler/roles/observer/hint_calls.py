@@ -35,7 +35,7 @@ class HintCalls:
         assert self._token is not None
         CALL_GATE.reset(self._token)
         if isinstance(error, ProviderError):
-            self._gate.note_throttling(error, self._config)
+            self._gate.report_throttling(error, self._config)
 
     @property
     def is_free(self) -> bool:
@@ -48,7 +48,7 @@ class HintCalls:
         return self._gate.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        """Wait only for the rate limit; raises ``TurnedAwayError`` while the gate is closed."""
+        """Wait only for the rate limit; raises ``GateClosedError`` while the gate is closed."""
         gate = self._gate
         if not gate.is_log_certain:
             await gate.wait_for_log()

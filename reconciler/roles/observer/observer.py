@@ -24,7 +24,7 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
 from reconciler.provider.kind import KindRegistry
-from reconciler.roles.gate.api_gate import TurnedAwayError
+from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.objects.oversize import build_size_letter, is_too_large, store_size_letters
@@ -227,7 +227,7 @@ class Observer:
         health = self._reports.of((config_name, kind))
         try:
             await self.list_once(config_name, kind)
-        except TurnedAwayError as error:
+        except GateClosedError as error:
             health.postponed()
             _logger.info("listing postponed", config=config_name, kind=kind, why=error.message)
             # Jitter must not make it earlier.

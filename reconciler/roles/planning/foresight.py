@@ -67,7 +67,7 @@ from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
-from reconciler.roles.decider.repository import KeptResource, ResourceRepository
+from reconciler.roles.decider.repository import FoldedResource, ResourceRepository
 from reconciler.roles.observer.listing import ListingAssembler, observations
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.definitions import Definitions
@@ -115,7 +115,7 @@ class ForeseenResource:
     """The state of a resource, and its predicted changes."""
 
     key: ResourceKey
-    base: KeptResource
+    base: FoldedResource
     state: ResourceState
     turn: Turn | None = None  # of its declaration
     is_withdrawn: bool = False  # by the plan, or by the composed resource of which it is a part
@@ -290,7 +290,7 @@ class Foresight:
                 )
             else:
                 self.unread[key] = str(
-                    self._repository.broken.get(key, "its history is unreadable")
+                    self._repository.errors.get(key, "its history is unreadable")
                 )
         await self._read_contents([self.found[key] for key in new if key in kept])
         targets = {
