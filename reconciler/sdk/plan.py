@@ -19,7 +19,12 @@ from events.wording import plural
 from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.expectation import PartChange
-from reconciler.roles.planning.foresight import ForeseenAction, ForeseenResource, Foresight, Place
+from reconciler.roles.planning.foresight import (
+    ForeseenAction,
+    ForeseenResource,
+    Foresight,
+    ListingTarget,
+)
 from reconciler.sdk.log_replay import LogReplay, closing, read_stored_models
 
 PLAN_FORMAT: Final = 1
@@ -132,7 +137,7 @@ async def compute_plan(
     *,
     withdraw: Sequence[ResourceKey] = (),
     kinds: KindRegistry | None = None,
-    listing: Callable[[Foresight, Collection[Place]], Awaitable[None]] | None = None,
+    listing: Callable[[Foresight, Collection[ListingTarget]], Awaitable[None]] | None = None,
 ) -> Plan:
     """Compute the result of manifests, based on the current log; nothing is declared.
 
@@ -146,7 +151,7 @@ async def compute_plan(
     declarations = [each for each in manifests if each not in system]
     requested = {**dict.fromkeys(withdraw), **{each.key: each for each in manifests}}
 
-    async def foreseen(places: Collection[Place]) -> tuple[Foresight, int]:
+    async def foreseen(places: Collection[ListingTarget]) -> tuple[Foresight, int]:
         async with closing(LogReplay(log, await read_stored_models(nc, log))) as replay:
             await replay.advance()
             models = replay.models
@@ -161,7 +166,7 @@ async def compute_plan(
         return foresight, position
 
     foresight, position = await foreseen(())
-    if listing is not None and (places := foresight.places(requested)):
+    if listing is not None and (places := foresight.listing_targets(requested)):
         foresight, position = await foreseen(places)
     return _plan_of(foresight, requested, log=log.log_id, position=position, now=now)
 
@@ -196,14 +201,14 @@ def _plan_resource(
 ) -> PlannedResource:
     mine = foresight.found.get(key)
     if mine is None:
-        reason_text = foresight.unread.get(key, "its history is unreadable")
+        reason_text = foresight.unreadable.get(key, "its history is unreadable")
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=reason_text)
     reply = mine.turn.replies[0] if mine.turn is not None else mine.refused
     outcome = mine.state.outcome
     says, reason, message = _verdict(mine)
     if reply is not None and not reply.accepted:
         says, reason, message = "Refused", reply.reason, reply.message
-    elif is_config(key) and (count := foresight.elsewhere.get(key.name)):
+    elif is_config(key) and (count := foresight.moved_objects.get(key.name)):
         message = (
             f"{plural(count, 'object is', 'objects are')} expected at another endpoint; use "
             "--refresh to list the objects there"

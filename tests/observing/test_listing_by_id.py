@@ -18,7 +18,7 @@ from reconciler.roles.observer.listing import (
     Findings,
     ListingAssembler,
     ListingRefusedError,
-    observations,
+    compare_listing,
 )
 
 CONFIG = ProviderConfigSpec("notes", "http://notes")
@@ -59,9 +59,9 @@ async def findings(
     listing = ListingAssembler(began, None, unique_names=unique_names)
     listing.add(shown)
     objects = listing.complete(len(shown))
-    listing.leave_out(unreadable)
+    listing.exclude_unreadable(unreadable)
     by_name = {str(each.key): each for each in rows}
-    return await observations(listing, objects, by_name, config, "log", damage, **more)
+    return await compare_listing(listing, objects, by_name, config, "log", damage, **more)
 
 
 async def told(shown: list[ExternalObject], *rows: StatusRow, **more: Any) -> dict[str, Observed]:

@@ -34,9 +34,9 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import Runtime
 from reconciler.roles.sweeper import sweeper as sweeper_module
 from reconciler.roles.sweeper.sweeper import (
-    MAX_SECONDS_BETWEEN,
-    SECONDS_BETWEEN_ALL,
-    SECRETS_AT_ONCE,
+    FULL_SWEEP_SECONDS,
+    MAX_WAKE_UP_SECONDS,
+    SECRETS_PER_SLICE,
     SWEEP_SECONDS,
     Sweeper,
 )
@@ -94,7 +94,7 @@ class Scene:
 
     def happens(self, position: int, what: LogEvent) -> None:
         self.models.apply(position, what)
-        self.sweeper.notice(position, what)
+        self.sweeper.handle_event(position, what)
 
     async def sweep_for(self, seconds: float) -> list[float]:
         """Sweep at intervals, and give at how many seconds the resource was woken."""
@@ -115,7 +115,7 @@ async def test_what_is_woken_in_vain_is_woken_less_and_less_often_but_for_ever()
     woken = await scene.sweep_for(3600)
     assert woken[:4] == [0, 5, 15, 35]
     pauses = [later - earlier for earlier, later in itertools.pairwise(woken)]
-    assert max(pauses[6:]) == min(pauses[6:]) == MAX_SECONDS_BETWEEN
+    assert max(pauses[6:]) == min(pauses[6:]) == MAX_WAKE_UP_SECONDS
     assert {type(each.data) for each in scene.intake.published} == {TimerFired}
 
 
@@ -145,10 +145,10 @@ async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -
     first = await scene.sweep_for(SWEEP_SECONDS)
     scene.intake.published.clear()
     scene.now += timedelta(hours=hours)
-    told = await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
+    told = await scene.sweep_for(2 * FULL_SWEEP_SECONDS)
     assert (first, told) == (
         [0],
-        [SECONDS_BETWEEN_ALL - SWEEP_SECONDS, 2 * SECONDS_BETWEEN_ALL - SWEEP_SECONDS],
+        [FULL_SWEEP_SECONDS - SWEEP_SECONDS, 2 * FULL_SWEEP_SECONDS - SWEEP_SECONDS],
     )
 
 
@@ -283,7 +283,7 @@ async def test_no_sweep_goes_through_the_fleet() -> None:
     scene = Scene()
     scene.models.status = LookedUp(scene.models.status)
     scene.wait(BEGIN - timedelta(minutes=1))
-    assert await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
+    assert await scene.sweep_for(2 * FULL_SWEEP_SECONDS)
 
 
 def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
@@ -300,12 +300,12 @@ def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
 async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -> None:
     scene = Scene()
     scene.kinds.define(_defined(SHAPE, DefinitionRef(2, "newer")))
-    scene.sweeper.notice_kind(FOO.kind)
+    scene.sweeper.handle_kind_change(FOO.kind)
     assert await scene.sweep_for(10) == [], "nothing is declared"
     # By a decider that had not read the newest definition yet.
     declared = SpecDeclared(1, "", "default", "foo", {}, definition=DefinitionRef(1, "older"))
     scene.row.declared, scene.row.definition = True, 1
-    scene.sweeper.notice(1, event(FOO, 1, declared))
+    scene.sweeper.handle_event(1, event(FOO, 1, declared))
     await scene.sweeper.sweep()
     assert [each.data for each in scene.intake.published] == [DefinitionReported(2, "newer", 1, 1)]
 
@@ -396,7 +396,7 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
 
     other = asyncio.create_task(others())
     await scene.sweeper.sweep()
-    assert turns >= len(scene.row.secrets) // SECRETS_AT_ONCE
+    assert turns >= len(scene.row.secrets) // SECRETS_PER_SLICE
     await scene.sweep_for(4 * SWEEP_SECONDS)
     other.cancel()
     assert len(logged) == len(scene.row.secrets)

@@ -404,7 +404,7 @@ def _everything_seen_is_told(patch: Patch) -> None:
     ) -> list[tuple[StatusRow, str]]:
         return [(row, "") for row in rows]
 
-    patch.setattr(listing_module, "_affected", interested)
+    patch.setattr(listing_module, "_find_affected", interested)
 
 
 # --- wanting

@@ -26,7 +26,7 @@ from tests.simulation.mutation import Mutation, Patch
 
 
 def _a_value_is_looked_up_once(patch: Patch) -> None:
-    really: Any = vars(references)["_state_of"]
+    really: Any = vars(references)["_target_state"]
 
     def state_of(
         row: StatusRow,
@@ -38,7 +38,7 @@ def _a_value_is_looked_up_once(patch: Patch) -> None:
             return known
         return really(row, reference, known, every_row)
 
-    patch.setattr(references, "_state_of", state_of)
+    patch.setattr(references, "_target_state", state_of)
 
 
 def _what_is_not_ready_is_not_waited_for(patch: Patch) -> None:
@@ -52,7 +52,7 @@ def _what_is_not_ready_is_not_waited_for(patch: Patch) -> None:
 
 
 def _what_was_ready_once_is_ready(patch: Patch) -> None:
-    really: Any = vars(references)["_state_of"]
+    really: Any = vars(references)["_target_state"]
 
     def state_of(
         row: StatusRow,
@@ -65,24 +65,24 @@ def _what_was_ready_once_is_ready(patch: Patch) -> None:
         was = target is not None and target.declared and target.outcome == "Converged"
         return replace(found, ready=True) if was else found
 
-    patch.setattr(references, "_state_of", state_of)
+    patch.setattr(references, "_target_state", state_of)
 
 
 def _a_target_is_not_told_who_refers_to_it(patch: Patch) -> None:
     def wanted(*_of_a_target: object) -> dict[str, Any]:
         return {}
 
-    patch.setattr(references, "_wanted", wanted)
+    patch.setattr(references, "_current_references", wanted)
 
 
 def _a_referrer_lets_go_with_its_withdrawal(patch: Patch) -> None:
-    really: Any = vars(references)["_wanted"]
+    really: Any = vars(references)["_current_references"]
 
     def wanted(*of_a_target: Any) -> dict[str, tuple[StatusRow, Reference]]:
         found = really(*of_a_target)
         return {by: each for by, each in found.items() if each[0].declared}
 
-    patch.setattr(references, "_wanted", wanted)
+    patch.setattr(references, "_current_references", wanted)
 
 
 # --- secrets
