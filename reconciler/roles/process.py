@@ -166,7 +166,7 @@ def _follow_log(parts: Running, *, writes: bool) -> None:
     subscriber = parts.models
     if writes:
         subscriber = parts.projector = Projector(parts.models, parts.ports.rows)
-        parts.feed.keep_pace(subscriber.has_room)
+        parts.feed.add_backpressure(subscriber.wait_for_room)
     parts.feed.subscribe(subscriber.apply)
     parts.feed.subscribe_to_damage(subscriber.fold_damage)
 

@@ -36,7 +36,7 @@ from reconciler.roles.observer import observer as observer_module
 from reconciler.roles.observer.listing import ListingRefusedError
 from reconciler.roles.observer.observer import UNDECLARED_BATCH, Observer
 from reconciler.roles.runtime.configurations import Configurations
-from reconciler.roles.runtime.pauses import SLICE
+from reconciler.roles.runtime.pauses import SLICE_SIZE
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
@@ -341,7 +341,7 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
 
 
 async def test_others_go_on_while_a_long_listing_is_compared() -> None:
-    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE))), _nothing_new)
+    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
     turns = 0
 
     async def others() -> None:
@@ -358,7 +358,7 @@ async def test_others_go_on_while_a_long_listing_is_compared() -> None:
 
 
 async def test_a_scope_that_is_narrowed_while_a_listing_is_compared_reaches_no_further() -> None:
-    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE))), _nothing_new)
+    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
 
     async def narrow() -> None:
         await stage.intake.position_asked.wait()

@@ -24,7 +24,7 @@ from events.log import LogEvent, SecretObserved, SpecDeclared, TargetObserved
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, config_key
 from events.reference import Reference
-from projections.read_models import NOTHING, ReadModels
+from projections.read_models import EMPTY_CHECKPOINT, ReadModels
 from projections.status import StatusRow
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
@@ -74,7 +74,7 @@ class Scene:
         models = self.models = ReadModels()
         self.row.outcome = "Held"  # what is held is looked at, and what waits
         models.status[str(FOO)] = self.row
-        models.set_checkpoint(NOTHING)
+        models.set_checkpoint(EMPTY_CHECKPOINT)
         self.sweeper = Sweeper(
             intake=self.intake,
             configurations=self.configurations,
@@ -141,7 +141,7 @@ async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
     scene.row.secrets, scene.row.declared = {"files/db": ""}, True
     # the sweeper has not noticed it, because its event was lost
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     first = await scene.sweep_for(SWEEP_SECONDS)
     scene.intake.published.clear()
     scene.now += timedelta(hours=hours)
@@ -241,7 +241,7 @@ async def test_what_is_held_for_its_kind_is_woken_when_that_is_installed(outcome
     row = scene.row = StatusRow("default", "Widget", "foo")
     row.outcome, row.reason, row.declared = "Held", "UnknownKind", outcome_of == "declared"
     scene.models.status[str(row.key)] = row
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     assert await scene.sweep_for(60) == [], "it is not installed"
     scene.kinds.define(replace(SHAPE, name="Widget"))
     assert (await scene.sweep_for(60))[:3] == [0, 5, 15]  # its decider may be started later
@@ -264,7 +264,7 @@ async def test_a_configuration_is_woken_when_its_provider_is_installed(
     row = scene.row = StatusRow("system", "ProviderConfig", "billing")
     row.outcome, row.reason, row.declared = "Held", "UnknownProvider", True
     scene.models.status[str(row.key)] = row
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     config = ProviderConfigSpec(provider=provider, endpoint="http://localhost")
     scene.configurations.by_name["billing"] = config
     assert bool(await scene.sweep_for(10)) is is_woken
@@ -385,7 +385,7 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
     scene = Scene()  # its only store is unknown, so each secret fails
     scene.row.secrets = {f"env/S{number}": "" for number in range(1000)}
     scene.row.declared = True
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     turns = 0
 
     async def others() -> None:

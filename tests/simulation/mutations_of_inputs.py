@@ -111,7 +111,7 @@ def _an_error_repeats_a_secret(patch: Patch) -> None:
     def as_it_is(provider: Any, _secrecy: object) -> Any:
         return provider
 
-    patch.setattr(provider_pool, "secretive", as_it_is)
+    patch.setattr(provider_pool, "guard_provider", as_it_is)
 
 
 # --- definitions

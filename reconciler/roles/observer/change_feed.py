@@ -20,7 +20,7 @@ from reconciler.resource.backoff import delay
 from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.observer.hint_calls import HintCalls
-from reconciler.roles.runtime.cancellation import is_being_cancelled
+from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 
@@ -76,7 +76,7 @@ class ChangeFeed:
         except GateClosedError as error:
             return error.retry_after_seconds or 0.0
         except asyncio.CancelledError:
-            if is_being_cancelled():
+            if is_being_canceled():
                 raise
             return self._handle_failure("the provider canceled its own call", None)
         except ProviderError as error:

@@ -25,7 +25,7 @@ from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
 from reconciler.roles.objects.object_secrets import hide_and_digest
-from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.search_turns import SearchTurns
 
 MAX_LISTED_OBJECTS = 250_000
@@ -180,7 +180,7 @@ async def compare_listing(
     creators: set[ResourceKey] = set()
     searches = searches or SearchTurns(OF_THIS_PROCESS)
     secrecy = searches.secrecy
-    async for chunk in with_pauses(objects.items()):
+    async for chunk in in_slices(objects.items()):
         for object_key, each in chunk:
             matches = known.get(object_key, ())
             # The listing may have started before the deletion, or the API may lag. A labeled object
@@ -256,7 +256,7 @@ async def _find_missing(
     """
     began, absences = listing.began, list[tuple[ResourceKey, Observed]]()
     doubtful: list[StatusRow] = []
-    async for chunk in with_pauses(known.items()):
+    async for chunk in in_slices(known.items()):
         for object_key, matches in chunk:
             if object_key in objects or listing.is_unreadable(object_key):
                 continue
@@ -302,7 +302,7 @@ async def _match_rows(
     """Return the rows of each object: two while an object is being replaced (ADR 0026)."""
     began, known = listing.began, dict[str, list[StatusRow]]()
     rows_without_id: list[StatusRow] = []
-    async for chunk in with_pauses(list(rows.values())):
+    async for chunk in in_slices(list(rows.values())):
         for row in chunk:
             if row.provider_config != began.provider_config or row.kind != began.kind:
                 continue
@@ -326,7 +326,7 @@ async def _find_released(
 ) -> dict[tuple[str, str | None], str]:
     """Return the released objects, each with the resource that released it."""
     began, released = listing.began, dict[tuple[str, str | None], str]()
-    async for chunk in with_pauses(list(rows.values())):
+    async for chunk in in_slices(list(rows.values())):
         for row in chunk:
             is_in_scope = (row.provider_config, row.kind) == (began.provider_config, began.kind)
             if row.released and is_in_scope:
@@ -561,7 +561,7 @@ async def _count_unmanaged(
 ) -> UnmanagedCount:
     """Count the objects that count as owned, and those to delete because none is declared."""
     unmanaged, total = 0, 0
-    async for chunk in with_pauses(objects.items()):
+    async for chunk in in_slices(objects.items()):
         own_log_id = [name for name, each in chunk if is_owned(each)]
         total += len(own_log_id)
         unmanaged += sum(1 for name in own_log_id if not any(map(_has_claim, known.get(name, ()))))
@@ -590,7 +590,7 @@ async def _count_losses(
     known: Mapping[str, Sequence[StatusRow]],
 ) -> LossCount:
     missing, total = 0, 0
-    async for chunk in with_pauses(known.items()):
+    async for chunk in in_slices(known.items()):
         owned = [
             name
             for name, rows in chunk

@@ -18,7 +18,7 @@ from events.provider_config import ProviderConfigSpec, config_key, is_config
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut, IntakeWriter
-from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.runtime import REAL, Runtime
 from reconciler.secrecy import Secrecy
 
@@ -221,6 +221,6 @@ class ListingReports:
 
     async def _is_used(self, target: ListingTarget) -> bool:
         is_used = False
-        async for chunk in with_pauses(list(self._models.status.values())):
+        async for chunk in in_slices(list(self._models.status.values())):
             is_used = is_used or any(is_observed(row, target) for row in chunk)
         return is_used

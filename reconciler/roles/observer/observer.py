@@ -41,9 +41,9 @@ from reconciler.roles.observer.listing_reports import ListingReports, ListingTar
 from reconciler.roles.observer.next_listing import NextListing
 from reconciler.roles.observer.object_reads import MAX_CONCURRENT_READS, ObjectReads, is_news
 from reconciler.roles.observer.recent_deletions import RecentDeletions
-from reconciler.roles.runtime.cancellation import is_being_cancelled
+from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
-from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import REAL, Runtime
 from reconciler.roles.runtime.search_turns import SearchTurns
@@ -236,7 +236,7 @@ class Observer:
         except (ProviderError, ConfigurationError, ListingRefusedError) as error:
             why = str(error)
         except asyncio.CancelledError:
-            if is_being_cancelled():
+            if is_being_canceled():
                 raise
             why = "the provider canceled its own call"
         except Exception as error:
@@ -294,7 +294,7 @@ class Observer:
         """Read each object of an API without listings."""
         await self._wait_for_log()
         rows: list[StatusRow] = []
-        async for chunk in with_pauses(list(self._models.status.values())):
+        async for chunk in in_slices(list(self._models.status.values())):
             rows += [row for row in chunk if is_observed(row, (config_name, kind))]
         count = await self._reads.read_all(rows, config)
         self.listings += 1
@@ -400,7 +400,7 @@ class Observer:
                     return await _read_one(provider, row, listing, findings.losses, searches)
 
         found: list[tuple[ResourceKey, Observed]] = []
-        async for rows in with_pauses(findings.doubtful):  # an empty listing makes all doubtful
+        async for rows in in_slices(findings.doubtful):  # an empty listing makes all doubtful
             for chunk in await asyncio.gather(*(read(row) for row in rows)):
                 found += chunk
         return found

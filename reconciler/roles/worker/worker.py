@@ -58,7 +58,7 @@ from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_secrets, mask_ids
 from reconciler.roles.objects.oversize import is_too_large
 from reconciler.roles.objects.twins import Comparison, Suspect, TwinDetector
-from reconciler.roles.runtime.cancellation import is_being_cancelled
+from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import REAL, Runtime
@@ -300,7 +300,7 @@ class Worker:
             is_partly_done = record.has_written and _reports_nothing_done(error, action)
             return _as_partly_done(error) if is_partly_done else error, None
         except asyncio.CancelledError:
-            if is_being_cancelled():
+            if is_being_canceled():
                 raise
             # A task that ends as canceled is not reported, and its lease would be extended without
             # end.
