@@ -34,7 +34,7 @@ from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.resource.state import Owned, Renewal
-from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 from reconciler.roles.sweeper.reference_index import NamedSecret, ReferenceIndex
 from reconciler.roles.sweeper.sweeper import Sweeper
 from tests.resource.building import (
@@ -93,7 +93,7 @@ def listed(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]
     )
     assembler.add(objects)
     shown = assembler.complete(len(objects))
-    found = asyncio.run(observations(assembler, shown, {str(FOO): row}, SHARED, LOG_ID))
+    found = asyncio.run(compare_listing(assembler, shown, {str(FOO): row}, SHARED, LOG_ID))
     return [(str(key), each) for key, each in found.observed]
 
 
@@ -548,7 +548,7 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
     )
     assembler.add([now])
     told = asyncio.run(
-        observations(assembler, assembler.complete(1), {str(FOO): row}, config, LOG_ID)
+        compare_listing(assembler, assembler.complete(1), {str(FOO): row}, config, LOG_ID)
     )
     for _key, said in told.observed:
         if said.exclusive == UnmanagedCount(5, 20):

@@ -42,9 +42,8 @@ def hide_secrets(
         if not is_in_content:
             return existing
     known_strings = strings_in(*known)
-    is_omitted = (
-        is_hidden_name and existing.name not in known_strings
-    )  # otherwise, no new resource gets this name
+    # If the object's name is known, no new resource gets the derived name.
+    is_omitted = is_hidden_name and existing.name not in known_strings
     for each in (existing.name, existing.uid):
         if each and not is_omitted and each not in known_strings:
             is_too_long = len(each) > MAX_SEARCHED_BYTES

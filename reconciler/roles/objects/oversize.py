@@ -44,8 +44,8 @@ def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
     assert existing is not None
     payload, name = _encoder.encode(existing), observed.external_name[:MAX_ID_CHARACTERS]
     reason = (
-        f"object {name!r} of {observed.provider_config!r}: its {_excess(existing, payload)}, so its "
-        "changes are not detected; make it smaller"
+        f"object {name!r} of {observed.provider_config!r}: its {_excess(existing, payload)}, so "
+        "its changes are not detected; make it smaller"
     )
     if len(payload) > MAX_SEARCHED_BYTES:
         payload = _encoder.encode({"name": name})

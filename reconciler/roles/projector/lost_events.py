@@ -155,7 +155,7 @@ async def stored_losses(rows: NamedRows) -> list[LogDamage]:
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:
-    """Hold the resources whose read models contain events that the log has lost.
+    """Hold the resources whose rows contain events that the log has lost.
 
     This reads the newest event of every resource, so call it only if events are missing.
     """
