@@ -55,7 +55,7 @@ EMPTY_CHECKPOINT = Checkpoint(SCHEMA)
 
 
 class RowChanges(msgspec.Struct, frozen=True):
-    """The changes from the rows of one checkpoint to those of a later one. None deletes a row.
+    """The changes from one checkpoint's rows to a later one's. None deletes a row.
 
     They also apply to the rows of any checkpoint in between, because they contain every row that
     changed since ``after``. ``damage``: whether they contain damage that was detected late.
@@ -105,11 +105,11 @@ class _FleetCounts:
         self._owned = 0
         self._in_flight = 0
 
-    def move(self, name: str, before: _FleetEntry | None, after: _FleetEntry | None) -> None:
+    def move(self, name: str, previous: _FleetEntry | None, after: _FleetEntry | None) -> None:
         """Move a resource from its earlier counts to its current ones; None if it has no row."""
         namespace, kind, _ = name.split("/")
-        if before is not None:
-            self._add(namespace, kind, before, -1)
+        if previous is not None:
+            self._add(namespace, kind, previous, -1)
         if after is not None:
             self._add(namespace, kind, after, 1)
 
@@ -179,7 +179,7 @@ class ReadModels:
 
     @property
     def unready(self) -> Mapping[str, None]:
-        """Resources whose object is as declared but not ready."""
+        """Resources with an object that is as declared but not ready."""
         self._update_derived()
         return self._unready
 
@@ -230,11 +230,11 @@ class ReadModels:
 
     def _update_derived(self) -> None:
         """Update the values that depend on whole rows, for the rows that changed."""
-        for name, before in self._outdated_entries.items():
+        for name, previous in self._outdated_entries.items():
             row = self.status.get(name)
             after = None if row is None else _fleet_entry(row)
-            if after != before:
-                self._fleet.move(name, before, after)
+            if after != previous:
+                self._fleet.move(name, previous, after)
             _set_membership(self._swept, name, row is not None and row.is_swept)
             _set_membership(self._unready, name, row is not None and row.not_ready is not None)
             _set_membership(self._linked, name, row is not None and row.is_linked)
@@ -304,7 +304,7 @@ class ReadModels:
             rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
         for name in self._dirty:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
-        # even if the counts are unchanged, because rows in between may have been stored
+        # even if the counts are unchanged, because intermediate rows may have been stored
         if self._dirty:
             rows[FLEET] = _encoder.encode(self._fleet.summary())
         changes = RowChanges(self._last_checkpoint, self.checkpoint, rows, bool(self._dirty_damage))

@@ -400,7 +400,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     _apply_endings(row, endings_of(event.data))
     if not (row.declared or row.owned or row.action_id):
         # References end with the object of a declaration. A later claim leads to a deletion or
-        # release. A row that was deleted in between could not name a target either.
+        # release. A row that was deleted first could not name a target either.
         row.refers = row.referenced_from = ()
 
 

@@ -55,7 +55,7 @@ class Ports:
     """One process's connection to the bus. Readers are created when a role requires them.
 
     ``watch`` detects another log under a running process. It is None for a bus with a fixed log.
-    ``lost_events`` finds the resources whose newest events the log has lost, from the read models.
+    ``lost_events`` detects from the read models which resources' newest events the log has lost.
     """
 
     name: str
@@ -127,7 +127,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
     for damage in lost:
         definitions.mark_damage(damage)
         configurations.mark_damage(damage)
-    # Loaded after the position is determined, so that no event in between is missed.
+    # Loaded after the position is determined, so that the feed misses no event.
     await definitions.load(ports.log)
     await configurations.load(ports.log)
     await gates.load(ports.log)

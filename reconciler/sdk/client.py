@@ -1,7 +1,7 @@
 """The client that other services use to declare, wait for, follow and read resources.
 
 See ``reconciler.sdk``. Resources are named by ``ResourceKey`` or ``"namespace/kind/name"``.
-Positions are those of the stream that a method reads. Every method may raise ``BusError``.
+Positions refer to the stream that a method reads. Every method may raise ``BusError``.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Client:
     async def reconcile_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Reconcile resources now, including what they wait for; the history records the requester.
+        """Reconcile resources immediately, without back-off; the history records the requester.
 
         For a ``ProviderConfig``, list its whole scope. Returns and raises as ``declare_many``.
         """
@@ -597,7 +597,7 @@ class Client:
     ) -> ListingWriter:
         """Publish all objects of a scope: ``async with client.listing(...) as listing``.
 
-        ``prefix`` and ``labels`` must be those of the configuration's scope. A listing of another
+        ``prefix`` and ``labels`` must match the configuration's scope. A listing of another
         scope proves nothing, and is dropped. Raises ``InvalidNameError``.
         """
         check_token(provider_config, what="provider_config")

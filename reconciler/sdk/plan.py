@@ -183,7 +183,7 @@ def _build_plan(
     resources = [_plan_resource(foresight, key, manifest) for key, manifest in requested.items()]
     resources += [
         _plan_resource(foresight, key, None)
-        for key, resource in sorted(foresight.found.items())
+        for key, resource in sorted(foresight.resources.items())
         if key not in requested and _would_change(resource)
     ]
     return Plan(log, position, now, tuple(resources))
@@ -201,7 +201,7 @@ def _would_change(resource: ForeseenResource) -> bool:
 def _plan_resource(
     foresight: Foresight, key: ResourceKey, manifest: Manifest | None
 ) -> PlannedResource:
-    resource = foresight.found.get(key)
+    resource = foresight.resources.get(key)
     if resource is None:
         reason_text = foresight.unreadable.get(key, "its history is unreadable")
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=reason_text)

@@ -109,7 +109,7 @@ class _Work:
 
     deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     commands: list[Command] = field(default_factory=list[Command])
-    is_one_by_one: bool = False  # to find the message that cannot be stored
+    is_one_by_one: bool = False  # to isolate a message that cannot be stored
 
     @property
     def declarations(self) -> list[IntakeDelivery]:
@@ -146,8 +146,10 @@ class _Decision:
     @property
     def known_declarations(self) -> set[int]:
         """Positions of this turn's declarations and of the current generation's declaration."""
-        own = {each.position for each in self.work.commands if isinstance(each.data, _DECLARATIONS)}
-        return own | {self.base.state.desired.position}
+        declared = {
+            each.position for each in self.work.commands if isinstance(each.data, _DECLARATIONS)
+        }
+        return declared | {self.base.state.desired.position}
 
     @property
     def size(self) -> int:
@@ -252,7 +254,7 @@ class Decider:
             _logger.info("extending the leases of waiting messages failed", why=str(error))
 
     def _resume(self) -> None:
-        """Continue with declarations whose namespace may start actions again."""
+        """Resume parked declarations of destinations that may start actions again."""
         parked = self._queue.parked
         for destination in parked:
             room = min(
@@ -437,7 +439,7 @@ class Decider:
     async def _reject_unstorable(
         self, refused: _Decision, remaining: dict[ResourceKey, _Work], reason: str
     ) -> None:
-        """Reject the message whose events cannot be stored, or first isolate it from others."""
+        """Reject the message that cannot be stored, or first isolate it from the others."""
         key = refused.key
         if len(refused.turn.replies) > 1:
             remaining[key].is_one_by_one = True
@@ -578,7 +580,7 @@ class Decider:
     def _take_turn(
         self, key: ResourceKey, work: _Work, base: FoldedResource, context: Context
     ) -> Turn | None:
-        """Decide; after an error, decide only the commands before the one that fails."""
+        """Decide; after an error, decide only the commands before the failing one."""
         limit = 1 if work.is_one_by_one else _MAX_COMMANDS_PER_TURN
         commands = work.commands[:limit]
         while commands:
@@ -662,8 +664,7 @@ class Decider:
         """Store dead letters, and return the positions of the messages that must wait for room.
 
         Each namespace has a share of a partition's slots for waiting messages. Further messages are
-        counted, then dropped. A crash in between counts a message twice, but never skips it (ADR
-        0017).
+        counted, then dropped. A crash may count a message twice, but never skips it (ADR 0017).
         """
         why = "stream DEADLETTERS is full"
         try:
@@ -721,7 +722,7 @@ class Decider:
     # --- publishing and acknowledging
 
     async def _finish(self, done: Sequence[_Decision]) -> None:
-        """Publish the results, then acknowledge. A crash in between can only publish them twice."""
+        """Publish the results, then acknowledge. A crash can only publish them twice."""
         results, now = _Results(), self._now()
         for each in done:
             results.add(each, now)
@@ -749,7 +750,7 @@ class Decider:
         reach(Failpoint.DECIDER_ACKED)
 
     async def _reject(self, results: _Results) -> set[int]:
-        """Publish rejections. Return the positions of the messages whose rejection must wait.
+        """Publish rejections. Return the positions of messages that could not be rejected.
 
         These are redelivered and decided again, so they get no reply yet. A message without a free
         slot becomes a dead letter.

@@ -11,7 +11,7 @@ from reconciler.ports import IntakeDelivery
 from reconciler.roles.decider.fair_queue import partition_of
 
 MAX_POSTPONED = 500
-"""Limit of postponed messages per namespace and partition, each for up to 32 seconds."""
+"""Limit on postponed messages per namespace and partition, each for up to 32 seconds."""
 
 _EXPIRY_SECONDS = 60.0
 """Time after which a message that was not redelivered here must be at another decider."""
@@ -38,7 +38,7 @@ class PostponedMessages:
     """Limits the slots that each namespace's postponed messages occupy.
 
     After a restart, all slots count as free until the messages postponed earlier are redelivered,
-    so a namespace may briefly exceed its share. Times are those of the monotonic clock.
+    so a namespace may briefly exceed its share. Times are on the monotonic clock.
     """
 
     def __init__(self, share: int) -> None:

@@ -167,7 +167,7 @@ class ResourceRepository:
             await self._log.save_states(states)
 
     async def _find_conflicting(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Return the turns whose resources another writer has changed. Cache the new states."""
+        """Return the turns that conflict with another writer, and cache the new states."""
         self.evict([commit.key for commit in commits])
         await self._load([commit.key for commit in commits], from_leader=True)
         for each in commits:
@@ -180,7 +180,7 @@ class ResourceRepository:
         ]
 
     def _check_progress(self, commit: Commit) -> None:
-        """Exclude a resource whose history became shorter: a log only grows."""
+        """Exclude a resource if its history became shorter, because a log only grows."""
         resource, base = self._resources.get(commit.key), commit.base.state.version
         if resource is not None and resource.state.version < base:
             actual = f"a history that ends with event {resource.state.version}"
@@ -193,7 +193,7 @@ class ResourceRepository:
             self._fold_loaded(await self._log.load(stale, from_leader=from_leader, use_cache=False))
 
     def _fold_loaded(self, loaded: Mapping[ResourceKey, LoadedResource]) -> list[ResourceKey]:
-        """Fold loaded resources. Return those whose cached state cannot be used."""
+        """Fold loaded resources. Return the resources with an unusable cached state."""
         stale: list[ResourceKey] = []
         for key, resource in loaded.items():
             if resource.damage is not None:

@@ -219,7 +219,7 @@ class ApiGates:
             gate.refresh()
 
     def _set_rate_limit(self, name: str, gate: ApiGate, configs: list[ProviderConfigSpec]) -> None:
-        """Set a gate's rate limit to the strictest one of its configurations."""
+        """Set a gate's rate limit to the strictest limit of its configurations."""
         limits = [each.limits for each in configs]
         rates = [
             each.requests_per_second for each in limits if each.requests_per_second is not None

@@ -58,8 +58,8 @@ def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
         delivered=1,
         receipt=None,
     )
-    about = f"{observed.provider_config}/{key.kind}/{observed.external_name}"
-    return DeadLetter("observation", reason, delivery, about, digest(existing))
+    identity = f"{observed.provider_config}/{key.kind}/{observed.external_name}"
+    return DeadLetter("observation", reason, delivery, identity, digest(existing))
 
 
 def _excess(existing: ExternalObject, payload: bytes) -> str:

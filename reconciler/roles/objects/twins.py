@@ -118,7 +118,10 @@ class TwinDetector:
         """
         named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
         keys = {
-            key for each, labelled in named for key in (each.resource, labelled) if key is not None
+            key
+            for each, labeled_key in named
+            for key in (each.resource, labeled_key)
+            if key is not None
         }
         histories = await self._log.load(sorted(keys), from_leader=True, use_cache=False)
         newer: list[NewerObject] = []

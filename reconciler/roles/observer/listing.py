@@ -88,7 +88,7 @@ class ListingAssembler:
         return name if self.unique_names else f"{name}\n{uid or ''}"
 
     def row_key(self, row: StatusRow) -> str:
-        """Return the key of a resource's object, as far as known."""
+        """Return the key of a resource's object, without a uid if that is unknown."""
         return self.object_key(row.external_name, row.uid or row.observed_uid)
 
     def exclude_unreadable(self, unreadable: Iterable[tuple[str | None, str | None]]) -> None:
@@ -176,7 +176,7 @@ async def compare_listing(
     is_owned, is_unclear = _ownership_test(config, log_id), _may_hide_objects(damage, began.kind)
     unmanaged = None if is_owned is None else await _count_unmanaged(objects, known, is_owned)
     losses = await _count_losses(listing, objects, known)
-    found: list[tuple[ResourceKey, Observed]] = []
+    observations: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
     searches = searches or SearchTurns(OF_THIS_PROCESS)
     secrecy = searches.secrecy
@@ -197,7 +197,7 @@ async def compare_listing(
                 creators.add(creator.key)
                 if recorded is not None and _is_news(*recorded, creator):
                     observation = _build_observation(listing, each.name, recorded[0], unmanaged)
-                    found.append((creator.key, observation))
+                    observations.append((creator.key, observation))
                 continue
             # Neither recent objects of a damaged resource nor released objects count as unmanaged.
             is_known = bool(matches) or not (is_unclear or released_by)
@@ -212,7 +212,7 @@ async def compare_listing(
                 observation = _build_observation(
                     listing, each.name, recorded[0], unmanaged, belongs_to=owner_elsewhere
                 )
-                found.append((key, observation))
+                observations.append((key, observation))
                 continue
             own_log_id = log_id if is_owned and is_owned(each) else ""
             preferred_owner = released_by or owner_elsewhere
@@ -232,11 +232,11 @@ async def compare_listing(
                 )
                 # A row that has changed since was not compared in its current version.
                 version = row.version if row.position <= known_position else 0
-                found.append((row.key, replace(observation, known_version=version)))
+                observations.append((row.key, replace(observation, known_version=version)))
     missing, doubtful = await _find_missing(
         listing, objects, known, released, unmanaged, losses, creators=creators
     )
-    return Findings(found + missing, doubtful, losses)
+    return Findings(observations + missing, doubtful, losses)
 
 
 async def _find_missing(

@@ -99,7 +99,7 @@ class ListingHealth:
         self._failures, self._delay_factor = 0, 1
 
     def is_overdue(self, resync_seconds: float) -> bool:
-        """Return whether failures have lasted for another bound since the last report."""
+        """Return whether failures have lasted too long, initially and after each report."""
         bound = max(FAILED_INTERVALS * resync_seconds, MIN_FAILED_SECONDS) * self._delay_factor
         is_long = self._failed_seconds - self._reported_seconds >= bound
         return is_long and self._failures >= MIN_FAILURES

@@ -145,19 +145,19 @@ class ObjectReads:
         listing shows whether many are missing. Instead, it starts a listing, which the loss guard
         checks.
         """
-        found, missing = await self._read_some(rows, config)
+        count, missing = await self._read_some(rows, config)
         for name, kind in {(each.row.provider_config, each.row.kind) for each in missing}:
             self.request_listing(name, kind)
-        return found
+        return count
 
     async def read_all(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
         """Read all objects of an API without listings. Return the number of observations."""
         rows = list(rows)
-        found, missing = await self._read_some(rows, config)
+        count, missing = await self._read_some(rows, config)
         losses = LossCount(len(missing), sum(row.owned for row in rows))
         for each in missing:
             await self._publish(each._replace(observed=replace(each.observed, losses=losses)))
-        return found + len(missing) + await self._read_late(rows)
+        return count + len(missing) + await self._read_late(rows)
 
     async def _read_late(self, rows: Iterable[StatusRow]) -> int:
         """Read the objects that late creation calls may have created under other names.
@@ -176,7 +176,7 @@ class ObjectReads:
     async def _read_some(
         self, rows: Iterable[StatusRow], config: ProviderConfigSpec
     ) -> tuple[int, list[_Read]]:
-        """Publish observations, except of missing owned objects; return their number and those."""
+        """Publish observations. Return their number, and unpublished ones of missing owned objects."""
         slots = asyncio.Semaphore(min(config.limits.concurrency, MAX_CONCURRENT_READS))
         missing: list[_Read] = []
 

@@ -164,24 +164,24 @@ class Observer:
         self._changed.set()
 
     def _update_watches(self, tasks: asyncio.TaskGroup) -> None:
-        wanted = {
+        targets = {
             (name, kind)
             for name, config in self._configurations.by_name.items()
             for kind in self._watched_kinds(config)
         }
-        for watch in self._watches.keys() - wanted:
+        for watch in self._watches.keys() - targets:
             self._watches.pop(watch).cancel()
             self._next.pop(watch, None)
             tasks.create_task(self._reports.remove(watch))
-        for watch in wanted - self._watches.keys():
+        for watch in targets - self._watches.keys():
             self._next[watch] = NextListing()
             self._watches[watch] = tasks.create_task(self._watch(*watch))
-        self._update_feeds(tasks, {watch for watch in wanted if self._has_feed(*watch)})
+        self._update_feeds(tasks, {watch for watch in targets if self._has_feed(*watch)})
 
-    def _update_feeds(self, tasks: asyncio.TaskGroup, wanted: set[ListingTarget]) -> None:
-        for target in self._feeds.keys() - wanted:
+    def _update_feeds(self, tasks: asyncio.TaskGroup, targets: set[ListingTarget]) -> None:
+        for target in self._feeds.keys() - targets:
             self._feeds.pop(target).cancel()
-        for target in wanted - self._feeds.keys():
+        for target in targets - self._feeds.keys():
             self._feeds[target] = tasks.create_task(self._feed(*target).run())
 
     def _has_feed(self, config_name: str, kind: str) -> bool:
@@ -343,18 +343,18 @@ class Observer:
         )
         all_found = findings.observed
         all_found += await self._read_unlisted(findings, listing, provider, config)
-        found = [each for each in all_found if not is_too_large(each[1].object)]
-        if len(found) < len(all_found):
+        observations = [each for each in all_found if not is_too_large(each[1].object)]
+        if len(observations) < len(all_found):
             letters = [
                 build_size_letter(*each) for each in all_found if is_too_large(each[1].object)
             ]
             await store_size_letters(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
-        found = await self._withhold_unclear(began, found)
+        observations = await self._withhold_unclear(began, observations)
         reach(Failpoint.OBSERVER_LISTED)
-        undeclared = [each for each in found if self._is_undeclared(each[0])]
-        declared = [each for each in found if not self._is_undeclared(each[0])]
+        undeclared = [each for each in observations if self._is_undeclared(each[0])]
+        declared = [each for each in observations if not self._is_undeclared(each[0])]
         await self._publish(listing, [*declared, *undeclared[:UNDECLARED_BATCH]])
         for start in range(UNDECLARED_BATCH, len(undeclared), UNDECLARED_BATCH):
             await asyncio.sleep(UNDECLARED_INTERVAL_SECONDS)
@@ -363,14 +363,14 @@ class Observer:
             await self._publish(listing, undeclared[start : start + UNDECLARED_BATCH])
         reach(Failpoint.OBSERVER_PUBLISHED)
         await self._reports.record_completion((began.provider_config, began.kind))
-        return len(found)
+        return len(observations)
 
     def _is_undeclared(self, key: ResourceKey) -> bool:
         row = self._models.status.get(str(key))
         return row is None or row.is_foreign
 
     async def _publish(
-        self, listing: ListingAssembler, found: Sequence[tuple[ResourceKey, Observed]]
+        self, listing: ListingAssembler, observations: Sequence[tuple[ResourceKey, Observed]]
     ) -> None:
         age = self._age(listing)
         await self._intake.publish(
@@ -378,7 +378,7 @@ class Observer:
                 IntakeMessageOut(
                     "observed", key, replace(observed, age_seconds=age), self._new_id()
                 )
-                for key, observed in found
+                for key, observed in observations
                 if str(key) not in self._models.damage  # a held resource processes none
             ]
         )
@@ -399,23 +399,25 @@ class Observer:
                 with self._gates.of(name).calls(name):
                     return await _read_one(provider, row, listing, findings.losses, searches)
 
-        found: list[tuple[ResourceKey, Observed]] = []
+        observations: list[tuple[ResourceKey, Observed]] = []
         async for rows in in_slices(findings.doubtful):  # an empty listing makes all doubtful
             for chunk in await asyncio.gather(*(read(row) for row in rows)):
-                found += chunk
-        return found
+                observations += chunk
+        return observations
 
     async def _withhold_unclear(
-        self, began: ListingBegan, found: list[tuple[ResourceKey, Observed]]
+        self, began: ListingBegan, observations: list[tuple[ResourceKey, Observed]]
     ) -> list[tuple[ResourceKey, Observed]]:
-        """Return the observations whose objects are certainly not newer than the log.
+        """Return the observations without objects that may be newer than the log.
 
         Raises:
             ListingRefusedError: the listing must wait until its API is held.
         """
         if self._twins is None:
-            return found
-        suspects = [Suspect(key, each.object) for key, each in found if each.object is not None]
+            return observations
+        suspects = [
+            Suspect(key, each.object) for key, each in observations if each.object is not None
+        ]
         known_version = self._models.known_version
         comparison = await self._twins.report(
             began.provider_config, began.kind, suspects, known_version
@@ -425,7 +427,7 @@ class Observer:
                 "the API has objects that are newer than this log; the listing waits until its "
                 "ProviderConfig is held"
             )
-        return [each for each in found if each[0] not in comparison.unclear]
+        return [each for each in observations if each[0] not in comparison.unclear]
 
     def _age(self, listing: ListingAssembler) -> float | None:
         if listing.began_monotonic is None:

@@ -88,7 +88,7 @@ class UnsettledPredictionError(RuntimeError):
 
 
 class ListingTarget(NamedTuple):
-    """A ProviderConfig, and a kind whose objects it lists."""
+    """A ProviderConfig, and a kind that it lists."""
 
     config: str
     kind: str
@@ -142,12 +142,12 @@ class ForeseenResource:
 
 
 class Foresight:
-    """Predicts the resources of a log. Use an instance once, and read ``found``."""
+    """Predicts the resources of a log. Use an instance once, and read ``resources``."""
 
     def __init__(
         self, log: EventLog, models: ReadModels, kinds: KindRegistry, now: datetime
     ) -> None:
-        self.found: dict[ResourceKey, ForeseenResource] = {}
+        self.resources: dict[ResourceKey, ForeseenResource] = {}
         self.unreadable: dict[ResourceKey, str] = {}
         # Number of objects by configuration that moves to another API.
         self.moved_objects: dict[str, int] = {}
@@ -194,8 +194,8 @@ class Foresight:
         """Withdraw declarations, and predict all consequences."""
         work = {key: [Withdrawn()] for key in keys}
         await self._decide(work, declaring=True)
-        for key in work.keys() & self.found.keys():
-            self.found[key].is_withdrawn = True
+        for key in work.keys() & self.resources.keys():
+            self.resources[key].is_withdrawn = True
         await self._settle()
 
     def listing_targets(self, keys: Iterable[ResourceKey]) -> set[ListingTarget]:
@@ -205,30 +205,30 @@ class Foresight:
         for row in self._models.status.values():
             used[row.key] = {row.provider_config}
             parts.setdefault(parent_in(row.labels), []).append(row.key)
-        for key, resource in self.found.items():
+        for key, resource in self.resources.items():
             spec = resource.state.desired.spec
             configs = {resource.base.state.provider_config, resource.state.provider_config}
             configs |= set() if spec is None else {spec.provider_config}
             used[key] = used.get(key, set()) | configs
             parts.setdefault(resource.part_of, []).append(key)
-        wanted, pending = set[ResourceKey](), list(keys)
+        selected, pending = set[ResourceKey](), list(keys)
         while pending:
             key = pending.pop()
-            if key not in wanted:
-                wanted.add(key)
+            if key not in selected:
+                selected.add(key)
                 pending += parts.get(key, ())
-        defined = {key.name for key in wanted if key.kind == KIND_DEFINITION_KIND}
-        found = {
+        defined = {key.name for key in selected if key.kind == KIND_DEFINITION_KIND}
+        targets = {
             ListingTarget(config, key.kind)
             for key, configs in used.items()
-            if key in wanted or key.kind in defined
+            if key in selected or key.kind in defined
             for config in configs
             if config in self.configurations.by_name
         }
-        return found | {
+        return targets | {
             ListingTarget(name, kind.name)
             for name, config in self.configurations.by_name.items()
-            if config_key(name) in wanted
+            if config_key(name) in selected
             for kind in self.kinds.of_provider(config.provider)
         }
 
@@ -265,9 +265,9 @@ class Foresight:
     ) -> None:
         await self._load_resources(work)
         for key, messages in work.items():
-            if key not in self.found:
+            if key not in self.resources:
                 continue
-            resource = self.found[key]
+            resource = self.resources[key]
             commands = [self._command(data) for data in messages]
             turn = decide(resource.state, commands, self._context(key))
             if declaring:
@@ -279,20 +279,20 @@ class Foresight:
 
     async def _load_resources(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
         """Load resources on first use, and the targets of new declarations."""
-        new = [key for key in work if key not in self.found]
-        kept = await self._repository.get(new)
+        new = [key for key in work if key not in self.resources]
+        loaded = await self._repository.get(new)
         for key in new:
-            if key in kept:
+            if key in loaded:
                 row = self._models.status.get(str(key))
                 observed_at = None if row is None else row.observed_at
-                self.found[key] = ForeseenResource(
-                    key, kept[key], kept[key].state, observed_at=observed_at
+                self.resources[key] = ForeseenResource(
+                    key, loaded[key], loaded[key].state, observed_at=observed_at
                 )
             else:
                 self.unreadable[key] = str(
                     self._repository.errors.get(key, "its history is unreadable")
                 )
-        await self._read_contents([self.found[key] for key in new if key in kept])
+        await self._read_contents([self.resources[key] for key in new if key in loaded])
         targets = {
             each
             for key, messages in work.items()
@@ -302,7 +302,8 @@ class Foresight:
         }
         if targets:
             self._refers = await graph_from(targets, self._repository)
-            for key, resource in self.found.items():  # the predicted state is newer than the log
+            # The predicted state is newer than the log.
+            for key, resource in self.resources.items():
                 if (spec := resource.state.desired.spec) is not None:
                     self._refers[str(key)] = tuple(each.target for each in spec.references)
 
@@ -318,10 +319,10 @@ class Foresight:
             self._contents[index.name] = merge_chunks((await self._stored(chunks)).values())
 
     async def _stored(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, ComposedContentSpec]:
-        kept = await self._repository.get(list(keys))
+        loaded = await self._repository.get(list(keys))
         return {
             key: msgspec.convert(each.state.desired.fields, ComposedContentSpec)
-            for key, each in kept.items()
+            for key, each in loaded.items()
             if each.state.desired.is_declared
         }
 
@@ -375,7 +376,7 @@ class Foresight:
     async def _action_results(self) -> dict[ResourceKey, list[IntakeData]]:
         """Return a successful result for each action, and an approval for each pending plan."""
         results: dict[ResourceKey, list[IntakeData]] = {}
-        for key, resource in list(self.found.items()):
+        for key, resource in list(self.resources.items()):
             flight, outcome = resource.state.actions.in_flight, resource.state.outcome
             approval = resource.state.holds.approval
             waits = flight is None and outcome is not None and outcome.reason == Hold.APPROVAL
@@ -410,7 +411,7 @@ class Foresight:
         await self._load_resources({each.key: () for each in parts})
         messages: dict[ResourceKey, IntakeData] = {}
         for each in parts:
-            part = self.found.get(each.key)
+            part = self.resources.get(each.key)
             if part is None:
                 continue
             desired = part.state.desired
@@ -427,8 +428,8 @@ class Foresight:
             elif not other_owner:  # keep a part of another resource
                 messages[each.key] = Withdrawn()
         for key, message in messages.items():
-            self.found[key].part_of = resource.key
-            self.found[key].is_withdrawn = isinstance(message, Withdrawn)
+            self.resources[key].part_of = resource.key
+            self.resources[key].is_withdrawn = isinstance(message, Withdrawn)
         return messages
 
     def _report(self, key: ResourceKey, resource: ForeseenResource) -> Reported:
@@ -461,7 +462,7 @@ class Foresight:
             (row.key, SecretReported(secret, _UNKNOWN_DIGEST))
             for row in select_rows(affected.targets, rows)
             for secret, known in row.secrets.items()
-            if not known and row.declared and row.key in self.found
+            if not known and row.declared and row.key in self.resources
         ]
         follow_ups += self._repeated_observations()
         changed, self._reconfigured = sorted(self._reconfigured), set()
@@ -471,7 +472,7 @@ class Foresight:
 
     def _repeated_observations(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
         """Yield known objects for resources that wait for the next listing, once per resource."""
-        for key, resource in self.found.items():
+        for key, resource in self.resources.items():
             state = resource.state
             observed, last, spec = state.observed, state.outcome, state.desired.spec
             if spec is not None and last is not None and last.reason == AWAITING_LISTING:
@@ -527,7 +528,7 @@ class Foresight:
     ) -> dict[str, ExternalObject]:
         """Return the known objects of a kind in a configuration's scope."""
         known: dict[str, ExternalObject] = {}
-        for resource in self.found.values():
+        for resource in self.resources.values():
             existing = resource.state.observed.object
             is_listed = resource.state.provider_config == name and resource.key.kind == kind
             if (

@@ -100,7 +100,7 @@ async def find_short_end(
 
 
 async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
-    """Return the damage of resources whose newest events the log has lost, per the stored rows.
+    """Return the damage of resources with lost newest events, according to the stored rows.
 
     ``models``: the read models of the process, empty if it needs none.
 

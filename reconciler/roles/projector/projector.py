@@ -193,7 +193,7 @@ class Projector:
     # --- coordination with another projector
 
     async def _read_checkpoint(self) -> _Stored:
-        """Read the checkpoint. One of a later release also counts as newer."""
+        """Read the checkpoint. A checkpoint of a later release counts as newer."""
         payload, revision = await self._store.checkpoint()
         checkpoint = read_checkpoint(payload)
         if checkpoint is not None and (checkpoint.schema, checkpoint.is_whole) < (SCHEMA, True):

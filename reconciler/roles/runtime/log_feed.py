@@ -60,9 +60,9 @@ class LogFeed:
         _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
         self._pending_damage.append(damage)
 
-    def _report_damage(self, before: float = math.inf) -> None:
-        """Report the damage found before a position."""
-        while self._pending_damage and self._pending_damage[0].position < before:
+    def _report_damage(self, end_position: float = math.inf) -> None:
+        """Report pending damage before ``end_position``."""
+        while self._pending_damage and self._pending_damage[0].position < end_position:
             damage = self._pending_damage.pop(0)
             for listener in self._damage_listeners:
                 listener(damage)

@@ -1,4 +1,4 @@
-"""Run long loops in slices, so that leases, requests and other APIs are served in between."""
+"""Run long loops in slices, so that leases, requests and other APIs are not delayed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 async def in_slices(items: Iterable[_T]) -> AsyncGenerator[list[_T]]:
-    """Yield the items in slices, and let other tasks run in between.
+    """Yield the items in slices, and let other tasks run after each one.
 
     ``items`` must not change during the iteration, so pass a copy.
     """

@@ -124,9 +124,9 @@ def _current_references(
     """Return the references to a target by referring resource."""
 
     def leaving(name: str) -> Iterable[str]:
-        other = every_row.get(name)
-        is_leaving = other is not None and name not in damaged and not other.declared
-        return [each.target for each in other.refers] if other is not None and is_leaving else ()
+        node = every_row.get(name)
+        is_leaving = node is not None and name not in damaged and not node.declared
+        return [each.target for each in node.refers] if node is not None and is_leaving else ()
 
     return {
         str(row.key): (row, reference)
@@ -202,10 +202,8 @@ def _target_state(
     is_open = known is None or bool(known.cycle) or row.outcome == "Waiting"
 
     def refers(name: str) -> Iterable[str]:
-        other = every_row.get(name)
-        return (
-            [each.target for each in other.refers] if other is not None and other.declared else ()
-        )
+        node = every_row.get(name)
+        return [each.target for each in node.refers] if node is not None and node.declared else ()
 
     cycle = find_cycle(str(row.key), [reference.target], refers) if is_open else ()
     # A target without an object, for example one declared absent, is never ready.

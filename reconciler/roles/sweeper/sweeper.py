@@ -1,4 +1,4 @@
-"""The sweeper: wakes resources whose wait is over, and reports the targets of references.
+"""The sweeper: wakes waiting resources on time, and reports the targets of references.
 
 Timers are hints: because of the sweeper, a lost timer only causes a delay.
 """
@@ -231,7 +231,7 @@ class Sweeper:
         }
         guarded = {row.key for row in held if row.hold in _GUARDS}
         holds = ((row.key, self._hold_basis(row)) for row in held)
-        waits |= {key: what for key, what in holds if what is not None}
+        waits |= {key: basis for key, basis in holds if basis is not None}
         clock, previous_wake_ups = self._clock(), self._wake_ups
         self._wake_ups = {}
         wake_messages: list[ResourceKey] = []

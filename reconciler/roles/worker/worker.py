@@ -441,8 +441,8 @@ class Worker:
             results, self._results = self._results, []
             try:
                 unstored = await self._store_results(results)
-                kept = {id(each) for each in unstored}
-                stored = [each[0] for each in results if id(each) not in kept]
+                unstored_ids = {id(each) for each in unstored}
+                stored = [each[0] for each in results if id(each) not in unstored_ids]
                 if stored:
                     await self._acknowledge(stored)
             except asyncio.CancelledError:
@@ -467,7 +467,7 @@ class Worker:
             _logger.warning(
                 "storing results failed; retrying", error=str(error), results=len(error.missing)
             )
-            unstored = [results[place] for place in error.missing]
+            unstored = [results[index] for index in error.missing]
         reach(Failpoint.WORKER_REPORTED)
         return unstored
 
