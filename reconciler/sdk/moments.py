@@ -107,7 +107,7 @@ async def _event(nc: Client, position: int) -> StoredEvent:
 
 
 class Span(msgspec.Struct, frozen=True, rename="camel"):
-    """A range of the log: after ``after``, up to ``up_to``; None for its end."""
+    """A range of the log: after position ``after``, up to ``up_to``, or the log's end if None."""
 
     after: int = 0
     up_to: int | None = None

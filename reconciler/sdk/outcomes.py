@@ -1,4 +1,4 @@
-"""Outcomes as the client returns them, and waiting for them without a race."""
+"""Outcomes as the client returns them, and a race-free wait for them."""
 
 from __future__ import annotations
 

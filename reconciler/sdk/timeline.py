@@ -31,7 +31,7 @@ def no_progress(_position: int) -> None:
 
 
 class Interest(msgspec.Struct, frozen=True):
-    """A filter of events; ``*`` and None match all, and ``*`` in ``actor`` matches any text.
+    """A filter for events; ``*`` and None match all, and ``*`` in ``actor`` matches any text.
 
     ``event_names``: names of event types, such as ``SpecDeclared``; an empty list matches all.
     """

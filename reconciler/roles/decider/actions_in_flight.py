@@ -35,7 +35,7 @@ _END_EVENTS = (ActionSucceeded, ActionFailed, ActionAbandoned, ActionHeld)
 
 
 class ActionsInFlight:
-    """Counts the actions that this process has started and not yet seen end."""
+    """Counts the actions that this process has started, until it processes their end."""
 
     def __init__(self, clock: Callable[[], float], limit: int = MAX_ACTIONS) -> None:
         self._clock = clock

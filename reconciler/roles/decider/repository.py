@@ -23,7 +23,7 @@ from reconciler.resource.evolve import HistoryGapError, fold
 from reconciler.resource.state import NEW, STATE_SCHEMA, ResourceState
 
 MAX_BATCH_EVENTS = 1_000
-"""JetStream's limit for one atomic batch."""
+"""JetStream's limit on the events of an atomic batch."""
 
 _FEW_RESOURCES = 4
 """Up to this number, resources are appended concurrently. Above it, one batch is faster."""

@@ -309,7 +309,7 @@ class ApiGate:
             self._process_throttle(error, config, wait)
 
     def stop(self) -> None:
-        """Report that this process makes no probe, whether running or granted later."""
+        """Report that this process abandons a running probe, and makes no further one."""
         for member in self._open_breakers():
             self._report(GateReport(member.name, "Stopping"))
 
@@ -430,7 +430,7 @@ def _throttle_seconds(error: ProviderError) -> float | None:
 
 
 def _is_failure(error: ProviderError) -> bool:
-    """Return whether the API seems to be down. An API that rejects a request is not."""
+    """Return whether an error suggests that the API is down, unlike most client errors."""
     if error.error_class not in ("NotDone", "Unknown"):
         return False
     status = error.status

@@ -21,7 +21,7 @@ from events.log import (
 
 @dataclass(slots=True)
 class Member:
-    """One configuration of an API. Times are seconds of the monotonic clock.
+    """One configuration of an API. Times are seconds on the monotonic clock.
 
     ``breaker_version``: version of the last event that changed the breaker. ``shown_until``: end of
     the suspension, for messages. ``has_twin``: the API is held, because it has objects that are

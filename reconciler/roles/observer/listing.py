@@ -559,7 +559,7 @@ async def _count_unmanaged(
     known: Mapping[str, Sequence[StatusRow]],
     is_owned: Callable[[ExternalObject], bool],
 ) -> UnmanagedCount:
-    """Count the objects that count as owned, and those to delete because none is declared."""
+    """Count the undeclared objects to delete, and all objects that count as owned."""
     unmanaged, total = 0, 0
     async for chunk in in_slices(objects.items()):
         own_log_id = [name for name, each in chunk if is_owned(each)]

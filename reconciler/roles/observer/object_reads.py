@@ -176,7 +176,7 @@ class ObjectReads:
     async def _read_some(
         self, rows: Iterable[StatusRow], config: ProviderConfigSpec
     ) -> tuple[int, list[_Read]]:
-        """Publish observations. Return their number, and unpublished ones of missing owned objects."""
+        """Publish observations. Return their number, and the reads of missing owned objects."""
         slots = asyncio.Semaphore(min(config.limits.concurrency, MAX_CONCURRENT_READS))
         missing: list[_Read] = []
 

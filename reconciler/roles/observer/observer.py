@@ -379,7 +379,7 @@ class Observer:
                     "observed", key, replace(observed, age_seconds=age), self._new_id()
                 )
                 for key, observed in observations
-                if str(key) not in self._models.damage  # a held resource processes none
+                if str(key) not in self._models.damage  # held: the decider skips it
             ]
         )
 

@@ -21,7 +21,7 @@ Each takes about 300 bytes. The scrubber checks all resources periodically.
 _logger = structlog.get_logger(__name__)
 
 Subscriber = Callable[[int, LogEvent], object]
-"""Receives the position of each event and the event, in order. Must not block."""
+"""Receives each event and its position, in order. Must not block."""
 
 Backpressure = Callable[[], Awaitable[None]]
 """Awaited before more events are read, so that the memory of subscribers stays bounded."""

@@ -108,7 +108,7 @@ class _WakeUp:
     """
 
     wait: datetime | int
-    next_at: float  # of the monotonic clock
+    next_at: float  # on the monotonic clock
     pause_seconds: float
 
 

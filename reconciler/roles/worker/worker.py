@@ -302,8 +302,7 @@ class Worker:
         except asyncio.CancelledError:
             if is_being_canceled():
                 raise
-            # A task that ends as canceled is not reported, and its lease would be extended without
-            # end.
+            # A task that ends as canceled reports nothing: its lease would be extended endlessly.
             error_class = NotDoneError if is_lookup else UnknownResultError
             return error_class("the provider canceled its own call"), None
         except Exception as error:
