@@ -35,7 +35,7 @@ from events.provider_config import ProviderConfigSpec
 from projections.read_models import ReadModels
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.kind import KindRegistry
-from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 from reconciler.roles.projector.projector import Projector
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.sweeper.sweeper import Sweeper
@@ -187,7 +187,7 @@ async def _bus_time() -> float:
 
 async def _compare(models: ReadModels, objects: Mapping[str, ExternalObject]) -> None:
     listing = ListingAssembler(ListingBegan(_CONFIG, _KIND, 0), _NOW)
-    findings = await observations(listing, objects, models.status, _SPEC, "log")
+    findings = await compare_listing(listing, objects, models.status, _SPEC, "log")
     assert not findings.observed, "nothing has changed"
 
 

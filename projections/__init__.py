@@ -1,1 +1,1 @@
-"""Read models: caches that are folded from the event log, and that a replay restores exactly."""
+"""Read models: caches folded from the event log, which a replay restores exactly."""

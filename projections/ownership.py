@@ -1,6 +1,7 @@
 """Ownership: the external objects that resources own, or may own because a creation is in flight.
 
-Computed from the status row. A separate row caused half of the writes of a replay (ADR 0044).
+Computed from the status row, because a separate row caused half of the writes in a replay (ADR
+0044).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class OwnershipRow(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
 
 
 def ownership_of(row: StatusRow) -> OwnershipRow | None:
-    """Return what a resource owns or may own; None if nothing."""
+    """Return the object that a resource owns or may own, or None."""
     creates = row.operation == "Create"
     if not row.owned and not creates:
         return None

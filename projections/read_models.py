@@ -39,7 +39,7 @@ CHECKPOINT = "checkpoint"
 class Checkpoint(msgspec.Struct, frozen=True, rename="camel", order=True):
     """The last log position that is folded into the rows. Checkpoints are ordered by age.
 
-    ``losses`` counts how often the log lost its end, because its positions are then assigned again.
+    ``losses`` counts how often the log lost its end, because its positions are then reused.
     ``is_whole`` is false while a change that needs several batches is being stored. Such rows are
     incomplete, and cannot be continued.
     """
@@ -50,15 +50,15 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="camel", order=True):
     is_whole: bool = True
 
 
-NOTHING = Checkpoint(SCHEMA)
+EMPTY_CHECKPOINT = Checkpoint(SCHEMA)
 """Checkpoint of empty read models."""
 
 
 class RowChanges(msgspec.Struct, frozen=True):
-    """The changes from the rows of one checkpoint to those of a later one. None deletes a row.
+    """The changes from one checkpoint's rows to a later one's. None deletes a row.
 
     They also apply to the rows of any checkpoint in between, because they contain every row that
-    changed since ``after``. ``damage``: they contain damage that was found later than its position.
+    changed since ``after``. ``damage``: whether they contain damage that was detected late.
     """
 
     after: Checkpoint
@@ -66,8 +66,8 @@ class RowChanges(msgspec.Struct, frozen=True):
     rows: dict[str, bytes | None]
     damage: bool = False
 
-    def then(self, later: RowChanges) -> RowChanges:
-        """Return these changes and later ones combined."""
+    def merge(self, later: RowChanges) -> RowChanges:
+        """Return these changes combined with later ones."""
         rows = {**self.rows, **later.rows}
         return RowChanges(self.after, later.checkpoint, rows, self.damage or later.damage)
 
@@ -98,29 +98,29 @@ def _fleet_entry(row: StatusRow) -> _FleetEntry:
 
 
 class _FleetCounts:
-    """Incremental counts of the fleet. The cost of an event does not depend on the fleet's size."""
+    """Incremental counts of the fleet. An event's cost does not depend on the fleet's size."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self._owned = 0
         self._in_flight = 0
 
-    def move(self, name: str, before: _FleetEntry | None, after: _FleetEntry | None) -> None:
-        """Move a resource from its earlier counts to its current ones. None: it has no row."""
+    def move(self, name: str, previous: _FleetEntry | None, after: _FleetEntry | None) -> None:
+        """Move a resource from its earlier counts to its current ones; None if it has no row."""
         namespace, kind, _ = name.split("/")
-        if before is not None:
-            self._add(namespace, kind, before, -1)
+        if previous is not None:
+            self._add(namespace, kind, previous, -1)
         if after is not None:
             self._add(namespace, kind, after, 1)
 
-    def _add(self, namespace: str, kind: str, entry: _FleetEntry, one: int) -> None:
+    def _add(self, namespace: str, kind: str, entry: _FleetEntry, sign: int) -> None:
         outcome, owned, in_flight = entry
         bucket = (namespace, kind, outcome or "Pending")
-        self._counts[bucket] += one
+        self._counts[bucket] += sign
         if not self._counts[bucket]:
             del self._counts[bucket]
-        self._owned += one * owned
-        self._in_flight += one * in_flight
+        self._owned += sign * owned
+        self._in_flight += sign * in_flight
 
     def summary(self) -> FleetSummary:
         """Return the current counts."""
@@ -143,7 +143,7 @@ class ReadModels:
     """Status rows, damage and fleet counts, as of one position of the log.
 
     Values that depend on whole rows (``fleet``, ``swept``, ``unready``, ``linked``) are updated on
-    access, once for all events of a row since the last access.
+    access, once per row rather than per event.
     """
 
     def __init__(self) -> None:
@@ -153,12 +153,12 @@ class ReadModels:
         self.damage: dict[str, LogDamage] = {}
         self._dirty: dict[str, None] = {}
         self._dirty_damage: dict[str, None] = {}
-        self._unsettled: dict[str, _FleetEntry | None] = {}
+        self._outdated_entries: dict[str, _FleetEntry | None] = {}
         self._swept: dict[str, None] = {}
         self._unready: dict[str, None] = {}
         self._linked: dict[str, None] = {}
         self._fleet = _FleetCounts()
-        self._last_checkpoint = NOTHING
+        self._last_checkpoint = EMPTY_CHECKPOINT
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -167,35 +167,35 @@ class ReadModels:
 
     @property
     def ownership(self) -> dict[str, OwnershipRow]:
-        """What each resource owns or may own, without resources that own nothing."""
+        """Objects that resources own or may own, by resource."""
         rows = ((name, ownership_of(row)) for name, row in self.status.items())
         return {name: owned for name, owned in rows if owned is not None}
 
     @property
     def swept(self) -> Mapping[str, None]:
         """Resources that the sweeper must check, in a stable order."""
-        self._settle()
+        self._update_derived()
         return self._swept
 
     @property
     def unready(self) -> Mapping[str, None]:
-        """Resources whose object is as declared but not ready."""
-        self._settle()
+        """Resources with an object that is as declared but not ready."""
+        self._update_derived()
         return self._unready
 
     @property
     def linked(self) -> Mapping[str, None]:
         """Resources with references or secrets, or that other resources reference."""
-        self._settle()
+        self._update_derived()
         return self._linked
 
     @property
     def changed_rows(self) -> int:
-        """Number of changed rows since the last call of ``take_changes``."""
+        """Number of rows changed since the last call to ``take_changes``."""
         return len(self._dirty) + len(self._dirty_damage)
 
     def known_version(self, key: ResourceKey) -> int:
-        """Return the version of a resource up to which its history is folded; 0 without a row."""
+        """Return the newest folded version of a resource; 0 if it has no row."""
         row = self.status.get(str(key))
         return 0 if row is None else row.version
 
@@ -223,22 +223,22 @@ class ReadModels:
         row = self.status.get(name)
         if row is None:
             row = self.status[name] = _new_row(name)
-            self._unsettled.setdefault(name, None)
-        elif name not in self._unsettled:
-            self._unsettled[name] = _fleet_entry(row)
+            self._outdated_entries.setdefault(name, None)
+        elif name not in self._outdated_entries:
+            self._outdated_entries[name] = _fleet_entry(row)
         return row
 
-    def _settle(self) -> None:
+    def _update_derived(self) -> None:
         """Update the values that depend on whole rows, for the rows that changed."""
-        for name, before in self._unsettled.items():
+        for name, previous in self._outdated_entries.items():
             row = self.status.get(name)
             after = None if row is None else _fleet_entry(row)
-            if after != before:
-                self._fleet.move(name, before, after)
+            if after != previous:
+                self._fleet.move(name, previous, after)
             _set_membership(self._swept, name, row is not None and row.is_swept)
             _set_membership(self._unready, name, row is not None and row.not_ready is not None)
             _set_membership(self._linked, name, row is not None and row.is_linked)
-        self._unsettled.clear()
+        self._outdated_entries.clear()
 
     def fold_damage(self, damage: LogDamage) -> None:
         """Mark damage and advance to its position, because no valid event has that position."""
@@ -265,7 +265,7 @@ class ReadModels:
             if name in self.status:
                 self._dirty[name] = None
 
-    def lost(self, newest: Mapping[ResourceKey, int]) -> list[LogDamage]:
+    def find_losses(self, newest: Mapping[ResourceKey, int]) -> list[LogDamage]:
         """Return the damage of resources whose rows contain events that the log no longer has.
 
         ``newest`` contains the position of each resource's newest event. A history without its last
@@ -278,9 +278,9 @@ class ReadModels:
         ]
 
     def lost_earlier(self, name: str) -> bool:
-        """Return whether a resource lost events before the log lost its end the last time.
+        """Return whether a resource lost events before the log last lost its end.
 
-        It is held since then, and has no later events.
+        It has been held since, and has no later events.
         """
         damage = self.damage.get(name)
         return damage is not None and damage.problem == "Lost" and damage.losses < self.losses
@@ -298,13 +298,13 @@ class ReadModels:
         """Return the changes since the last call or restoration; None if there are none."""
         if not self.changed_rows:
             return None
-        self._settle()
+        self._update_derived()
         rows: dict[str, bytes | None] = {}
         for name in self._dirty_damage:
             rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
         for name in self._dirty:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
-        # also if the counts are as before, because rows in between may have been stored
+        # even if the counts are unchanged, because intermediate rows may have been stored
         if self._dirty:
             rows[FLEET] = _encoder.encode(self._fleet.summary())
         changes = RowChanges(self._last_checkpoint, self.checkpoint, rows, bool(self._dirty_damage))
@@ -312,11 +312,11 @@ class ReadModels:
         return changes
 
     def take_all(self) -> RowChanges:
-        """Return all rows, for a store without any."""
+        """Return all rows, for an empty store."""
         self._forget_changes()
         rows: dict[str, bytes | None] = dict(self.rows())
         del rows[CHECKPOINT]
-        return RowChanges(NOTHING, self.checkpoint, rows)
+        return RowChanges(EMPTY_CHECKPOINT, self.checkpoint, rows)
 
     def _forget_changes(self) -> None:
         self._dirty.clear()
@@ -334,14 +334,14 @@ class ReadModels:
 
     def fleet(self) -> FleetSummary:
         """Return the number of resources by namespace, kind and outcome."""
-        self._settle()
+        self._update_derived()
         return self._fleet.summary()
 
     def set_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Set the checkpoint of the present rows, and discard recorded changes."""
+        """Set the checkpoint of the current rows, and discard recorded changes."""
         self.position, self.losses = checkpoint.position, checkpoint.losses
-        self._unsettled = dict.fromkeys(self.status)
-        self._settle()
+        self._outdated_entries = dict.fromkeys(self.status)
+        self._update_derived()
         self._forget_changes()
 
     def _status_bytes(self, name: str) -> bytes | None:

@@ -69,10 +69,10 @@ _NEED_LISTING = frozenset(each for each in Hold if each.needs_listing)
 _GOOD_IF_FALSE = ("Degraded", "Paused")
 
 MAX_RELEASED = 16
-"""Maximum number of released objects of a resource to remember."""
+"""Maximum number of remembered released objects per resource."""
 
 MAX_UNCERTAIN_NAMES = 4
-"""Maximum number of names of possible late creations to remember: each replacement has another."""
+"""Maximum number of remembered names of possible late creations, one per replacement."""
 
 
 class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
@@ -98,7 +98,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     targets: dict[str, TargetState] = {}  # recorded states of the referenced resources
     secrets: dict[str, str] = {}  # recorded digests by name; empty: unknown
 
-    # The place and the owner of the object. ``owned_by`` is the event that began the ownership.
+    # The location and the owner of the object. ``owned_by`` is the event that began the ownership.
     provider_config: str = ""
     external_name: str = ""
     declared_config: str = ""  # ProviderConfig of the next creation, if the object is elsewhere
@@ -108,7 +108,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     owned_since: datetime | None = None
     owned_reason: str = ""
     uid: str | None = None
-    belongs_to: str = ""  # another resource that the object belongs to
+    belongs_to: str = ""  # another resource to which the object belongs
 
     # The last recorded state of the object. Observers report it only if its digest differs. For an
     # object that no resource declares or owns, they compare ``foreign_identity`` instead.
@@ -124,7 +124,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     grace_seconds: float = 0.0  # consistency grace of the API, learned from a reappeared object
     # whether the next listing or read is recorded even if it shows nothing new
     doubted: bool = False
-    unmanaged: int | None = None  # counts that the guard used last
+    unmanaged: int | None = None  # counts that the guard last used
     total: int | None = None
 
     # The replaced object, until it is deleted.
@@ -156,7 +156,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     reason: str = ""
     message: str = ""
     conditions: tuple[Condition, ...] = ()
-    # since when each condition has not been as it should be
+    # time since which each condition has been unmet
     unmet_since: dict[str, datetime] | None = None
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
@@ -182,7 +182,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return ResourceKey(self.namespace, self.kind, self.name)
 
     def read_uid(self, *, unique_names: bool) -> str | None:
-        """Return the uid by which to read the object; None to read the object with its name.
+        """Return the uid by which to read the object, or None to read it by name.
 
         Without unique names, an object that is not owned can only be read by its uid.
         """
@@ -225,9 +225,9 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
 
     @property
     def waits_since(self) -> datetime | None:
-        """Time since when the unmet condition has had its current reason."""
-        shown = "Ready" if self.outcome == "Converged" else "Converged"
-        return (self.unmet_since or {}).get(shown)
+        """Time since which the unmet condition has had its current reason."""
+        unmet_type = "Ready" if self.outcome == "Converged" else "Converged"
+        return (self.unmet_since or {}).get(unmet_type)
 
     @property
     def is_linked(self) -> bool:
@@ -297,25 +297,25 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.doubted = True
         case DriftDetected():
             row.drifts += 1
-        case OwnershipClaimed(object=ExternalObject() as second) as data:
+        case OwnershipClaimed(object=ExternalObject() as replaced) as data:
             row.retiring, row.retiring_uid = data.external_name, data.uid
-            row.retiring_digest, row.retiring_outputs = digest(second), second.outputs
+            row.retiring_digest, row.retiring_outputs = digest(replaced), replaced.outputs
             row.is_unconfirmed = False
         case OwnershipClaimed() as data:
             _set_owned(row, event, data.reason)
-            _set_place(row, data.provider_config, data.external_name)
+            _set_location(row, data.provider_config, data.external_name)
             row.uid, row.is_unconfirmed = data.uid, False
             _forget_release(row, (data.external_name, data.uid))
             row.listing_disproved = data.reason == "Returned"
             row.grace_seconds = data.grace_seconds or row.grace_seconds
         case OwnershipReleased() as data:
-            place = (data.external_name, data.uid)
+            released_object = (data.external_name, data.uid)
             if data.unconfirmed:
                 _remember_uncertain(row, data.external_name)
                 row.is_unconfirmed = True
             if data.reason == "Orphaned":
-                row.released = (*row.released, place)[-MAX_RELEASED:]
-            if row.retiring and place == (row.retiring, row.retiring_uid):
+                row.released = (*row.released, released_object)[-MAX_RELEASED:]
+            if row.retiring and released_object == (row.retiring, row.retiring_uid):
                 _clear_retiring(row)
                 return
             _clear_ownership(row)
@@ -347,7 +347,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case ReferenceAdded(by, on_withdrawal):
             row.references = {**row.references, by: on_withdrawal}
         case ReferenceRemoved(by):
-            row.references = {name: asked for name, asked in row.references.items() if name != by}
+            row.references = {name: policy for name, policy in row.references.items() if name != by}
         case TargetObserved() as data:
             row.targets = {**row.targets, data.target: data.state}
         case SecretObserved() as data:
@@ -400,25 +400,29 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
     _apply_endings(row, endings_of(event.data))
     if not (row.declared or row.owned or row.action_id):
         # References end with the object of a declaration. A later claim leads to a deletion or
-        # release. A row that was deleted meanwhile could not name a target either.
+        # release. A row that was deleted first could not name a target either.
         row.refers = row.referenced_from = ()
 
 
 def _unmet_since(
     row: StatusRow, data: OutcomeRecorded, now: datetime
 ) -> dict[str, datetime] | None:
-    """Return since when each condition has not been as it should be, with its current reason."""
+    """Return the time since which each unmet condition has had its current reason."""
     unmet: dict[str, datetime] | None = None
     for each in data.conditions:
         if (each.status == "True") is not (each.type in _GOOD_IF_FALSE):
             continue
         since = now
-        for before in row.conditions if row.unmet_since else ():
-            if (before.type, before.status, before.reason) != (each.type, each.status, each.reason):
+        for previous in row.conditions if row.unmet_since else ():
+            if (previous.type, previous.status, previous.reason) != (
+                each.type,
+                each.status,
+                each.reason,
+            ):
                 continue
             # A waiting resource names its prerequisite in the message. Other messages may contain
             # counters.
-            if data.outcome != "Waiting" or before.message == each.message:
+            if data.outcome != "Waiting" or previous.message == each.message:
                 since = (row.unmet_since or {}).get(each.type, now)
         unmet = unmet or {}
         unmet[each.type] = since
@@ -466,7 +470,7 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
 
 
 def _apply_endings(row: StatusRow, endings: Endings) -> None:
-    """End what the event ends. The wait of an action ends with the action."""
+    """Clear the state that an event ends. An action's wait ends with the action."""
     if endings.action:
         row.action_id = row.operation = row.pending_name = ""
         row.attempt = 0
@@ -490,13 +494,13 @@ def _start_attempt(row: StatusRow, action: Action, attempt: int) -> None:
         row.pending_name = action.external_name
         row.provider_config = action.provider_config
     if action.operation != "Delete":
-        wanted = (action.external_name, action.fields, action.uid, None, action.labels)
-        row.pending_digest = digest(ExternalObject(*wanted))
+        content = (action.external_name, action.fields, action.uid, None, action.labels)
+        row.pending_digest = digest(ExternalObject(*content))
     row.retry_at = None
 
 
-def _set_place(row: StatusRow, config: str, name: str) -> None:
-    """Set the place of the object, and keep the declared place if it differs."""
+def _set_location(row: StatusRow, config: str, name: str) -> None:
+    """Set the location of the object, and keep the declared one if it differs."""
     declared_config = row.declared_config or row.provider_config
     declared_name = row.declared_name or row.external_name
     row.provider_config, row.external_name = config, name
@@ -536,9 +540,9 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
         if data.purpose == "Replace" and row.owned:
             row.retiring, row.retiring_uid = row.external_name, row.uid
             row.retiring_digest, row.retiring_outputs = row.observed_digest, row.outputs
-        # A late creation may be at the place of an earlier declaration.
+        # A late creation may be at the location of an earlier declaration.
         name = data.external_name or row.declared_name or row.external_name
-        _set_place(row, data.provider_config or row.provider_config, name)
+        _set_location(row, data.provider_config or row.provider_config, name)
         row.uid = None
     if data.operation == "Create" or not row.owned:
         _set_owned(row, event, f"{data.operation}d")
@@ -551,7 +555,7 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
         )
     row.observed_digest = pending_digest
     if data.object is not None:
-        # an update may have met another object, which is not owned
+        # an update may have found another object, which is not owned
         row.uid = row.uid or data.object.uid
         _set_observed(row, data.object)
 
@@ -597,9 +601,9 @@ def _set_observed(row: StatusRow, existing: ExternalObject | None) -> None:
 
 
 def _clear_ownership(row: StatusRow) -> None:
-    """Show the object as not owned, and the declared place again."""
+    """Show the object as not owned, and its location as declared."""
     row.owned = False
-    if not row.retiring:  # otherwise the replaced object is still or again owned
+    if not row.retiring:  # otherwise, the replaced object is owned
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
     row.renewal_at = row.progress_at = None
     row.uid = None
@@ -625,8 +629,8 @@ def _remember_uncertain(row: StatusRow, *names: str) -> None:
     row.uncertain_names = (*row.uncertain_names, *new)[-MAX_UNCERTAIN_NAMES:]
 
 
-def _forget_release(row: StatusRow, place: tuple[str, str | None]) -> None:
-    row.released = tuple(each for each in row.released if each != place)
+def _forget_release(row: StatusRow, released_object: tuple[str, str | None]) -> None:
+    row.released = tuple(each for each in row.released if each != released_object)
 
 
 def _clear_retiring(row: StatusRow) -> None:

@@ -97,8 +97,8 @@ async def running(
     parts = await retry_read(
         nc, lambda: _load(nc, roles, known, stores), seconds=START_PATIENCE_SECONDS
     )
-    besides = [lambda: trim_periodically(nc)] if "decider" in roles else []
-    async with running_parts(parts, roles, besides=besides):
+    bus_tasks = [lambda: trim_periodically(nc)] if "decider" in roles else []
+    async with running_parts(parts, roles, bus_tasks=bus_tasks):
         yield parts
 
 

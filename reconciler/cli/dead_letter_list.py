@@ -27,7 +27,7 @@ from reconciler.cli.output import (
     time_text,
 )
 from reconciler.sdk.client import Client
-from reconciler.sdk.dead_letters import DeadLetter, Retried, matching
+from reconciler.sdk.dead_letters import DeadLetter, Retried, filter_letters
 
 ShownStage = Literal[Stage, "unreadable"]
 
@@ -90,7 +90,7 @@ class Chosen(msgspec.Struct, frozen=True):
         if self.numbers:
             return [_numbered(letters, number) for number in dict.fromkeys(self.numbers)]
         key = None if self.resource is None else ResourceKey.parse(self.resource)
-        matches = matching(letters, stage=self.stage, resource=key)
+        matches = filter_letters(letters, stage=self.stage, resource=key)
         if self.count != len(matches):
             meant = "use" if self.count is None else f"--count is {self.count}; use"
             select = plural(len(matches), "open dead letter matches", "open dead letters match")

@@ -32,7 +32,7 @@ from reconciler.cli.output import Format, print_structured
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import ConfigurationError, HostError, ProviderError
 from reconciler.resource.expectation import UNKNOWN
-from reconciler.roles.planning.foresight import Foresight, Place
+from reconciler.roles.planning.foresight import Foresight, ListingTarget
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.sdk.plan import (
     PLAN_FORMAT,
@@ -141,14 +141,14 @@ async def make_plan(
     return await compute_plan(nc, manifests, withdraw=withdraw, listing=_list if refresh else None)
 
 
-async def _list(foresight: Foresight, places: Collection[Place]) -> None:
+async def _list(foresight: Foresight, places: Collection[ListingTarget]) -> None:
     """List each place under its planned configuration; raises ``CommandError``."""
     name = ""
     pool = ProviderPool(foresight.kinds, foresight.configurations, open_stores(secrets_here()))
     try:
         for name, config in sorted(foresight.configurations.by_name.items()):
             for kind in foresight.kinds.of_provider(config.provider):
-                if not kind.lists or Place(name, kind.name) not in places:
+                if not kind.lists or ListingTarget(name, kind.name) not in places:
                     continue
                 provider = pool.get(name, kind.name)
                 pages = provider.pages(config.scope, page_size=config.limits.page_size)

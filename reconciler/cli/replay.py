@@ -13,7 +13,7 @@ from events.wording import plural
 from infra.bus.rows import JetStreamRows
 from projections.read_models import (
     CHECKPOINT,
-    NOTHING,
+    EMPTY_CHECKPOINT,
     FleetSummary,
     ReadModels,
     encode_checkpoint,
@@ -131,7 +131,7 @@ async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity)
         return False
     store = JetStreamRows(nc)
     payload, revision = await store.checkpoint()
-    partly = replace(read_checkpoint(payload) or NOTHING, is_whole=False)
+    partly = replace(read_checkpoint(payload) or EMPTY_CHECKPOINT, is_whole=False)
     try:
         await store.save({CHECKPOINT: encode_checkpoint(partly)}, revision)
     except RowsConflictError:

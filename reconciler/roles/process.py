@@ -1,7 +1,7 @@
-"""The parts of a process that runs some of the roles, over any implementation of the ports.
+"""A process that runs some of the roles, over any implementation of the ports.
 
-``reconciler.wiring`` runs it over JetStream, and the simulation in ``tests`` over its own bus. With
-one wiring, the simulation covers what runs.
+``reconciler.wiring`` runs it over JetStream, and the simulation in ``tests`` over its own bus. The
+simulation thus covers the wiring of production.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from reconciler.roles.worker.worker import Worker
 Role = Literal["decider", "worker", "observer", "projector"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-Run = Coroutine[None, None, None]
+RoleRun = Coroutine[None, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The connection of one process to the bus. Readers are created when a role requires one.
+    """One process's connection to the bus. Readers are created when a role requires them.
 
     ``watch`` detects another log under a running process. It is None for a bus with a fixed log.
-    ``lost_events`` finds the resources whose newest events the log has lost, from the read models.
+    ``lost_events`` detects from the read models which resources' newest events the log has lost.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Running:
 
 
 async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Running:
-    """Load the initial state of a process. No role runs yet."""
+    """Load the initial state of a process, before any role runs."""
     runtime = ports.runtime
     needs_models = "projector" in roles or "observer" in roles
     models = ReadModels()
@@ -127,7 +127,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
     for damage in lost:
         definitions.mark_damage(damage)
         configurations.mark_damage(damage)
-    # After the position is determined, so that no event in between is missed.
+    # Loaded after the position is determined, so that the feed misses no event.
     await definitions.load(ports.log)
     await configurations.load(ports.log)
     await gates.load(ports.log)
@@ -157,28 +157,28 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         lost=lost,
     )
     if needs_models:
-        _keep_models(parts, writes="projector" in roles)
+        _follow_log(parts, writes="projector" in roles)
     return parts
 
 
-def _keep_models(parts: Running, *, writes: bool) -> None:
-    """Fold the log into the read models, with the projector if it runs."""
-    folding = parts.models
+def _follow_log(parts: Running, *, writes: bool) -> None:
+    """Fold the log into the read models, through the projector if it runs."""
+    subscriber = parts.models
     if writes:
-        folding = parts.projector = Projector(parts.models, parts.ports.rows)
-        parts.feed.keep_pace(folding.has_room)
-    parts.feed.subscribe(folding.apply)
-    parts.feed.subscribe_to_damage(folding.fold_damage)
+        subscriber = parts.projector = Projector(parts.models, parts.ports.rows)
+        parts.feed.add_backpressure(subscriber.wait_for_room)
+    parts.feed.subscribe(subscriber.apply)
+    parts.feed.subscribe_to_damage(subscriber.fold_damage)
 
 
 @asynccontextmanager
 async def running_parts(
-    parts: Running, roles: Sequence[Role], *, besides: Sequence[Callable[[], Run]] = ()
+    parts: Running, roles: Sequence[Role], *, bus_tasks: Sequence[Callable[[], RoleRun]] = ()
 ) -> AsyncGenerator[None]:
-    """Run roles until the context ends, and the tasks of the bus in ``besides``.
+    """Run roles and the bus's own tasks, ``bus_tasks``, until the context ends.
 
     On entry, the process has read the whole log. A failed role ends the context with its error in
-    an exception group. Without roles, nothing follows the log, and it may be replaced meanwhile.
+    an exception group. Without roles, nothing follows the log, so it may be replaced.
     """
     try:
         if not roles:
@@ -188,13 +188,13 @@ async def running_parts(
             tasks = [group.create_task(parts.feed.run(), name="log feed")]
             if parts.ports.watch is not None:
                 tasks.append(group.create_task(parts.ports.watch.run(), name="log watch"))
-            # Before the log is read, so that a long log is written while it is folded.
+            # Started first, so that the rows of a long log are written while it is folded.
             if parts.projector is not None:
                 tasks.append(group.create_task(parts.projector.run(), name="projector"))
-            await _caught_up(parts.feed, tasks[0])
+            await _wait_until_caught_up(parts.feed, tasks[0])
             for role in roles:
-                tasks += [group.create_task(run) for run in _MAKERS[role](parts)]
-            tasks += [group.create_task(make()) for make in besides]
+                tasks += [group.create_task(run) for run in _ROLE_FACTORIES[role](parts)]
+            tasks += [group.create_task(create()) for create in bus_tasks]
             tasks.append(group.create_task(parts.gates.run(), name="API gates"))
             try:
                 yield
@@ -205,14 +205,14 @@ async def running_parts(
         await parts.close()
 
 
-async def _caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
-    """Wait until the log is read, or its reading has failed."""
+async def _wait_until_caught_up(feed: LogFeed, task: asyncio.Task[None]) -> None:
+    """Wait until the whole log is read, or reading it has failed."""
     waiting = asyncio.create_task(feed.caught_up.wait())
     await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
 
 
-def _decider(parts: Running) -> list[Run]:
+def _run_decider(parts: Running) -> list[RoleRun]:
     ports = parts.ports
     reader = ports.intake_reader()
     parts.closers.push_async_callback(reader.close)
@@ -230,7 +230,7 @@ def _decider(parts: Running) -> list[Run]:
     return [decider.run()]
 
 
-def _worker(parts: Running) -> list[Run]:
+def _run_worker(parts: Running) -> list[RoleRun]:
     ports = parts.ports
     reader = ports.action_reader()
     parts.closers.push_async_callback(reader.close)
@@ -248,7 +248,7 @@ def _worker(parts: Running) -> list[Run]:
     return [worker.run()]
 
 
-def _observer(parts: Running) -> list[Run]:
+def _run_observer(parts: Running) -> list[RoleRun]:
     ports, runtime = parts.ports, parts.ports.runtime
     reads = ObjectReads(
         intake=ports.intake,
@@ -260,7 +260,7 @@ def _observer(parts: Running) -> list[Run]:
         twins=parts.twins,
         runtime=runtime,
     )
-    parts.feed.subscribe(reads.notice)
+    parts.feed.subscribe(reads.handle_event)
     parts.observer = Observer(
         intake=ports.intake,
         configurations=parts.configurations,
@@ -285,10 +285,10 @@ def _observer(parts: Running) -> list[Run]:
         stores=ports.secrets,
         runtime=runtime,
     )
-    parts.feed.subscribe(sweeper.notice)
-    parts.feed.subscribe(parts.observer.notice)
-    parts.definitions.listen(parts.observer.notice_kinds)
-    parts.definitions.listen(sweeper.notice_kind)
+    parts.feed.subscribe(sweeper.handle_event)
+    parts.feed.subscribe(parts.observer.handle_event)
+    parts.definitions.listen(parts.observer.handle_kind_change)
+    parts.definitions.listen(sweeper.handle_kind_change)
     reader = ports.listing_reader()
     parts.closers.push_async_callback(reader.close)
     foreign = ForeignListings(
@@ -302,16 +302,16 @@ def _observer(parts: Running) -> list[Run]:
     return [parts.observer.run(), reads.run(), sweeper.run(), foreign.run()]
 
 
-def _projector(parts: Running) -> list[Run]:
+def _run_projector(parts: Running) -> list[RoleRun]:
     assert parts.projector is not None
     ports = parts.ports
     parts.scrubber = Scrubber(ports.log, parts.projector.mark_damage, clock=ports.runtime.clock)
     return [parts.scrubber.run()]
 
 
-_MAKERS: dict[Role, Callable[[Running], list[Run]]] = {
-    "decider": _decider,
-    "worker": _worker,
-    "observer": _observer,
-    "projector": _projector,
+_ROLE_FACTORIES: dict[Role, Callable[[Running], list[RoleRun]]] = {
+    "decider": _run_decider,
+    "worker": _run_worker,
+    "observer": _run_observer,
+    "projector": _run_projector,
 }

@@ -3,8 +3,8 @@
 ::
 
     async with connect("nats://127.0.0.1:4222", source="billing") as client:
-        answer = await client.declare(manifest)
-        outcome = await client.wait_for("default/Shape/foo", generation=answer.generation)
+        reply = await client.declare(manifest)
+        outcome = await client.wait_for("default/Shape/foo", generation=reply.generation)
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ async def connect(
     """Connect to the bus of a reconciler; lost connections are restored.
 
     ``source`` names your service: it is the actor in the history. ``access``: the key to use and
-    the authorities to trust. Unset fields come from the environment (``RECONCILER_CREDENTIALS``,
+    the CAs to trust. Unset fields come from the environment (``RECONCILER_CREDENTIALS``,
     ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds``: timeout of the first
     connection. ``on_retry`` is called with the number of messages that the server did not confirm
     within five seconds, before they are sent again. Raises ``BusError`` if the bus is unavailable,

@@ -1,7 +1,7 @@
 """The client that other services use to declare, wait for, follow and read resources.
 
 See ``reconciler.sdk``. Resources are named by ``ResourceKey`` or ``"namespace/kind/name"``.
-Positions are those of the stream that a method reads. Every method may raise ``BusError``.
+Positions refer to the stream that a method reads. Every method may raise ``BusError``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from reconciler.sdk.dead_letters import (
     REPLIED_TO,
     DeadLetter,
     Retried,
-    check_not_overtaken,
+    check_not_superseded,
     collect,
-    matching,
+    filter_letters,
     prepare_retry,
 )
 from reconciler.sdk.listing_writer import ListingWriter
@@ -58,7 +58,7 @@ from reconciler.sdk.messages import (
     finalizer_release,
     finalizer_request,
     forced_release,
-    look,
+    reconcile_request,
     withdrawal,
 )
 from reconciler.sdk.moments import Moment, When, moment, span
@@ -104,7 +104,7 @@ class Client:
         succeeded.
         """
         message = declaration(manifest, expected_generation, reason=reason)
-        return await self._ask_one(message, timeout_seconds)
+        return await self._request_one(message, timeout_seconds)
 
     async def declare_many(
         self,
@@ -123,12 +123,12 @@ class Client:
             declaration(manifest, expected, reason=reason)
             for manifest, expected in zip_longest(manifests, expected_generations)
         ]
-        return await self._ask(messages, timeout_seconds)
+        return await self._request(messages, timeout_seconds)
 
     async def plan(
         self, manifests: Iterable[AnyManifest] = (), *, withdraw: Iterable[ResourceName] = ()
     ) -> Plan:
-        """Compute the exact result of declarations, by the kinds that are installed here.
+        """Compute the exact result of declarations, with the kinds that are installed here.
 
         ``withdraw``: resources whose declarations are withdrawn after that. Nothing is declared.
         Raises ``InvalidManifestError`` or ``InvalidNameError``.
@@ -143,7 +143,7 @@ class Client:
         from reconciler.sdk.manifest_sets import ManifestSets  # noqa: PLC0415 - rarely used
 
         async def ask(messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
-            results = await self._ask(messages, timeout_seconds)
+            results = await self._request(messages, timeout_seconds)
             if refused := [each for each in results if isinstance(each, DeclarationRefusedError)]:
                 raise refused[0]
             return [each for each in results if isinstance(each, Reply)]
@@ -167,7 +167,7 @@ class Client:
             for each in resources
             if each.manifest is not None
         ]
-        return await self._ask(messages, timeout_seconds)
+        return await self._request(messages, timeout_seconds)
 
     async def withdraw(
         self,
@@ -179,31 +179,31 @@ class Client:
     ) -> Reply:
         """Delete a declaration; raises as ``declare``."""
         message = withdrawal(resource, expected_generation, reason)
-        return await self._ask_one(message, timeout_seconds)
+        return await self._request_one(message, timeout_seconds)
 
     async def withdraw_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
         """Delete many declarations; returns and raises as ``declare_many``."""
         messages = [withdrawal(resource, reason=reason) for resource in resources]
-        return await self._ask(messages, timeout_seconds)
+        return await self._request(messages, timeout_seconds)
 
     async def reconcile_many(
         self, resources: Iterable[ResourceName], *, reason: str = "", timeout_seconds: float = 30.0
     ) -> list[Reply | DeclarationRefusedError]:
-        """Reconcile resources now, including what they wait for; the history records the requester.
+        """Reconcile resources immediately, without back-off; the history records the requester.
 
         For a ``ProviderConfig``, list its whole scope. Returns and raises as ``declare_many``.
         """
-        messages = [look(resource, reason) for resource in resources]
-        return await self._ask(messages, timeout_seconds)
+        messages = [reconcile_request(resource, reason) for resource in resources]
+        return await self._request(messages, timeout_seconds)
 
     async def publish(
         self, manifests: Iterable[AnyManifest], *, timeout_seconds: float = 30.0
     ) -> None:
         """Declare resources and return when the messages are stored, before they are decided.
 
-        Refusals are among the outcomes. Raises as ``declare``, except for refusals.
+        The outcomes include refusals. Raises as ``declare``, except for refusals.
         """
         messages = [declaration(manifest) for manifest in manifests]
         await self._bus.store(messages, timeout_seconds=timeout_seconds)
@@ -218,7 +218,7 @@ class Client:
         ``finalizer`` is a name that you choose, such as ``billing/last-invoice``. Raises as
         ``declare``.
         """
-        return await self._ask_one(finalizer_request(resource, finalizer), timeout_seconds)
+        return await self._request_one(finalizer_request(resource, finalizer), timeout_seconds)
 
     async def release_finalizer(
         self,
@@ -231,7 +231,7 @@ class Client:
     ) -> Reply:
         """Remove a finalizer; another service's only with ``force``. Raises as ``declare``."""
         message = finalizer_release(resource, finalizer, force=force, reason=reason)
-        return await self._ask_one(message, timeout_seconds)
+        return await self._request_one(message, timeout_seconds)
 
     async def approve_many(
         self,
@@ -247,7 +247,7 @@ class Client:
         Returns and raises as ``declare_many``.
         """
         messages = [approval(resource, hold, decision, reason) for resource in resources]
-        return await self._ask(messages, timeout_seconds)
+        return await self._request(messages, timeout_seconds)
 
     async def decide_plans(
         self,
@@ -266,7 +266,7 @@ class Client:
         messages = [
             approval(resource, Hold.APPROVAL, decision, reason, plan) for resource, plan in plans
         ]
-        return await self._ask(messages, timeout_seconds)
+        return await self._request(messages, timeout_seconds)
 
     async def force_release_many(
         self,
@@ -276,20 +276,20 @@ class Client:
         orphan: bool = False,
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
-        """Release withdrawn resources whatever holds them; with ``orphan`` their objects stay.
+        """Release withdrawn resources despite any hold; with ``orphan``, their objects stay.
 
         Returns and raises as ``declare_many``.
         """
         messages = [forced_release(resource, reason, orphan=orphan) for resource in resources]
-        return await self._ask(messages, timeout_seconds)
+        return await self._request(messages, timeout_seconds)
 
-    async def _ask_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Reply:
-        result = (await self._ask([message], timeout_seconds))[0]
+    async def _request_one(self, message: IntakeMessageOut, timeout_seconds: float) -> Reply:
+        result = (await self._request([message], timeout_seconds))[0]
         if isinstance(result, DeclarationRefusedError):
             raise result
         return result
 
-    async def _ask(
+    async def _request(
         self, messages: Sequence[IntakeMessageOut], timeout_seconds: float
     ) -> list[Reply | DeclarationRefusedError]:
         replies = await self._bus.ask(messages, timeout_seconds=timeout_seconds)
@@ -339,10 +339,10 @@ class Client:
         ``ready`` is false. Raises ``WaitTimeoutError`` with the outcomes so far.
         """
         key = as_key(resource)
-        found = await self.wait_for_many(
+        outcomes_by_key = await self.wait_for_many(
             {key: generation}, outcomes=outcomes, ready=ready, timeout_seconds=timeout_seconds
         )
-        return found[key]
+        return outcomes_by_key[key]
 
     async def wait_for_many(
         self,
@@ -375,12 +375,12 @@ class Client:
     async def _events_of(self, key: ResourceKey, position: int | None) -> list[StoredEvent]:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
 
-        past = await History(self._nc).get(key)
+        history = await History(self._nc).get(key)
         if position is not None:
-            past = past.until(position)
-        if past.damage is not None:
-            raise LogDamagedError(past.damage)
-        return list(past.events)
+            history = history.until(position)
+        if history.damage is not None:
+            raise LogDamagedError(history.damage)
+        return list(history.events)
 
     async def replay(
         self,
@@ -427,7 +427,7 @@ class Client:
     async def moment(self, when: When) -> Moment:
         """Return a moment of the log: a position, or the newest event at or before a time.
 
-        Pass its position as ``at`` if several responses must be of the same moment. Raises
+        Pass its position as ``at`` if several responses must show the same moment. Raises
         ``NoSuchMomentError`` if the log has no events of that time.
         """
         return await moment(self._nc, when)
@@ -437,15 +437,15 @@ class Client:
     async def status(self, resource: ResourceName, *, at: When | None = None) -> StatusRow | None:
         """Return the status of a resource; None if only its history is left.
 
-        ``at``: the status at a position of the log or at a time, folded from the history. Raises
-        ``NoSuchMomentError`` and ``LogDamagedError`` then.
+        ``at``: the status at a position of the log or at a time, folded from the history, which
+        raises ``NoSuchMomentError`` and ``LogDamagedError``.
         """
         key = as_key(resource)
         if at is None:
             row = await self._bus.row(status_name(key))
             return None if row is None else decode_status(row)
-        then = await moment(self._nc, at)
-        history = await self._events_of(key, then.position)
+        requested = await moment(self._nc, at)
+        history = await self._events_of(key, requested.position)
         return rebuild(history).status.get(str(key))
 
     async def statuses(
@@ -453,9 +453,9 @@ class Client:
     ) -> list[StatusRow]:
         """Return the status of all resources, sorted by key.
 
-        ``at``: the status at a position of the log or at a time. If this is before the read models'
-        own position, the log is read up to it, limited to the namespace or kind. Raises
-        ``NoSuchMomentError`` then.
+        ``at``: the status at a position of the log or at a time, which raises
+        ``NoSuchMomentError``. If it precedes the read models' position, the log is read up to it,
+        limited to the namespace or kind.
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
         if at is None:
@@ -464,8 +464,8 @@ class Client:
         else:
             from reconciler.sdk.log_replay import replayed_to  # noqa: PLC0415 - rarely used
 
-            then = await moment(self._nc, at)
-            async with replayed_to(self._nc, then.position, tokens=tokens) as replay:
+            requested = await moment(self._nc, at)
+            async with replayed_to(self._nc, requested.position, tokens=tokens) as replay:
                 rows = [
                     row
                     for row in replay.models.status.values()
@@ -481,7 +481,7 @@ class Client:
     async def ownerships(
         self, namespace: str | None = None, kind: str | None = None
     ) -> dict[ResourceKey, OwnershipRow]:
-        """Return all objects that are owned or may be, sorted by resource."""
+        """Return all objects that resources own or may own, sorted by resource."""
         rows = await self.statuses(namespace, kind)
         owners = ((row.key, ownership_of(row)) for row in rows)
         return {key: owned for key, owned in owners if owned is not None}
@@ -504,19 +504,19 @@ class Client:
     ) -> list[DeadLetter]:
         """Return dead letters, newest last.
 
-        ``only_open``: without those that were retried or dismissed. ``most``: approximate number of
-        the newest ones that are searched. Raises ``InvalidNameError``.
+        ``only_open``: omit letters that were retried or dismissed. ``most``: approximate number of
+        newest letters to search. Raises ``InvalidNameError``.
         """
         key = None if resource is None else as_key(resource)
         letters = collect(*await self._bus.dead_letters(most=most))
-        return matching(letters, stage=stage, resource=key, since=since, only_open=only_open)
+        return filter_letters(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
-        """Return the number of messages that were discarded beyond the share of their namespace."""
+        """Return the numbers of messages that were discarded beyond their namespace's share."""
         return await self._bus.discarded()
 
     async def read_clock(self) -> BusClock:
-        """Return how far the bus's clock is ahead of this machine's; raises ``BusError``."""
+        """Return the offset of the bus's clock from the local clock; raises ``BusError``."""
         return await read_clock(self._nc)
 
     async def retry_dead_letter(
@@ -534,13 +534,13 @@ class Client:
         a letter that cannot be retried.
         """
         message = prepare_retry(letter, payload, force=force)
-        if message.what == "desired" and not force:
-            check_not_overtaken(letter, await self.history(message.key))
+        if message.intake == "desired" and not force:
+            check_not_superseded(letter, await self.history(message.key))
         position, reply = await self._bus.publish_again(
             message.subject,
             message.payload,
             message.message_id,
-            answer_seconds=reply_seconds if message.what in REPLIED_TO else 0,
+            answer_seconds=reply_seconds if message.intake in REPLIED_TO else 0,
         )
         await self._bus.letter_handled(
             self._handling(letter, "Retried", position=position, corrected=payload is not None)
@@ -548,7 +548,7 @@ class Client:
         return Retried(letter.number, position, reply)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
-        """Mark a dead letter as dismissed: it is kept, but no longer counted as open."""
+        """Mark a dead letter as dismissed. It is kept, but no longer counts as open."""
         await self._bus.letter_handled(self._handling(letter, "Dismissed", note=note))
 
     def _handling(
@@ -574,7 +574,7 @@ class Client:
     # --- observed state
 
     async def observation_time(self) -> int:
-        """Return the current logical time for ``Observed.as_of``; call it before the reading."""
+        """Return the current logical time for ``Observed.as_of``; call it before you read."""
         return await self._bus.last_intake_position()
 
     async def publish_observation(
@@ -597,7 +597,7 @@ class Client:
     ) -> ListingWriter:
         """Publish all objects of a scope: ``async with client.listing(...) as listing``.
 
-        ``prefix`` and ``labels`` must be those of the configuration's scope. A listing of another
+        ``prefix`` and ``labels`` must match the configuration's scope. A listing of another
         scope proves nothing, and is dropped. Raises ``InvalidNameError``.
         """
         check_token(provider_config, what="provider_config")

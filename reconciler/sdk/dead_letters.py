@@ -1,4 +1,4 @@
-"""Dead letters for operators and programs: their content, their state and how to retry them."""
+"""Dead letters for operators and programs: their content, state and retries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reconciler.ports import StoredEvent
 
 State = Literal["Open", "Retried", "Dismissed"]
 
-_COMES_AGAIN: Mapping[str, str] = {
+_AUTOMATIC_RETRIES: Mapping[str, str] = {
     "action": (
         "its action is redelivered to the workers automatically; run workers that can read it"
     ),
@@ -49,7 +49,7 @@ class LetterRefusedError(ReconcilerError):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
-    """A dead letter with its number, and how it was handled, oldest first."""
+    """A dead letter with its number and its handling, oldest first."""
 
     number: int
     record: DeadLetterRecord
@@ -93,14 +93,14 @@ class Retry(msgspec.Struct, frozen=True):
     subject: str
     payload: bytes
     message_id: str
-    what: Intake
+    intake: Intake
     key: ResourceKey
 
 
 def collect(
     records: Mapping[int, DeadLetterRecord], handled: Iterable[DeadLetterHandled]
 ) -> list[DeadLetter]:
-    """Return the letters with their handling, newest last."""
+    """Combine letters with their handling, newest last."""
     by_number: dict[int, list[DeadLetterHandled]] = {}
     for each in handled:
         by_number.setdefault(each.number, []).append(each)
@@ -110,7 +110,7 @@ def collect(
     ]
 
 
-def matching(
+def filter_letters(
     letters: Iterable[DeadLetter],
     *,
     stage: str | None = None,
@@ -118,7 +118,7 @@ def matching(
     since: datetime | None = None,
     only_open: bool = True,
 ) -> list[DeadLetter]:
-    """Return the letters that match all of the filters."""
+    """Return the letters that match all filters."""
     return [
         each
         for each in letters
@@ -132,11 +132,11 @@ def matching(
 def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> Retry:
     """Return the message that retries a letter, with its own payload or a corrected one.
 
-    Raises ``LetterRefusedError`` for a message that would only become another dead letter.
+    Raises ``LetterRefusedError`` for a message that would become another dead letter.
     """
     record = letter.record
-    if record.stage in _COMES_AGAIN:
-        raise _refused(letter, _COMES_AGAIN[record.stage])
+    if record.stage in _AUTOMATIC_RETRIES:
+        raise _refused(letter, _AUTOMATIC_RETRIES[record.stage])
     if letter.state != "Open" and not force:
         last = letter.handled[-1]
         raise _refused(
@@ -161,18 +161,18 @@ def prepare_retry(letter: DeadLetter, payload: bytes | None, *, force: bool) -> 
         )
     subject = published_subject(record)
     try:
-        what, key = parse_intake(subject)
+        intake, key = parse_intake(subject)
         identity = f"{record.message_id[:_MAX_ID_CHARACTERS]}.retry-{len(letter.handled) + 1}"
-        decode_intake(chosen, expected=what, fallback_id=identity)
+        decode_intake(chosen, expected=intake, fallback_id=identity)
     except (ValueError, InvalidMessageError) as error:
         problem = (
             "its payload is still invalid" if payload is None else "the new payload is invalid"
         )
         raise _refused(letter, f"{problem}: {error}") from None
-    return Retry(subject, chosen, identity, what, key)
+    return Retry(subject, chosen, identity, intake, key)
 
 
-def check_not_overtaken(letter: DeadLetter, history: Sequence[StoredEvent]) -> None:
+def check_not_superseded(letter: DeadLetter, history: Sequence[StoredEvent]) -> None:
     """Raise ``LetterRefusedError`` if a retry would revert a newer declaration."""
     for _position, event in history:
         is_declaration = isinstance(event.data, (SpecDeclared, SpecWithdrawn))

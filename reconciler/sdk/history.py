@@ -1,8 +1,8 @@
-"""The past of a resource, read with the `eventsourcing` library: its events and former states.
+"""A resource's events and former states, read with the `eventsourcing` library.
 
-`ResourceLog` is the log as an application of the library, with its repository and the library's
-projections, for standalone programs. `History` offers the same to a program that is already
-connected. Both only read: users declare resources, and the deciders write the log.
+`ResourceLog` is the log as an application of the library, with its repository and projections, for
+standalone programs. `History` provides the same to a program that is already connected. Both only
+read: users declare resources, and deciders write the log.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class LogMapper(Mapper[str]):
     """Converts the library's stored events to events of the log, with their positions."""
 
     def __init__(self) -> None:
-        super().__init__(JSONTranscoder())  # not used, because events.envelope decodes
+        super().__init__(JSONTranscoder())  # unused, because events.envelope decodes
 
     def to_domain_event(self, stored_event: RecordedEvent) -> StoredEvent:
-        """Return an event; raises `InvalidMessageError` for one of a newer release."""
+        """Decode an event; raises `InvalidMessageError` for an event of a newer release."""
         position = stored_event.id if isinstance(stored_event, Notification) else 0
         return StoredEvent(position, decode_log(stored_event.state))
 
@@ -156,8 +156,8 @@ class History:
         try:
             return await self._past(key, version)
         except HistoryDamagedError as error:
-            sound = await self._past(key, error.damage.version - 1)
-            return msgspec.structs.replace(sound, damage=error.damage)
+            intact = await self._past(key, error.damage.version - 1)
+            return msgspec.structs.replace(intact, damage=error.damage)
 
     async def _past(self, key: ResourceKey, version: int | None) -> Past:
         return await retry_read(self._nc, lambda: asyncio.to_thread(self._read, key, version))

@@ -1,4 +1,4 @@
-"""Publishing a listing: all objects of a scope, as an external observer has read them."""
+"""Publish a listing: all objects of a scope, as an external observer has read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ListingWriter:
     """One listing: ``async with`` it, and ``add`` every object of the scope.
 
     The listing is complete, and so proves absence, only if the block ends without an error. Call
-    the API inside the block, because the beginning contains the logical time of the reading.
+    the API inside the block, because its start records the logical time of the listing.
     """
 
     def __init__(
@@ -31,38 +31,41 @@ class ListingWriter:
         labels: dict[str, str],
     ) -> None:
         self._bus = bus
-        self._began = (provider_config, kind, prefix, labels)
+        self._scope = (provider_config, kind, prefix, labels)
         self._subject = subjects.listing(provider_config, kind, uuid.uuid4().hex)
-        self._waiting: list[ListingPart] = []
+        self._unsent: list[ListingPart] = []
         self._names: set[str] = set()
 
     @property
     def count(self) -> int:
-        """Number of different objects that were added; one that two pages contain counts once."""
+        """Number of distinct objects that were added."""
         return len(self._names)
 
     async def __aenter__(self) -> Self:
         """Publish the beginning; raises ``BusError`` on failure."""
         as_of = await self._bus.last_intake_position()
-        provider_config, kind, prefix, labels = self._began
+        provider_config, kind, prefix, labels = self._scope
         began = ListingBegan(provider_config, kind, as_of, prefix, labels)
         await self._bus.store_listing_parts(self._subject, [began])
         return self
 
-    async def add(self, thing: ExternalObject) -> None:
-        """Publish an object soon, at the latest at the end of the block.
+    async def add(self, external_object: ExternalObject) -> None:
+        """Publish an object, at the latest at the end of the block.
 
-        Raises ``ValueError`` for an object of another scope, which would invalidate the listing.
+        Raises ``ValueError`` for an object outside the scope, which would invalidate the listing.
         """
-        _config, _kind, prefix, labels = self._began
-        if not thing.name.startswith(prefix or "") or not labels.items() <= thing.labels.items():
+        _config, _kind, prefix, labels = self._scope
+        if (
+            not external_object.name.startswith(prefix or "")
+            or not labels.items() <= external_object.labels.items()
+        ):
             raise ValueError(
-                f"object {thing.name!r} with labels {thing.labels}: outside the scope of the "
-                f"listing (prefix {prefix!r}, labels {labels}); leave it out"
+                f"object {external_object.name!r} with labels {external_object.labels}: outside "
+                f"the scope of the listing (prefix {prefix!r}, labels {labels}); leave it out"
             )
-        self._waiting.append(ListingItem(thing))
-        self._names.add(thing.name)
-        if len(self._waiting) >= _PARTS_AT_ONCE:
+        self._unsent.append(ListingItem(external_object))
+        self._names.add(external_object.name)
+        if len(self._unsent) >= _PARTS_AT_ONCE:
             await self._flush()
 
     async def __aexit__(
@@ -77,6 +80,6 @@ class ListingWriter:
         await self._bus.store_listing_parts(self._subject, [ListingCompleted(self.count)])
 
     async def _flush(self) -> None:
-        parts, self._waiting = self._waiting, []
+        parts, self._unsent = self._unsent, []
         if parts:
             await self._bus.store_listing_parts(self._subject, parts)

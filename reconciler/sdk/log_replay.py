@@ -34,7 +34,7 @@ class Integrity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class LogReplay:
-    """Folds the log step by step; `since` is the position before the first event that it reads.
+    """Folds the log step by step; `since` is the position before the first event to read.
 
     `tokens`, a pattern of `namespace.kind.name`, selects the resources.
     """
@@ -45,14 +45,14 @@ class LogReplay:
         self.models = models or ReadModels()
         self.since = self.position = self.models.position
         self.events = 0
-        self.damage = [one for one in self.models.damage.values() if one.problem == "Lost"]
+        self.damage = [each for each in self.models.damage.values() if each.problem == "Lost"]
         self._log = log
         self._tokens = tokens
         self._target = self.position
-        self._postponed: list[LogDamage] = []
+        self._later_damage: list[LogDamage] = []
         self._closing = AsyncExitStack()
         self._feed: CheckedFeed | None = None
-        self._waiting: list[StoredEvent] = []
+        self._unapplied: list[StoredEvent] = []
 
     @property
     def integrity(self) -> Integrity:
@@ -71,7 +71,7 @@ class LogReplay:
         if target <= self.position or last == 0:
             return
         self._target = target
-        self._report_postponed()
+        self._report_later_damage()
         if self._feed is None:
             follow = self._log.follow(
                 self.position, damaged=self._record_damage, tokens=self._tokens
@@ -82,9 +82,9 @@ class LogReplay:
             progress(self.position)
             if self.position >= target:
                 return
-            if self._feed.caught_up and await self._has_lost(target):
+            if self._feed.caught_up and await self._has_lost_end(target):
                 return
-            self._waiting = list(await self._feed.next_events())
+            self._unapplied = list(await self._feed.next_events())
 
     async def close(self) -> None:
         """Close the reader of the log."""
@@ -93,16 +93,16 @@ class LogReplay:
     def _apply(self, target: int) -> None:
         assert self._feed is not None
         count = 0
-        for position, event in self._waiting:
+        for position, event in self._unapplied:
             if position > target:
                 break
             self.models.apply(position, event)
             count += 1
         self.events += count
-        del self._waiting[:count]
-        self.position = target if self._waiting else min(self._feed.position, target)
+        del self._unapplied[:count]
+        self.position = target if self._unapplied else min(self._feed.position, target)
 
-    async def _has_lost(self, target: int) -> bool:
+    async def _has_lost_end(self, target: int) -> bool:
         last = await self._log.last_position()
         if last >= target:
             return False
@@ -112,14 +112,14 @@ class LogReplay:
             self._record_damage(damage)
         return True
 
-    def _report_postponed(self) -> None:
-        postponed, self._postponed = self._postponed, []
+    def _report_later_damage(self) -> None:
+        postponed, self._later_damage = self._later_damage, []
         for damage in postponed:
             self._record_damage(damage)
 
     def _record_damage(self, damage: LogDamage) -> None:
         if damage.position > self._target:  # a batch may extend beyond the requested position
-            self._postponed.append(damage)
+            self._later_damage.append(damage)
             return
         if damage not in self.damage:
             self.damage.append(damage)
@@ -136,7 +136,7 @@ async def closing(replay: LogReplay) -> AsyncGenerator[LogReplay]:
 
 
 async def read_stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
-    """Return the read models as a projector has stored them, and what the log has lost since."""
+    """Return the read models that a projector has stored, with the log's losses since then."""
     short = await find_short_end(log, JetStreamRows(nc))
     try:
         models = restore(await JetStreamRows(nc).load())
@@ -150,7 +150,7 @@ async def read_stored_models(nc: Client, log: JetStreamLog) -> ReadModels:
 
 
 async def read_losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
-    """Return what the log has lost, compared with the stored rows and the cached states."""
+    """Return the log's losses, according to the stored rows and the cached states."""
     rows = JetStreamRows(nc)
     if await find_short_end(log, rows) is None:
         return await stored_losses(rows)
@@ -158,7 +158,7 @@ async def read_losses(nc: Client, log: JetStreamLog) -> list[LogDamage]:
 
 
 async def _stored_position(nc: Client) -> int:
-    """Return the position of the stored rows with a single read, because there may be many rows."""
+    """Return the position of the stored rows, without reading all of them."""
     payload, _ = await JetStreamRows(nc).checkpoint()
     stored = read_checkpoint(payload)
     return 0 if stored is None else stored.position
@@ -170,7 +170,7 @@ async def replayed_to(
 ) -> AsyncGenerator[LogReplay]:
     """Fold the log up to a position, starting from the stored rows if they are older than it.
 
-    Memory use is that of the rows, which may include resources that `tokens` does not match.
+    Memory use depends on the rows, which may include resources that `tokens` does not match.
     """
     log = await open_log(nc)
     if await log.missing_events():
@@ -185,7 +185,7 @@ async def replayed_to(
 
 
 async def lost_events(nc: Client, key: ResourceKey, newest: int) -> LogDamage | None:
-    """Return the events that the log has lost of one resource, according to its stored rows.
+    """Return the newest events of a resource that the log has lost, according to stored rows.
 
     ``newest``: position of the newest event that the log has of the resource. A history without its
     end has no gap, so only rows of a later position show the loss.
@@ -196,5 +196,5 @@ async def lost_events(nc: Client, key: ResourceKey, newest: int) -> LogDamage | 
         stored = restore(rows)
     except OutdatedRowsError:
         return None
-    lost = stored.lost({key: newest})
+    lost = stored.find_losses({key: newest})
     return lost[0] if lost else stored.damage.get(str(key))

@@ -25,7 +25,7 @@ COMPOSITION_CONFIG: Final = "composition"
 
 
 class SetChange(msgspec.Struct, frozen=True, rename="camel"):
-    """The changes that declaring a set makes; ``unnamed`` members stay, as pruning is off."""
+    """The changes that declaring a set makes; ``unnamed`` members stay without pruning."""
 
     resource: str
     generation: int
@@ -62,8 +62,8 @@ class ManifestSets:
             problem = problem_of_part(key, each.manifest.key)
             if problem:
                 raise InvalidManifestError(f"{each.origin or each.manifest.key}: {problem}")
-        generation, parts_before = await self._parts(key)
-        current = {str(each.manifest.key): each for each in parts_before}
+        generation, current_parts = await self._parts(key)
+        current = {str(each.manifest.key): each for each in current_parts}
         omitted = tuple(sorted(current.keys() - desired.keys()))
         if not prune:
             desired = {**current, **desired}
@@ -101,15 +101,15 @@ class ManifestSets:
                 manifest, expected_generation=change.generation, reason=reason
             )
         except DeclarationRefusedError:
-            await self._forget(key)
+            await self._withdraw_unused(key)
             raise
         # Store the content again: a concurrent write may have withdrawn it while no declaration
         # named it.
         await self._store(key, content)
         return reply
 
-    async def _forget(self, key: ResourceKey) -> None:
-        """Withdraw stored content that no declaration references."""
+    async def _withdraw_unused(self, key: ResourceKey) -> None:
+        """Withdraw the stored content that no declaration references."""
         try:
             declared = (await self._state_reader.declarations([str(key)]))[str(key)].fields or {}
             digests = [declared[CONTENT]] if CONTENT in declared else []
@@ -129,7 +129,7 @@ class ManifestSets:
             generation, declared = row.generation, row.fields or {}
             if CONTENT not in declared:
                 return generation, ()
-            # If an operator has withdrawn this content, only this declaration stores it again.
+            # An operator may have withdrawn this content, which only this declaration stores again.
             parts = await self._contents.load(key.namespace, declared[CONTENT], is_withdrawn=True)
         except ProviderError as error:
             raise _cause(error) from error
@@ -154,5 +154,5 @@ def _differ(left: Part, right: Part) -> bool:
 
 
 def _cause(error: ProviderError) -> Exception:
-    """Return the error of the bus, because a provider's message is written for workers."""
+    """Return the underlying bus error, because the provider's message addresses workers."""
     return error.__cause__ if isinstance(error.__cause__, BusError) else error

@@ -1,7 +1,7 @@
 """The messages that a client sends to the intake, and the evaluation of their replies.
 
-All checks that need no reconciler come before the first message is sent, because an unreadable
-message would become a dead letter.
+Messages are checked before the first one is sent, because an invalid message would become a dead
+letter.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def withdrawal(
     return _message("desired", resource, Withdrawn(expected_generation, reason))
 
 
-def look(resource: ResourceKey | str, reason: str) -> IntakeMessageOut:
-    """Return the message that requests a reading now; raises ``InvalidNameError``."""
+def reconcile_request(resource: ResourceKey | str, reason: str) -> IntakeMessageOut:
+    """Return the message that requests a reconciliation; raises ``InvalidNameError``."""
     return _message("desired", resource, ReconcileRequested(reason))
 
 
@@ -97,15 +97,17 @@ def check_replies(
 ) -> list[Reply | DeclarationRefusedError]:
     """Return replies, with refusals as errors; raises ``WaitTimeoutError`` for a missing reply."""
     results = [None if reply is None else _as_result(reply) for reply in replies]
-    silent = [message.key for message, one in zip(messages, results, strict=True) if one is None]
-    if silent:
+    unanswered = [
+        message.key for message, result in zip(messages, results, strict=True) if result is None
+    ]
+    if unanswered:
         raise WaitTimeoutError(
-            f"no reply within {timeout_seconds:g} s for {len(silent)} of {len(messages)} "
-            f"messages (first: {silent[0]}). The bus may have stored them, and a decider may "
+            f"no reply within {timeout_seconds:g} s for {len(unanswered)} of {len(messages)} "
+            f"messages (first: {unanswered[0]}). The bus may have stored them, and a decider may "
             "still process them; sending them again is safe. `reconciler doctor` shows whether a "
             "decider is running, the servers respond, and their disks have room"
         )
-    return [one for one in results if one is not None]
+    return [result for result in results if result is not None]
 
 
 def _as_result(reply: Reply) -> Reply | DeclarationRefusedError:

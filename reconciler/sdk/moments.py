@@ -23,9 +23,9 @@ When = int | datetime
 
 
 class Moment(msgspec.Struct, frozen=True, rename="camel"):
-    """The state after the event at ``position``, of ``time``; ``newest``: the log's last position.
+    """The log after the event at ``position``, stored at ``time``.
 
-    ``asked``: the time that the caller passed, or None.
+    ``newest``: the log's last position. ``asked``: the time that the caller requested, or None.
     """
 
     position: int
@@ -47,7 +47,7 @@ def format_time(time: datetime) -> str:
 
 
 def as_utc(time: datetime) -> datetime:
-    """Return a time in UTC, its default zone; raises ``OverflowError`` at the calendar's ends."""
+    """Convert a time to UTC, its default zone; raises ``OverflowError`` at the calendar's ends."""
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
@@ -72,7 +72,7 @@ async def moment(nc: Client, when: When | None) -> Moment:
 
 
 async def _is_in_the_future(nc: Client, time: datetime) -> bool:
-    """Return whether a time is in the future by the bus's clock: this machine's may be behind."""
+    """Return whether a time is in the future for the bus, because the local clock may lag."""
     return time > datetime.now(UTC) and time > (await read_clock(nc)).now()
 
 
@@ -107,7 +107,7 @@ async def _event(nc: Client, position: int) -> StoredEvent:
 
 
 class Span(msgspec.Struct, frozen=True, rename="camel"):
-    """A range of the log: after ``after``, up to ``up_to``; None for its end."""
+    """A range of the log: after position ``after``, up to ``up_to``, or the log's end if None."""
 
     after: int = 0
     up_to: int | None = None
@@ -117,11 +117,11 @@ class Span(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def span(nc: Client, since: When | None, until: When | None) -> Span:
-    """Return the range between two moments, both of them included.
+    """Return the range between two moments, inclusive.
 
-    ``since`` may be before the log's first event, and ``until`` after its newest one. Raises
-    ``NoSuchMomentError`` for a position that does not exist, a ``since`` in the future, and an end
-    before the beginning of the range or the log.
+    ``since`` may precede the log's first event, and ``until`` may follow its newest one. Raises
+    ``NoSuchMomentError`` for a missing position, a ``since`` in the future, and an ``until`` before
+    ``since`` or the log's start.
     """
     after = 0 if since is None else await _position_before(nc, since)
     if until is None:

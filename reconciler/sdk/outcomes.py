@@ -1,4 +1,4 @@
-"""Outcomes as the client returns them, and waiting for them without a race."""
+"""Outcomes as the client returns them, and a race-free wait for them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ SETTLED: Final[frozenset[OutcomeName]] = frozenset(
 """Outcomes that change only after a further declaration or observation: all but ``Degraded``, which
 is retried, and ``Unowned`` and ``Rejected``, which belong to no generation."""
 
-_READ_AGAIN_SECONDS: Final = 5.0  # a replica of the log may lag behind the subscription
+_REREAD_SECONDS: Final = 5.0  # a replica of the log may lag behind the subscription
 _EXACT_FILTERS: Final = 32
-_SHOWN: Final = 3
+_MAX_DESCRIBED: Final = 3
 
 
 class Outcome(msgspec.Struct, frozen=True, rename="camel"):
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def not_ready(self) -> Condition | None:
-        """The reason why a converged object cannot be used yet; None if it can."""
+        """The condition that states why a converged object is not ready, or None if it is."""
         for each in self.conditions:
             if each.type == "Ready" and each.status != "True":
                 return each
@@ -71,7 +71,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def as_outcome(stored: StoredEvent) -> Outcome | None:
-    """Return an event as an outcome; None for other event types."""
+    """Convert an event to an outcome; None for other event types."""
     event = stored.event
     data = event.data
     if not isinstance(data, OutcomeRecorded):
@@ -104,7 +104,7 @@ class OutcomeStream:
 
     def __init__(self, open_feed: Callable[[], AbstractAsyncContextManager[OutcomeFeed]]) -> None:
         self._open_feed = open_feed
-        self._opened: AbstractAsyncContextManager[OutcomeFeed] | None = None
+        self._context: AbstractAsyncContextManager[OutcomeFeed] | None = None
         self._feed: OutcomeFeed | None = None
         self._waiting: deque[StoredEvent] = deque()
         self._unacknowledged: StoredEvent | None = None
@@ -112,7 +112,7 @@ class OutcomeStream:
     @property
     def is_open(self) -> bool:
         """Whether the subscription exists."""
-        return self._opened is not None
+        return self._context is not None
 
     async def __aenter__(self) -> Self:
         """Subscribe; raises ``BusError`` on failure."""
@@ -151,18 +151,18 @@ class OutcomeStream:
 
     async def aclose(self) -> None:
         """End the subscription; a durable stream redelivers unacknowledged outcomes."""
-        if self._opened is None:
+        if self._context is None:
             return
-        opened, self._opened, self._feed = self._opened, None, None
+        context, self._context, self._feed = self._context, None, None
         self._waiting.clear()
         self._unacknowledged = None
-        await opened.__aexit__(None, None, None)
+        await context.__aexit__(None, None, None)
 
     async def _subscribe(self) -> OutcomeFeed:
         if self._feed is None:
-            opened = self._open_feed()
-            self._feed = await opened.__aenter__()
-            self._opened = opened
+            context = self._open_feed()
+            self._feed = await context.__aenter__()
+            self._context = context
         return self._feed
 
 
@@ -171,7 +171,7 @@ OnOutcome = Callable[[Outcome], object]
 
 
 class Waiting:
-    """Resources with the generation that each must reach, and their outcomes so far."""
+    """Awaited resources, the generation that each must reach, and their outcomes so far."""
 
     def __init__(
         self,
@@ -221,22 +221,22 @@ class Waiting:
 
     def describe_pending(self) -> str:
         """Return the pending resources, and the status of the first of them."""
-        text = "; ".join(self._describe(key) for key in self.pending[:_SHOWN])
-        more = len(self._pending) - _SHOWN
+        text = "; ".join(self._describe(key) for key in self.pending[:_MAX_DESCRIBED])
+        more = len(self._pending) - _MAX_DESCRIBED
         return f"{text}; and {more} more" if more > 0 else text
 
     def _describe(self, key: ResourceKey) -> str:
         last = self._last.get(key)
-        stands = "no outcome arrived"
+        status = "no outcome arrived"
         if last is not None:
             condition = last.not_ready if last.outcome == "Converged" else None
-            source, word = (
+            source, outcome = (
                 (last, last.outcome) if condition is None else (condition, "Converged, not ready")
             )
             reason = f"{source.reason}: {source.message}" if source.message else source.reason
-            stands = f"last outcome: {word} of generation {last.generation} ({reason})"
+            status = f"last outcome: {outcome} of generation {last.generation} ({reason})"
         expected = f"generation {self._generations[key]} did not reach the expected outcome"
-        return f"{key}: {expected}; {stands}"
+        return f"{key}: {expected}; {status}"
 
 
 async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float) -> None:
@@ -259,7 +259,7 @@ async def _read_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: Outc
         for stored in await bus.last_outcomes(waiting.pending):
             waiting.record(as_outcome(stored))
         try:
-            async with asyncio.timeout(_READ_AGAIN_SECONDS):
+            async with asyncio.timeout(_REREAD_SECONDS):
                 while not waiting.is_over:
                     for stored in await feed.next_outcomes():
                         waiting.record(as_outcome(stored))
@@ -269,7 +269,7 @@ async def _read_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: Outc
 
 
 def _filters(keys: Sequence[ResourceKey]) -> list[str]:
-    """Return a filter per resource if they are few, and one with their common tokens otherwise."""
+    """Return one filter per resource if they are few, else one filter of their common tokens."""
     if len(keys) <= _EXACT_FILTERS:
         return [key.tokens for key in keys]
     namespaces = {key.namespace for key in keys}

@@ -19,15 +19,20 @@ from events.wording import plural
 from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.expectation import PartChange
-from reconciler.roles.planning.foresight import ForeseenAction, ForeseenResource, Foresight, Place
+from reconciler.roles.planning.foresight import (
+    ForeseenAction,
+    ForeseenResource,
+    Foresight,
+    ListingTarget,
+)
 from reconciler.sdk.log_replay import LogReplay, closing, read_stored_models
 
 PLAN_FORMAT: Final = 1
 
-Says = Literal["Change", "NoChange", "Refused", "Held", "Waiting", "Unreadable"]
-"""The verdict of a plan about a resource."""
+Verdict = Literal["Change", "NoChange", "Refused", "Held", "Waiting", "Unreadable"]
+"""The verdict of a plan on a resource."""
 
-_WAITS: Final = frozenset({"Waiting", "Degraded"})
+_WAITING_OUTCOMES: Final = frozenset({"Waiting", "Degraded"})
 
 
 class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
@@ -42,7 +47,7 @@ class PlannedChange(msgspec.Struct, frozen=True, rename="camel"):
 class PlannedPart(msgspec.Struct, frozen=True, rename="camel"):
     """A resource that a composed one declares for the first time, changes or withdraws.
 
-    ``changes`` are those of its declaration. Their effect is a resource of the plan of its own.
+    ``changes``: changes to its declaration. The plan contains their effect as another resource.
     """
 
     resource: str
@@ -51,10 +56,10 @@ class PlannedPart(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class PlannedAction(msgspec.Struct, frozen=True, rename="camel"):
-    """An action that would be decided; ``under_way``: it already runs.
+    """An action that would be decided; ``under_way``: it is already in progress.
 
     ``needs_approval``: it waits for an operator's approval. ``parts``: its changes to the parts of
-    a composed resource. ``goes_on``: another step follows when its parts are ready.
+    a composed resource. ``goes_on``: another step follows once the parts are ready.
     """
 
     operation: Operation
@@ -75,12 +80,12 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     ``version``: the version of the resource on which the plan is based. ``digest``: of the events
     that the declaration would append. ``manifest`` is empty for a resource that the plan does not
     declare. ``withdrawn``: the declaration is withdrawn. ``part_of``: the composed resource that
-    declares or withdraws it. ``observed_at``: time of the last reading of the object, by a listing
-    for this plan or else by the last observation in the log.
+    declares or withdraws it. ``observed_at``: time of the object's last read, for this plan or
+    according to the log.
     """
 
     resource: str
-    says: Says
+    says: Verdict
     version: int
     position: int
     manifest: Manifest | None = None
@@ -97,7 +102,7 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def ref(self) -> PlanRef:
-        """The reference that makes the declaration succeed only with the planned result."""
+        """The reference with which a declaration succeeds only if its result is as planned."""
         return PlanRef(self.version, self.digest)
 
     @property
@@ -132,13 +137,13 @@ async def compute_plan(
     *,
     withdraw: Sequence[ResourceKey] = (),
     kinds: KindRegistry | None = None,
-    listing: Callable[[Foresight, Collection[Place]], Awaitable[None]] | None = None,
+    listing: Callable[[Foresight, Collection[ListingTarget]], Awaitable[None]] | None = None,
 ) -> Plan:
     """Compute the result of manifests, based on the current log; nothing is declared.
 
-    ``withdraw``: resources whose declarations are withdrawn after that. ``kinds``: by default the
-    installed ones. ``listing`` can add fresh listings of the APIs, once the configurations are
-    known. It gets the external names of the plan's resources.
+    ``withdraw``: resources whose declarations are withdrawn after that. ``kinds``: the installed
+    kinds by default. ``listing`` can add fresh listings of the APIs once the configurations are
+    known. It receives the listing targets of the plan.
     """
     log, now = await open_log(nc), datetime.now(UTC)
     kinds = installed_kinds() if kinds is None else kinds
@@ -146,7 +151,7 @@ async def compute_plan(
     declarations = [each for each in manifests if each not in system]
     requested = {**dict.fromkeys(withdraw), **{each.key: each for each in manifests}}
 
-    async def foreseen(places: Collection[Place]) -> tuple[Foresight, int]:
+    async def predict(targets: Collection[ListingTarget]) -> tuple[Foresight, int]:
         async with closing(LogReplay(log, await read_stored_models(nc, log))) as replay:
             await replay.advance()
             models = replay.models
@@ -154,19 +159,19 @@ async def compute_plan(
         foresight = Foresight(log, models, kinds.copy(), now)
         await foresight.load()
         await foresight.declare(system)
-        if listing is not None and places:
-            await listing(foresight, places)
+        if listing is not None and targets:
+            await listing(foresight, targets)
         await foresight.declare(declarations)
         await foresight.withdraw(withdraw)
         return foresight, position
 
-    foresight, position = await foreseen(())
-    if listing is not None and (places := foresight.places(requested)):
-        foresight, position = await foreseen(places)
-    return _plan_of(foresight, requested, log=log.log_id, position=position, now=now)
+    foresight, position = await predict(())
+    if listing is not None and (targets := foresight.listing_targets(requested)):
+        foresight, position = await predict(targets)
+    return _build_plan(foresight, requested, log=log.log_id, position=position, now=now)
 
 
-def _plan_of(
+def _build_plan(
     foresight: Foresight,
     requested: Mapping[ResourceKey, Manifest | None],
     *,
@@ -178,32 +183,34 @@ def _plan_of(
     resources = [_plan_resource(foresight, key, manifest) for key, manifest in requested.items()]
     resources += [
         _plan_resource(foresight, key, None)
-        for key, mine in sorted(foresight.found.items())
-        if key not in requested and _follows(mine)
+        for key, resource in sorted(foresight.resources.items())
+        if key not in requested and _would_change(resource)
     ]
     return Plan(log, position, now, tuple(resources))
 
 
-def _follows(mine: ForeseenResource) -> bool:
+def _would_change(resource: ForeseenResource) -> bool:
     """Return whether a resource that the plan does not declare would change."""
-    is_new = any(not each.was_under_way for each in mine.actions)
-    is_refused = mine.refused is not None
-    return bool(is_new or mine.claims or mine.releases or mine.outcome_changes or is_refused)
+    is_new = any(not each.was_under_way for each in resource.actions)
+    is_refused = resource.refused is not None
+    return bool(
+        is_new or resource.claims or resource.releases or resource.outcome_changes or is_refused
+    )
 
 
 def _plan_resource(
     foresight: Foresight, key: ResourceKey, manifest: Manifest | None
 ) -> PlannedResource:
-    mine = foresight.found.get(key)
-    if mine is None:
-        reason_text = foresight.unread.get(key, "its history is unreadable")
+    resource = foresight.resources.get(key)
+    if resource is None:
+        reason_text = foresight.unreadable.get(key, "its history is unreadable")
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=reason_text)
-    reply = mine.turn.replies[0] if mine.turn is not None else mine.refused
-    outcome = mine.state.outcome
-    says, reason, message = _verdict(mine)
+    reply = resource.turn.replies[0] if resource.turn is not None else resource.refused
+    outcome = resource.state.outcome
+    says, reason, message = _verdict(resource)
     if reply is not None and not reply.accepted:
         says, reason, message = "Refused", reply.reason, reply.message
-    elif is_config(key) and (count := foresight.elsewhere.get(key.name)):
+    elif is_config(key) and (count := foresight.moved_objects.get(key.name)):
         message = (
             f"{plural(count, 'object is', 'objects are')} expected at another endpoint; use "
             "--refresh to list the objects there"
@@ -211,34 +218,38 @@ def _plan_resource(
     return PlannedResource(
         resource=str(key),
         says=says,
-        version=mine.base.state.version,
-        position=mine.base.position,
+        version=resource.base.state.version,
+        position=resource.base.position,
         manifest=manifest,
-        digest=mine.digest,
+        digest=resource.digest,
         reason=reason,
         message=message,
-        actions=tuple(map(_action, mine.actions)),
-        adopts=tuple(f"{each.external_name} ({each.reason})" for each in mine.claims),
-        releases=tuple(f"{each.external_name} ({each.reason})" for each in mine.releases),
+        actions=tuple(map(_action, resource.actions)),
+        adopts=tuple(f"{each.external_name} ({each.reason})" for each in resource.claims),
+        releases=tuple(f"{each.external_name} ({each.reason})" for each in resource.releases),
         outcome="" if outcome is None else outcome.outcome,
-        withdrawn=mine.is_withdrawn,
-        observed_at=foresight.observed_at(mine),
-        part_of="" if mine.part_of is None else str(mine.part_of),
+        withdrawn=resource.is_withdrawn,
+        observed_at=foresight.observed_at(resource),
+        part_of="" if resource.part_of is None else str(resource.part_of),
     )
 
 
-def _verdict(mine: ForeseenResource) -> tuple[Says, str, str]:
-    outcome = mine.state.outcome
+def _verdict(resource: ForeseenResource) -> tuple[Verdict, str, str]:
+    outcome = resource.state.outcome
     if outcome is not None and outcome.outcome == "Held":
         return "Held", outcome.reason, outcome.message
-    if outcome is not None and outcome.outcome in _WAITS:
+    if outcome is not None and outcome.outcome in _WAITING_OUTCOMES:
         return "Waiting", outcome.reason, outcome.message
     reason, message = ("", "") if outcome is None else (outcome.reason, outcome.message)
-    return ("Change" if _follows(mine) or _is_new(mine) else "NoChange"), reason, message
+    return (
+        ("Change" if _would_change(resource) or _is_new(resource) else "NoChange"),
+        reason,
+        message,
+    )
 
 
-def _is_new(mine: ForeseenResource) -> bool:
-    return mine.state.desired.generation != mine.base.state.desired.generation
+def _is_new(resource: ForeseenResource) -> bool:
+    return resource.state.desired.generation != resource.base.state.desired.generation
 
 
 def _action(each: ForeseenAction) -> PlannedAction:
@@ -250,8 +261,8 @@ def _action(each: ForeseenAction) -> PlannedAction:
         provider_config=action.provider_config,
         uid=action.uid,
         changes=tuple(
-            PlannedChange(one.path, applied, one.observed, one.desired)
-            for one, applied in each.changes
+            PlannedChange(difference.path, applied, difference.observed, difference.desired)
+            for difference, applied in each.changes
         ),
         under_way=each.was_under_way,
         needs_approval=each.needs_approval,

@@ -18,8 +18,8 @@ from reconciler.sdk.moments import Span
 
 _FIRST_WINDOW = 1_000
 _WINDOW_GROWTH = 8
-"""Factor between search windows. The search begins with the newest positions, because most requests
-match recent events. A rare match costs one pass over the log and some consumers."""
+"""Growth of the search window. The search starts at the newest positions, because most requests
+match recent events. A rare match costs one pass over the log and a few consumers."""
 
 
 Progress = Callable[[int], object]
@@ -31,7 +31,7 @@ def no_progress(_position: int) -> None:
 
 
 class Interest(msgspec.Struct, frozen=True):
-    """A filter of events; ``*`` and None match all, and ``*`` in ``actor`` matches any text.
+    """A filter for events; ``*`` and None match all, and ``*`` in ``actor`` matches any text.
 
     ``event_names``: names of event types, such as ``SpecDeclared``; an empty list matches all.
     """
@@ -72,33 +72,32 @@ async def newest_events(
 ) -> list[StoredEvent]:
     """Return the newest matching events, at most ``limit``, in the log's order.
 
-    Memory use is that of the result. ``progress`` is called with the number of positions that were
-    searched.
+    Memory use depends on the result. ``progress`` is called with the number of positions searched.
     """
     _, last = await log_range(nc)
     end = last if span.up_to is None else min(last, span.up_to)
     newest: deque[StoredEvent] = deque()
     searched, size = 0, max(_FIRST_WINDOW, limit)
     while end > span.after and len(newest) < limit:
-        begin = max(span.after, end - size)
+        window_start = max(span.after, end - size)
         matching: deque[StoredEvent] = deque(maxlen=limit - len(newest))
-        events_between = log_between(nc, interest.subject_filter, after=begin, up_to=end)
+        events_between = log_between(nc, interest.subject_filter, after=window_start, up_to=end)
         async with aclosing(events_between) as batches:
             async for events in batches:
-                matching.extend(one for one in events if interest.matches(one))
-                progress(searched + events[-1].position - begin)
+                matching.extend(event for event in events if interest.matches(event))
+                progress(searched + events[-1].position - window_start)
         newest.extendleft(reversed(matching))
-        searched += end - begin
-        end, size = begin, size * _WINDOW_GROWTH
+        searched += end - window_start
+        end, size = window_start, size * _WINDOW_GROWTH
     return list(newest)
 
 
 async def follow_events(
     nc: Client, interest: Interest, after: int
 ) -> AsyncGenerator[list[StoredEvent]]:
-    """Yield matching events after a position, without an end."""
+    """Yield matching events after a position endlessly."""
     reading = log_between(nc, interest.subject_filter, after=after, follows=True)
     async with aclosing(reading) as batches:
         async for events in batches:
-            if matching := [one for one in events if interest.matches(one)]:
+            if matching := [event for event in events if interest.matches(event)]:
                 yield matching

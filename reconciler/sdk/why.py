@@ -60,10 +60,10 @@ class RepeatedDrift(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Parent(msgspec.Struct, frozen=True, rename="camel"):
-    """A resource that another is a part of, and why it declared or withdrew that one.
+    """A composed resource, and why it declared or withdrew its part.
 
-    ``chain`` are versions of its own history, from its declaration to the decision. ``reason`` is
-    the reason that its declaration of the part contains.
+    ``chain``: versions of its history, from its declaration to the decision. ``reason``: the reason
+    in its declaration of the part.
     """
 
     resource: str
@@ -72,9 +72,9 @@ class Parent(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Why(msgspec.Struct, frozen=True, rename="camel"):
-    """The explanation. ``chain`` are versions of the history, from the first cause to the outcome.
+    """The explanation. ``chain``: versions of the history, from the first cause to the outcome.
 
-    ``parents``: the composed resources around it, the nearest first; `lineage` finds them.
+    ``parents``: the composed resources above it, the nearest first; `lineage` finds them.
     """
 
     resource: str
@@ -88,7 +88,7 @@ class Why(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def why(resource: str, history: Sequence[StoredEvent], field: str = "") -> Why:
-    """Explain the newest outcome, or the changes of a field, newest value last."""
+    """Explain the newest outcome, or the changes of a field, with the newest value last."""
     values = _values(history, field) if field else ((), (), ())
     drifts = [each for each in history if isinstance(each.event.data, DriftDetected)]
     repeated = tuple(each for each in _repeated_drifts(drifts) if field in ("", each.path))
@@ -131,23 +131,23 @@ def _cause(
     by_id: dict[str, LogEvent],
     decided: dict[str, LogEvent],
 ) -> LogEvent | None:
-    """Return the event that caused an event; None if a message from outside did."""
+    """Return the event that caused another, or None if an external message did."""
     action = getattr(event.data, "action", None)
     if isinstance(action, Action):
-        own = decided.get(action.action_id)
-        if own is not None and own is not event:
-            return own  # an attempt of the action
+        decision_event = decided.get(action.action_id)
+        if decision_event is not None and decision_event is not event:
+            return decision_event  # an attempt of the action
         return next((by_id[each] for each in reversed(action.causes) if each in by_id), None)
     action_id = getattr(event.data, "action_id", None)
     if isinstance(action_id, str) and action_id in decided:
-        mine = decided[action_id]
-        if not isinstance(event.data, OutcomeRecorded) or not _is_of_turn(mine, event):
-            return mine
+        decision_event = decided[action_id]
+        if not isinstance(event.data, OutcomeRecorded) or not _is_same_turn(decision_event, event):
+            return decision_event
     previous = by_version.get(event.resourceversion - 1)
-    return previous if previous is not None and _is_of_turn(previous, event) else None
+    return previous if previous is not None and _is_same_turn(previous, event) else None
 
 
-def _is_of_turn(previous: LogEvent, event: LogEvent) -> bool:
+def _is_same_turn(previous: LogEvent, event: LogEvent) -> bool:
     return (previous.causationid, previous.causationposition) == (
         event.causationid,
         event.causationposition,
@@ -161,36 +161,36 @@ async def lineage(
     history: Sequence[StoredEvent],
     read: Callable[[ResourceKey], Awaitable[Sequence[StoredEvent]]],
 ) -> list[tuple[Parent, Sequence[StoredEvent]]]:
-    """Return the parents of a resource with their histories, from the nearest to the top.
+    """Return the parents of a resource with their histories, the nearest first.
 
     ``read`` returns the history of another resource. The search ends at a parent without a history,
     or at a cycle.
     """
     parents: list[tuple[Parent, Sequence[StoredEvent]]] = []
-    met = {each.event.key for each in history[:1]}
+    visited = {each.event.key for each in history[:1]}
     while len(parents) < _MAX_PARENTS:
         declarations = [
             each.event.data for each in history if isinstance(each.event.data, SpecDeclared)
         ]
         key = parent_in(declarations[-1].labels) if declarations else None
-        if key is None or key in met:
+        if key is None or key in visited:
             break
-        met.add(key)
-        above = await read(key)
-        if not above:
+        visited.add(key)
+        parent_history = await read(key)
+        if not parent_history:
             break
-        parents.append((_parent(key, above, history), above))
-        history = above
+        parents.append((_parent(key, parent_history, history), parent_history))
+        history = parent_history
     return parents
 
 
 def _parent(
-    key: ResourceKey, above: Sequence[StoredEvent], history: Sequence[StoredEvent]
+    key: ResourceKey, parent_history: Sequence[StoredEvent], history: Sequence[StoredEvent]
 ) -> Parent:
-    """Return the parent and its reason to declare or withdraw the resource of a history."""
+    """Return the parent, and its reason for the newest declaration or withdrawal in a history."""
     decided = {
         data.action.idempotency_key: each.event
-        for each in above
+        for each in parent_history
         if isinstance(data := each.event.data, ActionDecided)
     }
     candidates = [
@@ -198,18 +198,20 @@ def _parent(
     ]
     for event in reversed(candidates):
         # A parent's messages carry the key of its action (`CompositionProvider`).
-        because = decided.get(event.causationid.partition(".")[0])
-        if because is not None:
+        decision = decided.get(event.causationid.partition(".")[0])
+        if decision is not None:
             assert isinstance(event.data, _DECLARATION_EVENTS)
-            assert isinstance(because.data, ActionDecided)
-            declaration = _declared_as(above, because.data.action.generation)
-            rest = chain(above, because.resourceversion)
-            return Parent(str(key), event.data.reason, tuple(dict.fromkeys([*declaration, *rest])))
-    return Parent(str(key), "", tuple(_declared_as(above, None)))
+            assert isinstance(decision.data, ActionDecided)
+            declaration = _find_declaration(parent_history, decision.data.action.generation)
+            decision_chain = chain(parent_history, decision.resourceversion)
+            return Parent(
+                str(key), event.data.reason, tuple(dict.fromkeys([*declaration, *decision_chain]))
+            )
+    return Parent(str(key), "", tuple(_find_declaration(parent_history, None)))
 
 
-def _declared_as(history: Sequence[StoredEvent], generation: int | None) -> list[int]:
-    """Return the version of the declaration of a generation; None: the newest."""
+def _find_declaration(history: Sequence[StoredEvent], generation: int | None) -> list[int]:
+    """Return the version of a generation's declaration, by default the newest."""
     versions = [
         each.event.resourceversion
         for each in history
@@ -225,7 +227,7 @@ def _declared_as(history: Sequence[StoredEvent], generation: int | None) -> list
 def _values(
     history: Sequence[StoredEvent], field: str
 ) -> tuple[tuple[Value, ...], tuple[Value, ...], tuple[Value, ...]]:
-    """Return all values of a field: desired, applied and observed."""
+    """Return all desired, applied and observed values of a field."""
     desired_values: list[Value] = []
     applied: list[Value] = []
     observed: list[Value] = []
@@ -233,20 +235,20 @@ def _values(
     for stored in history:
         state = evolve(state, stored.event)
         for values, value in zip(
-            (desired_values, applied, observed), _now(state, field), strict=True
+            (desired_values, applied, observed), _current_values(state, field), strict=True
         ):
             if value != (values[-1].value if values else None):
                 values.append(_value(value, stored))
     return tuple(desired_values), tuple(applied), tuple(observed)
 
 
-def _now(state: ResourceState, field: str) -> tuple[object, object, object]:
+def _current_values(state: ResourceState, field: str) -> tuple[object, object, object]:
     desired, owned, found_object = state.desired, state.owned, state.observed.object
     labels = {} if desired.spec is None else desired.spec.labels
     declared = None
     if desired.is_declared and desired.spec is not None:
         declared = value_at(field, desired.fields, labels)
-        # a field of a defined kind, which is mapped to other fields of the object
+        # A defined kind maps its fields to other fields of the object.
         if declared is None:
             declared = value_at(field, desired.spec.fields, labels)
     applied = None if owned is None else owned.applied
@@ -280,7 +282,7 @@ def _repeated_drifts(drifts: Sequence[StoredEvent]) -> Iterable[RepeatedDrift]:
     for path, count in times.items():
         if count < CONTENTION_DRIFTS:
             continue
-        of_path = [
+        differences = [
             (event.time, each)
             for event in recent
             if isinstance(event.data, DriftDetected)
@@ -288,8 +290,8 @@ def _repeated_drifts(drifts: Sequence[StoredEvent]) -> Iterable[RepeatedDrift]:
             if each.path == path
         ]
         theirs: list[Any] = []
-        for _, each in of_path:
+        for _, each in differences:
             if each.observed not in theirs:
                 theirs.append(each.observed)
-        ours = of_path[-1][1].desired
-        yield RepeatedDrift(path, count, of_path[0][0], of_path[-1][0], ours, tuple(theirs))
+        ours = differences[-1][1].desired
+        yield RepeatedDrift(path, count, differences[0][0], differences[-1][0], ours, tuple(theirs))

@@ -36,7 +36,7 @@ from reconciler.errors import (
 )
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider.call_permit import CallPermit
-from reconciler.roles.gate.api_gate import MAX_INSIDE, MAX_WAIT_SECONDS, TurnedAwayError
+from reconciler.roles.gate.api_gate import MAX_WAIT_SECONDS, MAX_WAITING_ACTIONS, GateClosedError
 from reconciler.roles.gate.api_gates import PAUSE_SECONDS, ApiGates, gate_name
 from reconciler.roles.runtime.configurations import Configurations
 
@@ -131,7 +131,7 @@ async def test_what_one_configuration_knows_closes_the_gate_of_both(process: Pro
     process.opened("first")
     assert not process.gates.of("second").is_open
     assert process.gates.of("other").is_open
-    with pytest.raises(TurnedAwayError, match="breaker of API 'first' open until"):
+    with pytest.raises(GateClosedError, match="breaker of API 'first' open until"):
         await process.gates.of("second").enter("second")
     process.log("first", BreakerClosed())
     assert process.gates.of("second").is_open
@@ -159,7 +159,7 @@ async def test_consecutive_failures_close_the_gate_immediately_and_are_reported(
         NotDoneError("still running", status=409),
         ThrottledError("slower", status=429, retry_after_seconds=0.0),
         ConfigurationError("not declared"),
-        TurnedAwayError("closed"),
+        GateClosedError("closed"),
     ],
 )
 async def test_an_api_that_answers_with_a_reason_is_not_down(
@@ -225,15 +225,15 @@ async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process:
 async def test_a_probe_that_another_process_makes_is_not_made_here(process: Process) -> None:
     process.opened(seconds=0.0)
     process.log("first", BreakerProbed(_now() + timedelta(seconds=60), 60.0, "another"))
-    with pytest.raises(TurnedAwayError):
+    with pytest.raises(GateClosedError):
         await process.gates.of("first").enter("first")
-    assert process.gates.of("first").turn_away("first") is not None
+    assert process.gates.of("first").reject_long_wait("first") is not None
     assert await process.reports() == []
 
 
 async def test_a_process_that_stops_reports_that_it_makes_no_probe(process: Process) -> None:
     process.opened(seconds=0.0)
-    with pytest.raises(TurnedAwayError, match="until its probe succeeds"):
+    with pytest.raises(GateClosedError, match="until its probe succeeds"):
         await process.gates.of("first").enter("first")
     process.log("first", BreakerProbed(_now() + timedelta(seconds=60), 60.0, "another"))
     process.end()
@@ -247,13 +247,13 @@ async def test_a_throttle_is_honored_by_all_and_reported_once(process: Process) 
         process.call(slower)
     assert await process.reports() == [("Throttled", 0)]
     assert process.reported[0].retry_after_seconds == 60.0
-    turned_away = process.gates.of("second").turn_away("second")
+    turned_away = process.gates.of("second").reject_long_wait("second")
     assert turned_away is not None
     assert 30 < (turned_away.retry_after_seconds or 0) <= 60
     assert turned_away.error_class == "Throttled"
     assert turned_away.message.startswith("API 'second' accepts no call for ")
     process.log("first", ApiThrottled(_now() + timedelta(seconds=90), 90.0, "slower"))
-    turned_away = process.gates.of("second").turn_away("second")
+    turned_away = process.gates.of("second").reject_long_wait("second")
     assert turned_away is not None
     assert turned_away.error_class == "Throttled"
     assert turned_away.message.startswith("API 'first' accepts no call before 20")
@@ -263,7 +263,7 @@ async def test_a_call_refused_by_an_open_breaker_is_not_reported_as_throttled(
     process: Process,
 ) -> None:
     process.opened(seconds=60.0)
-    turned_away = process.gates.of("first").turn_away("first")
+    turned_away = process.gates.of("first").reject_long_wait("first")
     assert turned_away is not None
     assert turned_away.error_class == "NotDone"
 
@@ -279,9 +279,9 @@ async def test_a_short_throttle_is_waited_for_in_place_but_not_by_a_crowd(
     until = _now() + timedelta(seconds=0.2)
     process.log("first", ApiThrottled(until, 0.2, "slower"))
     gate = process.gates.of("first")
-    assert gate.turn_away("first") is None
-    gate.inside = MAX_INSIDE + 1
-    assert gate.turn_away("first") is not None
+    assert gate.reject_long_wait("first") is None
+    gate.running_actions = MAX_WAITING_ACTIONS + 1
+    assert gate.reject_long_wait("first") is not None
     assert await gate.enter("first") is False
     assert _now() >= until
     assert gate.is_open
@@ -296,7 +296,7 @@ async def test_a_clock_that_is_behind_closes_a_gate_for_no_longer_than_was_meant
 
 async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Process) -> None:
     requests: list[int] = []
-    with suppress(TurnedAwayError), process.gates.of("first").calls("first"):
+    with suppress(GateClosedError), process.gates.of("first").calls("first"):
         for number in range(3):
             await CallPermit().before_request()
             requests.append(number)
@@ -308,7 +308,7 @@ async def test_no_api_is_called_while_the_log_may_be_another_one(process: Proces
     with process.gates.of("first").calls("first"):
         await CallPermit().before_request()
         process.is_certain = False
-        with pytest.raises(TurnedAwayError, match="the bus connection was lost"):
+        with pytest.raises(GateClosedError, match="the bus connection was lost"):
             await CallPermit().before_request()
         process.is_certain = True
         await CallPermit().before_request()
@@ -322,12 +322,12 @@ async def test_what_is_beyond_the_rate_is_turned_away_each_until_its_own_turn(
     process = Process(bus, limited)
     gate = process.gates.of("first")
     assert not gate.is_open
-    gate.inside = 10
-    assert gate.turn_away("first") is None
-    gate.inside = 30
+    gate.running_actions = 10
+    assert gate.reject_long_wait("first") is None
+    gate.running_actions = 30
     turns: list[float] = []
     for _ in range(5):
-        turned_away = gate.turn_away("second")
+        turned_away = gate.reject_long_wait("second")
         assert turned_away is not None
         turns.append(turned_away.retry_after_seconds or 0.0)
     assert turns == pytest.approx([3.0, 3.1, 3.2, 3.3, 3.4], abs=0.05)
@@ -349,14 +349,14 @@ async def test_writes_are_refused_at_every_configuration_of_an_api_that_is_held(
 ) -> None:
     newer = NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 1)
     process.log("first", TwinDetected((newer,), 1))
-    with pytest.raises(TurnedAwayError, match="newer than this log"):
+    with pytest.raises(GateClosedError, match="newer than this log"):
         process.gates.of("second").check_writes()
     process.gates.of("other").check_writes()
     process.declare("first", API)
-    with pytest.raises(TurnedAwayError):
+    with pytest.raises(GateClosedError):
         process.gates.of("first").check_writes()
     process.log("first", HoldApproved("DeletionGuard"))
-    with pytest.raises(TurnedAwayError):
+    with pytest.raises(GateClosedError):
         process.gates.of("first").check_writes()
     process.log("first", HoldApproved("Twin"))
     process.gates.of("second").check_writes()

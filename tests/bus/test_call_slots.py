@@ -22,7 +22,7 @@ def ends_of(calls: int, *, seconds: float) -> Sequence[float]:
 
     async def call() -> None:
         nonlocal at_once
-        async with slots.taken():
+        async with slots.slot():
             at_once += 1
             assert at_once <= MOST
             await asyncio.sleep(seconds)

@@ -49,7 +49,7 @@ from reconciler.resource import decide
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.decider import Decider
-from reconciler.roles.decider.fair_queue import MAX_MESSAGES_A_TURN
+from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import Runtime
 from tests.bus.histories import history_of, new_key
@@ -731,7 +731,7 @@ class EndingBus(FullBus):
 
     @property
     def slots(self) -> int:
-        return 8 * MAX_MESSAGES_A_TURN
+        return 8 * MAX_MESSAGES_PER_TURN
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
         return self.batches.pop() if self.batches else []
@@ -743,11 +743,13 @@ class EndingBus(FullBus):
 
 
 async def test_a_decider_that_stops_returns_what_it_has_not_decided(log: JetStreamLog) -> None:
-    bus = EndingBus([declaration(new_key(), at, "Red") for at in range(1, MAX_MESSAGES_A_TURN + 6)])
+    bus = EndingBus(
+        [declaration(new_key(), at, "Red") for at in range(1, MAX_MESSAGES_PER_TURN + 6)]
+    )
     running = asyncio.create_task(decider(log, bus).run())
     await bus.deciding.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert bus.waits == dict.fromkeys(range(1, MAX_MESSAGES_A_TURN + 6), 0.0)
+    assert bus.waits == dict.fromkeys(range(1, MAX_MESSAGES_PER_TURN + 6), 0.0)
     assert not bus.acked

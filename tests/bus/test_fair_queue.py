@@ -13,8 +13,8 @@ from events.names import ResourceKey
 from events.subjects import Intake, intake, namespace_of
 from reconciler.ports import IntakeDelivery
 from reconciler.roles.decider.fair_queue import (
-    MAX_BYTES_A_TURN,
-    MAX_MESSAGES_A_TURN,
+    MAX_BYTES_PER_TURN,
+    MAX_MESSAGES_PER_TURN,
     FairQueue,
     Quota,
 )
@@ -43,7 +43,7 @@ def namespaces(messages: Iterable[IntakeDelivery]) -> Counter[str]:
 
 def test_a_namespace_that_comes_behind_a_flood_has_its_turn_with_the_next_batch():
     queue = filled(message("flood", position) for position in range(10_000))
-    assert len(queue.take()) == MAX_MESSAGES_A_TURN
+    assert len(queue.take()) == MAX_MESSAGES_PER_TURN
     queue.add([message("quiet", 10_001), message("quiet", 10_002)])
     assert namespaces(queue.take())["quiet"] == 2
 
@@ -54,24 +54,24 @@ def test_namespaces_share_a_turn_and_what_one_does_not_need_goes_to_the_others()
     counts_by_namespace = namespaces(queue.take())
     assert counts_by_namespace["few"] == 10
     assert (
-        counts_by_namespace["one"] == counts_by_namespace["two"] == (MAX_MESSAGES_A_TURN - 10) // 2
+        counts_by_namespace["one"] == counts_by_namespace["two"] == (MAX_MESSAGES_PER_TURN - 10) // 2
     )
 
 
 def test_long_messages_do_not_fill_a_turn_of_others():
-    queue = filled(message("long", n, size=MAX_BYTES_A_TURN // 4) for n in range(100))
+    queue = filled(message("long", n, size=MAX_BYTES_PER_TURN // 4) for n in range(100))
     queue.add(message("quiet", n) for n in range(20))
     deliveries = queue.take()
     assert namespaces(deliveries)["quiet"] == 20
-    assert sum(len(each.payload) for each in deliveries) <= 2 * MAX_BYTES_A_TURN
+    assert sum(len(each.payload) for each in deliveries) <= 2 * MAX_BYTES_PER_TURN
 
 
 def test_more_namespaces_than_a_turn_has_messages_take_turns_in_order():
-    names = [f"ns{n}" for n in range(MAX_MESSAGES_A_TURN + 100)]
+    names = [f"ns{n}" for n in range(MAX_MESSAGES_PER_TURN + 100)]
     queue = filled(message(name, n) for name in names for n in range(2))
     first, second = namespaces(queue.take()), namespaces(queue.take())
-    assert set(first) == set(names[:MAX_MESSAGES_A_TURN])
-    assert set(names[MAX_MESSAGES_A_TURN:]) <= set(second)
+    assert set(first) == set(names[:MAX_MESSAGES_PER_TURN])
+    assert set(names[MAX_MESSAGES_PER_TURN:]) <= set(second)
 
 
 def test_what_a_client_sends_beyond_the_quota_is_set_aside():

@@ -15,7 +15,12 @@ from nats.aio.client import Client
 from events.subjects import rate
 from infra.bus.rates import JetStreamRates
 from infra.jetstream.publish import publish
-from reconciler.roles.gate.rate_limit import BROKEN_SECONDS, LATE_SECONDS, RateLimiter, slots
+from reconciler.roles.gate.rate_limit import (
+    MAX_PLAUSIBLE_SECONDS,
+    MAX_SLOT_DELAY_SECONDS,
+    RateLimiter,
+    slots,
+)
 
 
 class Process:
@@ -89,9 +94,9 @@ async def test_slots_that_come_too_late_are_lost_not_made_up_for(bus: Client, na
     calling = asyncio.create_task(process.calls(100))
     await asyncio.wait_for(process.called.wait(), 60)
     stalled = time.time()
-    time.sleep(2 * LATE_SECONDS)  # noqa: ASYNC251 - as a process that is paused
+    time.sleep(2 * MAX_SLOT_DELAY_SECONDS)  # noqa: ASYNC251 - as a process that is paused
     await calling
-    after = [each for each in process.times if each >= stalled + 2 * LATE_SECONDS]
+    after = [each for each in process.times if each >= stalled + 2 * MAX_SLOT_DELAY_SECONDS]
     assert len([each for each in after if each < after[0] + 0.01]) <= 20
 
 
@@ -101,7 +106,7 @@ async def test_a_clock_that_was_wrong_blocks_no_caller_for_long(bus: Client, nam
     process = Process(bus, name, per_second=100, burst=1)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(process.calls(1), 0.5)
-    assert 0 < process.limiter.expected_wait(0) <= BROKEN_SECONDS
+    assert 0 < process.limiter.expected_wait(0) <= MAX_PLAUSIBLE_SECONDS
     await process.limiter.close()
 
 

@@ -248,7 +248,7 @@ class FullBus(Bus):
 async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.worker.worker._RETAKE_SECONDS", 0.01)
+    monkeypatch.setattr("reconciler.roles.worker.worker._REFETCH_SECONDS", 0.01)
     key, api = new_key(), Api()
     [position] = await log.append([ResourceAppend(key, [decided(key)], 0)])
     bus = FullBus(ActionDelivery(position, decided(key), 1, None))
@@ -578,8 +578,8 @@ async def test_a_stop_waits_for_the_search_for_secrets_in_a_response(
 async def test_results_that_cannot_be_stored_stop_the_pulling_of_actions(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.roles.worker.worker._MAX_RESULTS_WAITING", 2)
-    monkeypatch.setattr("reconciler.roles.worker.worker._RESULTS_AT_ONCE", 5)
+    monkeypatch.setattr("reconciler.roles.worker.worker._MAX_PENDING_RESULTS", 2)
+    monkeypatch.setattr("reconciler.roles.worker.worker._MAX_BATCH_RESULTS", 5)
     bus = Batches(*await deliveries_of(log, 5))
     async with at_work(log, Api(), bus):
         await asyncio.wait_for(bus.has_arrived.wait(), 20)

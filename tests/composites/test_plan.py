@@ -7,7 +7,7 @@ from collections.abc import Collection
 from events.intake import FinalizerRequested
 from events.manifest import Manifest
 from events.names import ResourceKey
-from reconciler.roles.planning.foresight import Foresight, Place
+from reconciler.roles.planning.foresight import Foresight, ListingTarget
 from reconciler.sdk.plan import Plan, PlannedResource, compute_plan
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, palette
@@ -71,12 +71,12 @@ async def test_27_a_part_that_changes_says_what_of_it(world: World):
 
 
 async def test_a_refreshed_plan_lists_the_apis_of_parts(world: World):
-    listed: list[Place] = []
+    listed: list[ListingTarget] = []
 
-    async def listing(_foresight: Foresight, places: Collection[Place]) -> None:
+    async def listing(_foresight: Foresight, places: Collection[ListingTarget]) -> None:
         listed[:] = sorted(places)
 
-    expected = [Place("default", "Shape"), Place(CONFIG, "Palette")]
+    expected = [ListingTarget("default", "Shape"), ListingTarget(CONFIG, "Palette")]
     warm = palette("warm", "Red")
     await compute_plan(world.nc, [warm], kinds=world.kinds, listing=listing)
     assert listed == expected, "parts that the plan declares"

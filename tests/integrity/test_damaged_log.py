@@ -153,7 +153,7 @@ async def test_a_deletion_in_a_running_log_is_shown_soon(
 ) -> None:
     """The rows say Converged until the scrubber reads the log, so it reads when events are gone."""
     monkeypatch.setattr(scrubber, "CHECK_SECONDS", 0.5)
-    monkeypatch.setattr(scrubber, "FIRST_AFTER_SECONDS", 3_600.0)
+    monkeypatch.setattr(scrubber, "FIRST_DELAY_SECONDS", 3_600.0)
     world = bare_world
     await _allow_deletions(world)
     await _live(world)

@@ -25,7 +25,7 @@ from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import Secrets
-from reconciler.roles.gate.api_gate import TurnedAwayError
+from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.observer import change_feed
 from reconciler.roles.observer.hint_calls import HintCalls
@@ -306,7 +306,7 @@ async def test_a_throttled_feed_closes_the_gate_for_all() -> None:
     stage = Stage(api)
     async with observed(stage):
         await until(lambda: stage.gates.of("default").closed_seconds > 0)
-        with pytest.raises(TurnedAwayError):
+        with pytest.raises(GateClosedError):
             await stage.observer.list_once("default", "Shape")
 
 
@@ -317,7 +317,7 @@ async def test_a_feed_is_not_called_while_a_breaker_is_open_and_is_never_its_pro
     stage = Stage(Api(never_answers))
     until_then = datetime.now(UTC) + timedelta(seconds=seconds)
     stage.tells(BreakerOpened(until_then, seconds, 5))
-    with pytest.raises(TurnedAwayError), HintCalls(stage.gates.of("default"), "default"):
+    with pytest.raises(GateClosedError), HintCalls(stage.gates.of("default"), "default"):
         await CallPermit().before_request()
     stage.tells(BreakerClosed())
     with HintCalls(stage.gates.of("default"), "default"):

@@ -18,7 +18,7 @@ from reconciler.roles.observer.listing import (
     Findings,
     ListingAssembler,
     ListingRefusedError,
-    observations,
+    compare_listing,
 )
 
 CONFIG = ProviderConfigSpec("notes", "http://notes")
@@ -59,9 +59,9 @@ async def findings(
     listing = ListingAssembler(began, None, unique_names=unique_names)
     listing.add(observed_objects)
     objects = listing.complete(len(observed_objects))
-    listing.leave_out(unreadable)
+    listing.exclude_unreadable(unreadable)
     by_name = {str(each.key): each for each in rows}
-    return await observations(listing, objects, by_name, config, "log", damage, **more)
+    return await compare_listing(listing, objects, by_name, config, "log", damage, **more)
 
 
 async def observations_of(

@@ -34,9 +34,9 @@ from reconciler.provider.secrets import Secrets
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.observer import observer as observer_module
 from reconciler.roles.observer.listing import ListingRefusedError
-from reconciler.roles.observer.observer import UNDECLARED_AT_ONCE, Observer
+from reconciler.roles.observer.observer import UNDECLARED_BATCH, Observer
 from reconciler.roles.runtime.configurations import Configurations
-from reconciler.roles.runtime.pauses import SLICE
+from reconciler.roles.runtime.pauses import SLICE_SIZE
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
@@ -341,7 +341,7 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
 
 
 async def test_others_continue_while_a_long_listing_is_compared() -> None:
-    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE))), _nothing_new)
+    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
     turns = 0
 
     async def others() -> None:
@@ -358,7 +358,7 @@ async def test_others_continue_while_a_long_listing_is_compared() -> None:
 
 
 async def test_a_scope_that_is_narrowed_while_a_listing_is_compared_reaches_no_further() -> None:
-    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE))), _nothing_new)
+    stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
 
     async def narrow() -> None:
         await stage.intake.position_asked.wait()
@@ -377,19 +377,19 @@ async def test_a_scope_that_is_narrowed_while_a_listing_is_compared_reaches_no_f
 async def test_an_api_with_many_new_objects_does_not_fill_the_intake(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observer_module, "PACE_SECONDS", 0.05)
-    api = Api(*(f"n{number}" for number in range(2 * UNDECLARED_AT_ONCE + 1)))
+    monkeypatch.setattr(observer_module, "UNDECLARED_INTERVAL_SECONDS", 0.05)
+    api = Api(*(f"n{number}" for number in range(2 * UNDECLARED_BATCH + 1)))
     stage = Stage(api, _nothing_new)
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
     await stage.intake.has_arrived.wait()
-    assert len(stage.intake.observed) == UNDECLARED_AT_ONCE
-    assert await listing == len(stage.intake.observed) == 2 * UNDECLARED_AT_ONCE + 1
+    assert len(stage.intake.observed) == UNDECLARED_BATCH
+    assert await listing == len(stage.intake.observed) == 2 * UNDECLARED_BATCH + 1
 
     stage.intake.observed.clear()
     stage.intake.has_arrived.clear()
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
     await stage.intake.has_arrived.wait()
     stage.configurations.by_name["default"] = ProviderConfigSpec("test", "http://other")
-    with pytest.raises(ListingRefusedError, match="changed in the meantime"):
+    with pytest.raises(ListingRefusedError, match="changed during publication"):
         await listing
-    assert len(stage.intake.observed) == UNDECLARED_AT_ONCE
+    assert len(stage.intake.observed) == UNDECLARED_BATCH

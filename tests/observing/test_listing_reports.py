@@ -26,8 +26,8 @@ from projections.read_models import ReadModels
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.observer.listing_reports import (
     FAILED_INTERVALS,
-    LEAST_FAILED_SECONDS,
-    LEAST_FAILURES,
+    MIN_FAILED_SECONDS,
+    MIN_FAILURES,
     ListingReports,
 )
 from reconciler.roles.runtime.runtime import Runtime
@@ -79,7 +79,7 @@ class Stage:
         key = key or config_key("billing")
         recorded = event(key, self.models.known_version(key) + 1, data)
         self.models.apply(self.models.position + 1, recorded)
-        self.listings.notice(recorded)
+        self.listings.handle_event(recorded)
 
     def decide(self) -> None:
         """Record what the newest report says, as the aggregate does."""
@@ -94,12 +94,12 @@ class Stage:
         """Let listings fail for so long."""
         for _ in range(round(seconds / every)):
             self.seconds += every
-            await self.listings.failed(PLACE, self.config, ERROR)
+            await self.listings.record_failure(PLACE, self.config, ERROR)
 
     async def completes(self) -> None:
         self.seconds += self.config.resync_seconds
-        await self.listings.completed(PLACE)
-        self.listings.of(PLACE).succeeded()
+        await self.listings.record_completion(PLACE)
+        self.listings.of(PLACE).record_success()
 
     @property
     def states(self) -> list[str]:
@@ -135,7 +135,7 @@ async def test_one_listing_that_fails_is_not_reported_however_long_it_takes() ->
     await stage.fails(3_600, every=3_600)
     assert stage.reports == []
     await stage.completes()
-    await stage.fails(3_600 * (LEAST_FAILURES - 1), every=3_600)
+    await stage.fails(3_600 * (MIN_FAILURES - 1), every=3_600)
     assert stage.reports == []
     await stage.fails(3_600, every=3_600)
     assert stage.states == ["ListingsFailed"]
@@ -144,7 +144,7 @@ async def test_one_listing_that_fails_is_not_reported_however_long_it_takes() ->
 async def test_a_short_interval_is_reported_after_the_least_time() -> None:
     stage = used()
     stage.config = replace(CONFIG, resync_seconds=1.0)
-    await stage.fails(LEAST_FAILED_SECONDS - 1, every=1)
+    await stage.fails(MIN_FAILED_SECONDS - 1, every=1)
     assert stage.reports == []
     await stage.fails(1, every=1)
     assert stage.states == ["ListingsFailed"]
@@ -224,7 +224,7 @@ async def test_what_was_reported_ends_with_the_definition_of_the_kind() -> None:
     stage = used()
     await stage.fails(BOUND_SECONDS)
     stage.decide()
-    await stage.listings.end(PLACE)
+    await stage.listings.remove(PLACE)
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
 
 
@@ -237,7 +237,7 @@ async def test_the_time_of_an_open_breaker_or_a_closed_gate_does_not_count() -> 
     stage.record(BreakerClosed())
     for _ in range(100):
         stage.seconds += RETRY_SECONDS
-        stage.listings.of(PLACE).postponed()
+        stage.listings.of(PLACE).record_postponement()
     await stage.fails(RETRY_SECONDS)
     assert stage.states == ["ListingsFailed"]
 
@@ -247,7 +247,7 @@ async def test_a_new_declaration_begins_anew() -> None:
     await stage.fails(BOUND_SECONDS)
     stage.decide()
     stage.record(SpecDeclared(2, "reconciler/v1", "", "billing", {}))
-    stage.listings.begin_anew("billing")
+    stage.listings.reset("billing")
     await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
     assert len(stage.reports) == 1
     await stage.fails(RETRY_SECONDS)
@@ -276,7 +276,7 @@ async def test_a_listing_of_another_team_ends_what_our_own_listings_report() -> 
     stage = used()
     await stage.fails(BOUND_SECONDS)
     stage.decide()
-    await stage.listings.completed(PLACE)
+    await stage.listings.record_completion(PLACE)
     assert stage.states == ["ListingsFailed", "ListingsResumed"]
     stage.decide()
     await stage.fails(BOUND_SECONDS)

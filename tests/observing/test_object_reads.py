@@ -174,7 +174,7 @@ class Stage:
             self.version += 1
             recorded: LogEvent = event(FOO, self.version, data)
             self.models.apply(self.version, recorded)
-            self.reads.notice(self.version, recorded)
+            self.reads.handle_event(self.version, recorded)
 
     def record_creation(self, *, ready: bool = False) -> None:
         self.records(
@@ -190,7 +190,7 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    monkeypatch.setattr(object_reads, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(object_reads, "FIRST_DELAY_SECONDS", 0.01)
     return Stage()
 
 
@@ -263,7 +263,7 @@ async def test_that_an_owned_object_is_missing_is_left_to_a_listing(lists: bool)
     stage = Stage(replace(BLIND, listing=lists))
     stage.record_creation()
     requests: list[tuple[str, str]] = []
-    stage.reads.ask_for_listing = lambda config, kind: requests.append((config, kind))
+    stage.reads.request_listing = lambda config, kind: requests.append((config, kind))
     stage.api.server = None
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
     assert await stage.reads.read([row], config) == 0

@@ -24,7 +24,7 @@ def event(data: ResourceEvent) -> LogEvent:
 
 def noticed(clock: Clock, data: ResourceEvent) -> RecentDeletions:
     deletions = RecentDeletions(clock)
-    deletions.notice(event(data))
+    deletions.handle_event(event(data))
     return deletions
 
 
@@ -49,7 +49,7 @@ def test_a_deleted_id_counts_for_a_listing_that_began_within_the_grace_of_the_ap
     assert not recent_ids(deletions, 101.0)
     assert recent_ids(deletions, 101.0, grace=5.0) == {"7"}
     assert not recent_ids(deletions, 106.0, grace=5.0)
-    deletions.notice(event(ActionSucceeded(ACTION.action_id, "Delete", 1, None)))
+    deletions.handle_event(event(ActionSucceeded(ACTION.action_id, "Delete", 1, None)))
     assert recent_ids(deletions, clock.now) == {"7"}
 
 

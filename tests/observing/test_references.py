@@ -61,7 +61,7 @@ def _looked_at(
     models.position, models.status = position, every_row
     models.damage = {name: LogDamage("Changed", 0, 0, "", "", name) for name in damaged}
     index.build((name, row) for name, row in every_row.items() if name not in damaged)
-    return reference_messages(index.take_moved(), index, models)
+    return reference_messages(index.take_changed(), index, models)
 
 
 def test_a_state_reverted_by_a_late_message_is_reported_again_as_new() -> None:
@@ -206,24 +206,24 @@ def _of(*rows: StatusRow) -> tuple[ReferenceIndex, dict[str, StatusRow]]:
     every_row = {str(row.key): row for row in rows}
     index = ReferenceIndex()
     index.build(every_row.items())
-    index.take_moved()
+    index.take_changed()
     return index, every_row
 
 
 def test_an_event_concerns_those_that_refer_to_it_and_no_others() -> None:
     rows = [_waiting("a", "b"), _waiting("c", "d"), StatusRow("default", "Shape", "b")]
     index, every_row = _of(*rows)
-    assert index.note("default/Shape/b", every_row["default/Shape/b"])
-    assert index.take_moved().referrers == {"default/Shape/a"}
-    assert not index.note("default/Shape/z", StatusRow("default", "Shape", "z"))
-    assert index.take_moved() == (frozenset(), frozenset())
+    assert index.update("default/Shape/b", every_row["default/Shape/b"])
+    assert index.take_changed().referrers == {"default/Shape/a"}
+    assert not index.update("default/Shape/z", StatusRow("default", "Shape", "z"))
+    assert index.take_changed() == (frozenset(), frozenset())
 
 
 def test_the_former_target_forgets_a_changed_reference() -> None:
     index, every_row = _of(_waiting("a", "b"))
     every_row["default/Shape/a"].refers = (Reference("default/Shape/c"),)
-    assert index.note("default/Shape/a", every_row["default/Shape/a"])
-    assert index.take_moved().targets >= {"default/Shape/b", "default/Shape/c"}
+    assert index.update("default/Shape/a", every_row["default/Shape/a"])
+    assert index.take_changed().targets >= {"default/Shape/b", "default/Shape/c"}
     assert (list(index.referrers("default/Shape/b")), list(index.referrers("default/Shape/c"))) == (
         [],
         ["default/Shape/a"],
@@ -233,8 +233,8 @@ def test_the_former_target_forgets_a_changed_reference() -> None:
 def test_all_that_lead_to_a_changed_reference_are_looked_at_for_a_circle() -> None:
     index, every_row = _of(_waiting("a", "b"), _waiting("b", "c"), _waiting("c", "d"))
     every_row["default/Shape/c"].refers = (Reference("default/Shape/a"),)
-    index.note("default/Shape/c", every_row["default/Shape/c"])
-    assert index.take_moved().referrers == {f"default/Shape/{each}" for each in "abc"}
+    index.update("default/Shape/c", every_row["default/Shape/c"])
+    assert index.take_changed().referrers == {f"default/Shape/{each}" for each in "abc"}
 
 
 OTHERS = ResourceKey("shop", "ShapeRef", "needs-foo")

@@ -24,7 +24,7 @@ from events.log import LogEvent, SecretObserved, SpecDeclared, TargetObserved
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, config_key
 from events.reference import Reference
-from projections.read_models import NOTHING, ReadModels
+from projections.read_models import EMPTY_CHECKPOINT, ReadModels
 from projections.status import StatusRow
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
@@ -34,9 +34,9 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import Runtime
 from reconciler.roles.sweeper import sweeper as sweeper_module
 from reconciler.roles.sweeper.sweeper import (
-    MAX_SECONDS_BETWEEN,
-    SECONDS_BETWEEN_ALL,
-    SECRETS_AT_ONCE,
+    FULL_SWEEP_SECONDS,
+    MAX_WAKE_UP_SECONDS,
+    SECRETS_PER_SLICE,
     SWEEP_SECONDS,
     Sweeper,
 )
@@ -74,7 +74,7 @@ class Scene:
         models = self.models = ReadModels()
         self.row.outcome = "Held"  # what is held is looked at, and what waits
         models.status[str(FOO)] = self.row
-        models.set_checkpoint(NOTHING)
+        models.set_checkpoint(EMPTY_CHECKPOINT)
         self.sweeper = Sweeper(
             intake=self.intake,
             configurations=self.configurations,
@@ -94,7 +94,7 @@ class Scene:
 
     def happens(self, position: int, what: LogEvent) -> None:
         self.models.apply(position, what)
-        self.sweeper.notice(position, what)
+        self.sweeper.handle_event(position, what)
 
     async def sweep_for(self, seconds: float) -> list[float]:
         """Sweep at intervals, and give at how many seconds the resource was woken."""
@@ -115,7 +115,7 @@ async def test_what_is_woken_in_vain_is_woken_less_and_less_often_but_for_ever()
     woken = await scene.sweep_for(3600)
     assert woken[:4] == [0, 5, 15, 35]
     pauses = [later - earlier for earlier, later in itertools.pairwise(woken)]
-    assert max(pauses[6:]) == min(pauses[6:]) == MAX_SECONDS_BETWEEN
+    assert max(pauses[6:]) == min(pauses[6:]) == MAX_WAKE_UP_SECONDS
     assert {type(each.data) for each in scene.intake.published} == {TimerFired}
 
 
@@ -141,14 +141,14 @@ async def test_a_clock_that_is_set_moves_no_check_of_all_references(hours: int) 
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
     scene.row.secrets, scene.row.declared = {"files/db": ""}, True
     # the sweeper has not noticed it, because its event was lost
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     first = await scene.sweep_for(SWEEP_SECONDS)
     scene.intake.published.clear()
     scene.now += timedelta(hours=hours)
-    intervals = await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
+    intervals = await scene.sweep_for(2 * FULL_SWEEP_SECONDS)
     assert (first, intervals) == (
         [0],
-        [SECONDS_BETWEEN_ALL - SWEEP_SECONDS, 2 * SECONDS_BETWEEN_ALL - SWEEP_SECONDS],
+        [FULL_SWEEP_SECONDS - SWEEP_SECONDS, 2 * FULL_SWEEP_SECONDS - SWEEP_SECONDS],
     )
 
 
@@ -241,7 +241,7 @@ async def test_what_is_held_for_its_kind_is_woken_when_that_is_installed(outcome
     row = scene.row = StatusRow("default", "Widget", "foo")
     row.outcome, row.reason, row.declared = "Held", "UnknownKind", outcome_of == "declared"
     scene.models.status[str(row.key)] = row
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     assert await scene.sweep_for(60) == [], "it is not installed"
     scene.kinds.define(replace(SHAPE, name="Widget"))
     assert (await scene.sweep_for(60))[:3] == [0, 5, 15]  # its decider may be started later
@@ -264,7 +264,7 @@ async def test_a_configuration_is_woken_when_its_provider_is_installed(
     row = scene.row = StatusRow("system", "ProviderConfig", "billing")
     row.outcome, row.reason, row.declared = "Held", "UnknownProvider", True
     scene.models.status[str(row.key)] = row
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     config = ProviderConfigSpec(provider=provider, endpoint="http://localhost")
     scene.configurations.by_name["billing"] = config
     assert bool(await scene.sweep_for(10)) is is_woken
@@ -283,7 +283,7 @@ async def test_no_sweep_goes_through_the_fleet() -> None:
     scene = Scene()
     scene.models.status = LookedUp(scene.models.status)
     scene.wait(BEGIN - timedelta(minutes=1))
-    assert await scene.sweep_for(2 * SECONDS_BETWEEN_ALL)
+    assert await scene.sweep_for(2 * FULL_SWEEP_SECONDS)
 
 
 def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
@@ -300,12 +300,12 @@ def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
 async def test_a_resource_of_an_older_definition_receives_the_newest() -> None:
     scene = Scene()
     scene.kinds.define(_defined(SHAPE, DefinitionRef(2, "newer")))
-    scene.sweeper.notice_kind(FOO.kind)
+    scene.sweeper.handle_kind_change(FOO.kind)
     assert await scene.sweep_for(10) == [], "nothing is declared"
     # By a decider that had not read the newest definition yet.
     declared = SpecDeclared(1, "", "default", "foo", {}, definition=DefinitionRef(1, "older"))
     scene.row.declared, scene.row.definition = True, 1
-    scene.sweeper.notice(1, event(FOO, 1, declared))
+    scene.sweeper.handle_event(1, event(FOO, 1, declared))
     await scene.sweeper.sweep()
     assert [each.data for each in scene.intake.published] == [DefinitionReported(2, "newer", 1, 1)]
 
@@ -385,7 +385,7 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
     scene = Scene()  # its only store is unknown, so each secret fails
     scene.row.secrets = {f"env/S{number}": "" for number in range(1000)}
     scene.row.declared = True
-    scene.models.set_checkpoint(NOTHING)
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
     turns = 0
 
     async def others() -> None:
@@ -396,7 +396,7 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
 
     other_task = asyncio.create_task(others())
     await scene.sweeper.sweep()
-    assert turns >= len(scene.row.secrets) // SECRETS_AT_ONCE
+    assert turns >= len(scene.row.secrets) // SECRETS_PER_SLICE
     await scene.sweep_for(4 * SWEEP_SECONDS)
     other_task.cancel()
     assert len(logged) == len(scene.row.secrets)

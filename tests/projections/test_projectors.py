@@ -363,7 +363,7 @@ async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops(
         store.is_watched = False
         store.trouble = {2: Stopped()}
         models = await load_models(store)
-        for damage in models.lost(newest):
+        for damage in models.find_losses(newest):
             models.mark_damage(damage)
         models.record_lost_end(last)
         losses.append(set(models.damage))
@@ -393,7 +393,7 @@ async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all
         running = asyncio.ensure_future(projector.run())
         for position, event in log:
             projector.apply(position, event)
-            await projector.has_room()
+            await projector.wait_for_room()
         store.trouble = {}
         while rows.content != expected(log):  # noqa: ASYNC110 - nothing reports the end
             await asyncio.sleep(0.01)
@@ -409,7 +409,7 @@ async def test_no_more_is_folded_than_can_be_written() -> None:
     projector = Projector(models, store)
     for position, event in log:
         projector.apply(position, event)
-    waiting = asyncio.ensure_future(projector.has_room())
+    waiting = asyncio.ensure_future(projector.wait_for_room())
     await asyncio.sleep(0)
     assert not waiting.done()
     running = asyncio.ensure_future(projector.run())

@@ -25,7 +25,7 @@ from reconciler.provider.secrets import Secrets
 from reconciler.roles.observer import listing
 from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError
 from reconciler.roles.runtime import secret_guard
-from reconciler.roles.runtime.secret_guard import SecretiveProvider, secretive
+from reconciler.roles.runtime.secret_guard import GuardedProvider, guard_provider
 from shapes_api.kinds.shapes import ShapesProvider
 from tests.hostile_server import (
     HEAD,
@@ -259,17 +259,17 @@ def paged(page: bytes) -> Serve:
 
 
 @asynccontextmanager
-async def provider_of(serve: Serve) -> AsyncGenerator[SecretiveProvider]:
+async def provider_of(serve: Serve) -> AsyncGenerator[GuardedProvider]:
     with hostile_server(serve) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
-        provider = secretive(ShapesProvider(config, Secrets(), CallPermit()), Secrets())
+        provider = guard_provider(ShapesProvider(config, Secrets(), CallPermit()), Secrets())
         try:
             yield provider
         finally:
             await provider.close()
 
 
-async def listed(provider: SecretiveProvider) -> int:
+async def listed(provider: GuardedProvider) -> int:
     count = 0
     async for page in provider.pages(Scope(), page_size=1000):
         count += len(page)

@@ -34,7 +34,7 @@ from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Readiness
 from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.resource.state import Owned, Renewal
-from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 from reconciler.roles.sweeper.reference_index import NamedSecret, ReferenceIndex
 from reconciler.roles.sweeper.sweeper import Sweeper
 from tests.resource.building import (
@@ -93,8 +93,7 @@ def listed(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]
     )
     assembler.add(objects)
     observed_objects = assembler.complete(len(objects))
-    findings = asyncio.run(
-        observations(assembler, observed_objects, {str(FOO): row}, SHARED, LOG_ID)
+    findings = asyncio.run(compare_listing(assembler, observed_objects, {str(FOO): row}, SHARED, LOG_ID)
     )
     return [(str(key), each) for key, each in findings.observed]
 
@@ -550,7 +549,7 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
     )
     assembler.add([now])
     findings = asyncio.run(
-        observations(assembler, assembler.complete(1), {str(FOO): row}, config, LOG_ID)
+        compare_listing(assembler, assembler.complete(1), {str(FOO): row}, config, LOG_ID)
     )
     for _key, observation in findings.observed:
         if observation.exclusive == UnmanagedCount(5, 20):

@@ -20,7 +20,7 @@ from events.provider_config import Scope
 from projections.read_models import rebuild
 from projections.status import StatusRow, fold_status
 from reconciler.provider.kind import KindRegistry
-from reconciler.roles.sweeper.sweeper import has_its_configuration_now
+from reconciler.roles.sweeper.sweeper import is_configuration_ready
 from tests.projections.logs import of
 from tests.resource.building import (
     BLOCK,
@@ -114,7 +114,7 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     [row] = rebuild(of(story)).status.values()
     assert (row.approve, row.pending_level) == ("Deletions", "Deletions")
     kinds = KindRegistry([BLOCK])
-    assert not has_its_configuration_now(row, {CONFIG: config}, kinds)
+    assert not is_configuration_ready(row, {CONFIG: config}, kinds)
 
 
 def test_only_deletions_wait_where_the_configuration_requires_it():

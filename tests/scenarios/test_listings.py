@@ -56,7 +56,7 @@ async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
     bare_world: World, monkeypatch: pytest.MonkeyPatch
 ):
     """Single objects are still read and written, so that all resources look as they should."""
-    monkeypatch.setattr(listing_reports, "LEAST_FAILED_SECONDS", 1.0)
+    monkeypatch.setattr(listing_reports, "MIN_FAILED_SECONDS", 1.0)
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, page_size=2, breaker=PATIENT))

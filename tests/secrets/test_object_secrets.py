@@ -17,7 +17,7 @@ from projections.status import StatusRow
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.roles.objects.object_secrets import hide_and_digest, hide_secrets
 from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES, build_size_letter, is_too_large
-from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 from reconciler.roles.runtime.search_turns import SearchTurns
 from reconciler.secrecy import HIDDEN, Secrecy, complete
 from tests.security.encodings import every_way
@@ -52,7 +52,7 @@ async def observed(
     listing.add([observed_object])
     by_name = {str(each.key): each for each in rows}
     searches = SearchTurns(secrecy or Secrecy(TOKEN))
-    findings = await observations(
+    findings = await compare_listing(
         listing, listing.complete(1), by_name, CONFIG, "log", searches=searches
     )
     assert findings.losses.missing == 0
@@ -151,7 +151,7 @@ async def test_a_search_of_many_objects_gives_way_to_other_work() -> None:
     listing.add([shape(f"n{number}", text="%61" * 30_000) for number in range(20)])
     counting = asyncio.create_task(count())
     searches = SearchTurns(Secrecy(TOKEN))
-    await observations(listing, listing.complete(20), {}, CONFIG, "log", searches=searches)
+    await compare_listing(listing, listing.complete(20), {}, CONFIG, "log", searches=searches)
     counting.cancel()
     assert turns >= 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from reconciler.roles.runtime.search_turns import SEARCHED_AT_ONCE, SearchTurns
+from reconciler.roles.runtime.search_turns import TURN_BYTES, SearchTurns
 from reconciler.secrecy import Search, Secrecy
 
 
@@ -16,7 +16,7 @@ async def test_a_short_search_waits_for_one_turn_of_each_long_one() -> None:
         nonlocal pieces
         for _ in range(1_000):
             pieces += 1
-            yield SEARCHED_AT_ONCE // 4
+            yield TURN_BYTES // 4
 
     def short_search() -> Search[str]:
         yield 1_000
@@ -52,7 +52,7 @@ async def test_other_work_runs_between_the_turns_of_a_long_search() -> None:
         nonlocal pieces
         for _ in range(200):
             pieces += 1
-            yield SEARCHED_AT_ONCE + 1
+            yield TURN_BYTES + 1
 
     searching = asyncio.create_task(search())
     await asyncio.sleep(0)
@@ -75,7 +75,7 @@ async def test_a_failed_or_canceled_search_keeps_no_other_one_waiting() -> None:
     turns = SearchTurns(Secrecy())
 
     def failing() -> Search[None]:
-        yield SEARCHED_AT_ONCE * 2
+        yield TURN_BYTES * 2
         raise ValueError("no text")
 
     def short() -> Search[str]:

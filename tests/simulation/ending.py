@@ -8,7 +8,7 @@ from datetime import timedelta
 from events.envelope import decode_log
 from events.hold import Hold
 from projections.read_models import ReadModels, rebuild
-from reconciler.roles.projector.scrubber import CHECK_SECONDS, FIRST_AFTER_SECONDS
+from reconciler.roles.projector.scrubber import CHECK_SECONDS, FIRST_DELAY_SECONDS
 from tests.judge.end import is_held
 from tests.judge.log import undecided_for_long
 from tests.memory_bus.clock import date_of
@@ -17,7 +17,7 @@ from tests.simulation.person import answer_holds
 from tests.simulation.world import World
 
 _QUIET_SECONDS = 12.0
-_SCRUBBED_SECONDS = FIRST_AFTER_SECONDS + CHECK_SECONDS + 15.0
+_SCRUBBED_SECONDS = FIRST_DELAY_SECONDS + CHECK_SECONDS + 15.0
 _MAX_LETTING_GO = 12
 _MAX_ROUNDS = 40
 _MAX_ANSWERS = 3

@@ -57,7 +57,7 @@ from reconciler.roles.decider.decider import Decider
 from reconciler.roles.decider.refusals import publish_rejections
 from reconciler.roles.decider.repository import (
     Commit,
-    KeptResource,
+    FoldedResource,
     ResourceRepository,
     decode_state,
     encode_state,
@@ -97,7 +97,7 @@ def _a_lost_append_counts_as_done(patch: Patch) -> None:
         try:
             await self._append(commits)
         except AppendLostError:
-            self.forget([each.key for each in commits])
+            self.evict([each.key for each in commits])
         return []
 
     patch.setattr(ResourceRepository, "_commit", commit)
@@ -107,7 +107,7 @@ def _no_events_count_as_no_news(patch: Patch) -> None:
     async def outdated(_self: Any, _commits: Sequence[Commit]) -> list[Commit]:
         return []
 
-    patch.setattr(ResourceRepository, "_outdated", outdated)
+    patch.setattr(ResourceRepository, "_find_stale", outdated)
 
 
 def _intake_acknowledged_before_the_append(patch: Patch) -> None:
@@ -172,10 +172,10 @@ def _cached_state_without_its_later_events(patch: Patch) -> None:
         for key, shape in loaded.items():
             known_state = None if shape.cached is None else decode_state(shape.cached)
             state = fold(shape.events) if known_state is None else known_state
-            self._kept[key] = KeptResource(state, shape.last_position, state.version)
+            self._resources[key] = FoldedResource(state, shape.last_position, state.version)
         return []
 
-    patch.setattr(ResourceRepository, "_keep", keep)
+    patch.setattr(ResourceRepository, "_fold_loaded", keep)
     patch.setattr(repository, "EVENTS_BETWEEN_SAVES", 3)
 
 
@@ -238,8 +238,8 @@ def _action_acknowledged_before_its_result_is_stored(patch: Patch) -> None:
 def _results_stored_at_most_once(patch: Patch) -> None:
     async def report(self: Any) -> None:
         while True:
-            await self._result_came.wait()
-            self._result_came.clear()
+            await self._has_results.wait()
+            self._has_results.clear()
             results: list[tuple[Any, Any]] = self._results
             self._results = list[tuple[Any, Any]]()
             with contextlib.suppress(Exception):
@@ -404,7 +404,7 @@ def _every_observation_is_reported(patch: Patch) -> None:
     ) -> list[tuple[StatusRow, str]]:
         return [(row, "") for row in rows]
 
-    patch.setattr(listing_module, "_affected", interested)
+    patch.setattr(listing_module, "_find_affected", interested)
 
 
 # --- wanting
@@ -539,11 +539,11 @@ def _everything_is_adopted(patch: Patch) -> None:
 
 
 def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
-    def forget(situation: Any) -> Any:
+    def evict(situation: Any) -> Any:
         owned = situation.state.owned
         return OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config)
 
-    patch.setattr(next_step, "_delete", forget)
+    patch.setattr(next_step, "_delete", evict)
 
 
 def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:

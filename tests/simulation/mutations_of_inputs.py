@@ -26,7 +26,7 @@ from tests.simulation.mutation import Mutation, Patch
 
 
 def _a_value_is_looked_up_once(patch: Patch) -> None:
-    really: Any = vars(references)["_state_of"]
+    really: Any = vars(references)["_target_state"]
 
     def state_of(
         row: StatusRow,
@@ -38,7 +38,7 @@ def _a_value_is_looked_up_once(patch: Patch) -> None:
             return known
         return really(row, reference, known, every_row)
 
-    patch.setattr(references, "_state_of", state_of)
+    patch.setattr(references, "_target_state", state_of)
 
 
 def _unready_targets_are_not_waited_for(patch: Patch) -> None:
@@ -52,7 +52,7 @@ def _unready_targets_are_not_waited_for(patch: Patch) -> None:
 
 
 def _once_ready_stays_ready(patch: Patch) -> None:
-    really: Any = vars(references)["_state_of"]
+    really: Any = vars(references)["_target_state"]
 
     def state_of(
         row: StatusRow,
@@ -65,24 +65,24 @@ def _once_ready_stays_ready(patch: Patch) -> None:
         was = target is not None and target.declared and target.outcome == "Converged"
         return replace(found, ready=True) if was else found
 
-    patch.setattr(references, "_state_of", state_of)
+    patch.setattr(references, "_target_state", state_of)
 
 
 def _references_are_not_reported_to_their_target(patch: Patch) -> None:
     def wanted(*_of_a_target: object) -> dict[str, Any]:
         return {}
 
-    patch.setattr(references, "_wanted", wanted)
+    patch.setattr(references, "_current_references", wanted)
 
 
 def _a_referrer_lets_go_with_its_withdrawal(patch: Patch) -> None:
-    really: Any = vars(references)["_wanted"]
+    really: Any = vars(references)["_current_references"]
 
     def wanted(*of_a_target: Any) -> dict[str, tuple[StatusRow, Reference]]:
         found = really(*of_a_target)
         return {by: each for by, each in found.items() if each[0].declared}
 
-    patch.setattr(references, "_wanted", wanted)
+    patch.setattr(references, "_current_references", wanted)
 
 
 # --- secrets
@@ -111,7 +111,7 @@ def _an_error_repeats_a_secret(patch: Patch) -> None:
     def as_it_is(provider: Any, _secrecy: object) -> Any:
         return provider
 
-    patch.setattr(provider_pool, "secretive", as_it_is)
+    patch.setattr(provider_pool, "guard_provider", as_it_is)
 
 
 # --- definitions

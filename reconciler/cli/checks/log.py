@@ -25,7 +25,7 @@ from reconciler.cli.checks.finding import Finding
 from reconciler.cli.dead_letter_list import discarded_text
 from reconciler.cli.folded_log import replay_from_start
 from reconciler.cli.row_comparison import compare, differences
-from reconciler.sdk.dead_letters import collect, matching
+from reconciler.sdk.dead_letters import collect, filter_letters
 from reconciler.sdk.history import History
 from reconciler.sdk.log_replay import LogReplay
 
@@ -173,7 +173,7 @@ def _how(row: StatusRow) -> str:
 async def check_dead_letters(nc: Client) -> Finding:
     """Count the open dead letters by stage, and show the oldest and the newest."""
     stored = await read_letters(nc, limit=_MAX_LETTERS)
-    letters = matching(collect(stored.letters, stored.handled))
+    letters = filter_letters(collect(stored.letters, stored.handled))
     if not letters:
         return Finding("dead letters", "ok", "none open")
     stages = Counter(each.record.stage for each in letters)

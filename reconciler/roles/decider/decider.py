@@ -5,8 +5,8 @@ publishes the results and acknowledges. If another decider appended to a resourc
 resource is folded and decided again (ADR 0006). A message is acknowledged only when its events are
 in the log. A crash before that causes a redelivery, which the resource detects.
 
-Folding and deciding take about 40 µs per resource and run on the event loop. A thread would wait
-for the same interpreter lock, and add the cost of a switch.
+Folding and deciding take about 40 µs per resource and run on the event loop. Threads would only
+contend for the interpreter lock and add context switches.
 """
 
 from __future__ import annotations
@@ -44,57 +44,60 @@ from reconciler.resource.decide import decide
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS, ActionsInFlight
-from reconciler.roles.decider.fair_queue import MAX_MESSAGES_A_TURN, FairQueue, Place, Quota
-from reconciler.roles.decider.postponed import MAX_POSTPONED, Postponed
+from reconciler.roles.decider.fair_queue import MAX_MESSAGES_PER_TURN, Destination, FairQueue, Quota
+from reconciler.roles.decider.postponed import MAX_POSTPONED, PostponedMessages
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
 from reconciler.roles.decider.refusals import (
     build_decision_letter,
     build_intake_letter,
     build_quota_letter,
+    decode_command,
     publish_rejections,
     reply_to_rejected,
-    understand,
 )
 from reconciler.roles.decider.repeated_declarations import with_first_positions
 from reconciler.roles.decider.repository import (
-    MAX_EVENTS_AT_ONCE,
+    MAX_BATCH_EVENTS,
     Commit,
-    KeptResource,
+    FoldedResource,
     ResourceRepository,
 )
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.definitions import Definitions
 from reconciler.roles.runtime.runtime import REAL, Runtime
 
-_MAX_COMMANDS_A_TURN = 200
+_MAX_COMMANDS_PER_TURN = 200
 _FEW_RESOURCES = 4
-_MAX_BYTES_AT_ONCE = 4 * 1024 * 1024
+_MAX_BATCH_BYTES = 4 * 1024 * 1024
 _RETRY_SECONDS = 1.0
-_ATTEMPTS = 20
-"""Attempts at a batch before the bus redelivers it. A later batch must not overtake it."""
+_MAX_ATTEMPTS = 20
+"""Maximum attempts at a batch before its redelivery: a later batch must not overtake it."""
 
 _FIRST_DELAY_SECONDS = 2.0
-"""First delay of a message that cannot be decided. It doubles per delivery, up to `_MAX_DOUBLINGS`
-times, before the message becomes a dead letter."""
+"""First redelivery delay of a message that cannot be decided.
+
+It doubles with each delivery, at most `_MAX_DOUBLINGS` times.
+"""
 
 _MAX_DOUBLINGS = 4
 
 _FRESH_SECONDS = 2.0
-"""Age up to which nothing can have overtaken a message: less than the bus waits before it gives the
-partition to another decider."""
+"""Age up to which nothing can have overtaken a message.
 
-_BATCHES_AT_ONCE = 64
+The bus waits longer before it assigns the partition to another decider.
+"""
+
+_MAX_FETCHED_BATCHES = 64
 _MAX_DELIVERIES = 5
 _RETURN_SECONDS = 2.0
 """Time limit at shutdown for returning undecided messages to the bus."""
 
 _EXTEND_SECONDS = 3.0
-"""Interval of lease extensions: less than a third of a lease, so that waiting messages are not
-redelivered."""
+"""Interval between lease extensions: less than a third of a lease, to prevent redeliveries."""
 
-_DECLARES = (Declared, Withdrawn)
-_WITH_FIELDS = (SpecResolved, ActionDecided, ActionRetried, LookupDecided)
-_UNUSABLE = ("Invalid", "UnknownKind")
+_DECLARATIONS = (Declared, Withdrawn)
+_EVENTS_WITH_FIELDS = (SpecResolved, ActionDecided, ActionRetried, LookupDecided)
+_UNUSABLE_REASONS = ("Invalid", "UnknownKind")
 
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
@@ -102,24 +105,24 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Work:
-    """One resource's messages of a batch. Commands at the end may have no delivery."""
+    """One resource's messages in a batch. The last commands may have no delivery."""
 
     deliveries: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
     commands: list[Command] = field(default_factory=list[Command])
-    is_one_by_one: bool = False  # one of its messages cannot be stored, and must be identified
+    is_one_by_one: bool = False  # to isolate a message that cannot be stored
 
     @property
     def declarations(self) -> list[IntakeDelivery]:
-        """The messages that declare or withdraw."""
+        """The messages that declare or withdraw the resource."""
         return [
             delivery
             for delivery, command in zip(self.deliveries, self.commands, strict=False)
-            if isinstance(command.data, _DECLARES)
+            if isinstance(command.data, _DECLARATIONS)
         ]
 
     @property
     def size(self) -> int:
-        """Bytes received. About as many are appended to the log."""
+        """Bytes of the payloads. The resulting events have about the same size."""
         return sum(len(delivery.payload) for delivery in self.deliveries)
 
     def split(self, at: int = 1) -> tuple[_Work, _Work]:
@@ -131,26 +134,28 @@ class _Work:
 
 
 @dataclass(slots=True)
-class _Decided:
+class _Decision:
     """A turn, and its inputs."""
 
     key: ResourceKey
     work: _Work
-    base: KeptResource
+    base: FoldedResource
     turn: Turn
-    place: Place | None = None  # set if no action could start yet
+    destination: Destination | None = None  # set if no action could start yet
 
     @property
     def known_declarations(self) -> set[int]:
-        """The positions of the declarations in this turn, and of the current generation."""
-        own = {each.position for each in self.work.commands if isinstance(each.data, _DECLARES)}
-        return own | {self.base.state.desired.position}
+        """Positions of this turn's declarations and of the current generation's declaration."""
+        declared = {
+            each.position for each in self.work.commands if isinstance(each.data, _DECLARATIONS)
+        }
+        return declared | {self.base.state.desired.position}
 
     @property
     def size(self) -> int:
-        """Approximate bytes of its events, which references may make longer than the messages."""
+        """Approximate bytes of its events, which resolved references may enlarge."""
         resolved = self.turn.state.desired.resolved
-        copies = sum(isinstance(each.data, _WITH_FIELDS) for each in self.turn.events)
+        copies = sum(isinstance(each.data, _EVENTS_WITH_FIELDS) for each in self.turn.events)
         if resolved is None or not copies:
             return self.work.size
         return self.work.size + copies * len(_encoder.encode(resolved))
@@ -188,14 +193,14 @@ class Decider:
             self._repository.hold(damage)
         self._now = runtime.now
         self._jitter = runtime.jitter
-        self._refers: Graph = {}
-        self._undecided: dict[ResourceKey, str] = {}
-        self._postponed = Postponed(max(1, min(reader.slots // 4, MAX_POSTPONED)))
+        self._graph: Graph = {}
+        self._decision_errors: dict[ResourceKey, str] = {}
+        self._postponed = PostponedMessages(max(1, min(reader.slots // 4, MAX_POSTPONED)))
         self._batch: Sequence[IntakeDelivery] = ()
-        self._queue = FairQueue(Quota.of_slots(reader.slots))
+        self._queue = FairQueue(Quota.for_slots(reader.slots))
         self._actions = ActionsInFlight(runtime.clock, max_actions)
-        self._fresh: set[int] = set()
-        self._extended_at = 0.0
+        self._fresh_positions: set[int] = set()
+        self._leases_extended_at = 0.0
         self._clock = runtime.clock
         self._newest_position = 0
         self._bus_time: datetime | None = None
@@ -211,7 +216,7 @@ class Decider:
                 self._batch = self._queue.take()
                 if self._batch:
                     await self._handle_until_done(self._batch)
-                    self._fresh.difference_update(each.position for each in self._batch)
+                    self._fresh_positions.difference_update(each.position for each in self._batch)
                     self._batch = ()
         finally:
             await self._return_undecided()
@@ -223,7 +228,7 @@ class Decider:
                 await self._reader.retry_later([*self._batch, *self._queue], 0.0)
 
     async def _handle_until_done(self, batch: Sequence[IntakeDelivery]) -> None:
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 await self.handle(batch)
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
@@ -237,39 +242,41 @@ class Decider:
 
     async def _extend_leases(self) -> None:
         """Extend the leases of waiting messages, so that they are not redelivered."""
-        if self._clock() < self._extended_at + _EXTEND_SECONDS:
+        if self._clock() < self._leases_extended_at + _EXTEND_SECONDS:
             return
-        self._extended_at = self._clock()
+        self._leases_extended_at = self._clock()
         waiting = [*self._queue]
         if not waiting:
             return
         try:
             await self._reader.extend(waiting)
-        except Exception as error:  # noqa: BLE001 - a redelivery is a duplicate
+        except Exception as error:  # noqa: BLE001 - redeliveries are deduplicated
             _logger.info("extending the leases of waiting messages failed", why=str(error))
 
     def _resume(self) -> None:
-        """Continue with declarations whose namespace may start actions again."""
+        """Resume parked declarations of destinations that may start actions again."""
         parked = self._queue.parked
-        for place in parked:
-            room = min(self._actions.room(place), max(1, MAX_MESSAGES_A_TURN // len(parked)))
+        for destination in parked:
+            room = min(
+                self._actions.room(destination), max(1, MAX_MESSAGES_PER_TURN // len(parked))
+            )
             if room:
-                resumed = self._queue.resume(place, room)
-                self._fresh.update(each.position for each in resumed)
+                resumed = self._queue.resume(destination, room)
+                self._fresh_positions.update(each.position for each in resumed)
 
     async def _fetch(self) -> None:
         """Fetch all available messages, and reject those that exceed their namespace's quota."""
-        for _ in range(_BATCHES_AT_ONCE):
+        for _ in range(_MAX_FETCHED_BATCHES):
             batch = await self._reader.next_batch(wait=not self._queue)
             now = self._now()
             # A message that was fetched immediately stays fresh while it waits here for its turn.
-            self._fresh.update(each.position for each in batch if _is_fresh(each, now))
+            self._fresh_positions.update(each.position for each in batch if _is_fresh(each, now))
             self._queue.add(batch)
-            if len(batch) < MAX_MESSAGES_A_TURN:
+            if len(batch) < MAX_MESSAGES_PER_TURN:
                 break
         excess = self._queue.take_excess()
         if excess:
-            self._fresh.difference_update(each.position for each in excess)
+            self._fresh_positions.difference_update(each.position for each in excess)
             await self._refuse_excess(excess)
 
     async def _refuse_excess(self, excess: Sequence[IntakeDelivery]) -> None:
@@ -278,12 +285,12 @@ class Decider:
         If they cannot be counted, they are redelivered.
         """
         letters = [build_quota_letter(each) for each in excess]
-        _logger.warning("refusing messages over the quota of their namespace", count=len(excess))
+        _logger.warning("rejecting messages over their namespace's quota", count=len(excess))
         try:
             await self._sink.discard(letters)
             await reply_to_rejected(self._sink, letters)
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-            _logger.warning("refusing messages failed; retrying later", why=str(error))
+            _logger.warning("rejecting messages failed; retrying later", why=str(error))
             await self._reader.retry_later(excess, _RETRY_SECONDS)
         else:
             await self._reader.ack(excess)
@@ -291,9 +298,9 @@ class Decider:
     async def handle(self, batch: Sequence[IntakeDelivery]) -> None:
         """Process one batch completely."""
         reach(Failpoint.DECIDER_TOOK)
-        self._postponed.returned(batch)
+        self._postponed.free_redelivered(batch)
         self._read_bus_clock(batch)
-        work, letters = self._sort(batch)
+        work, letters = self._group_by_resource(batch)
         if letters:
             await self._refuse(letters)
         await self._add_overtaking(work)
@@ -303,29 +310,29 @@ class Decider:
             of_rank = {key: each for key, each in work.items() if _rank(key) == rank}
             if rank == system_rank(KIND_DEFINITION_KIND):
                 for key, each in of_rank.items():  # each may depend on the previous ones
-                    await self._settle({key: each})
+                    await self._decide_and_commit({key: each})
             else:
-                await self._settle(of_rank)
+                await self._decide_and_commit(of_rank)
 
     def _read_bus_clock(self, batch: Sequence[IntakeDelivery]) -> None:
         """Read the bus's clock from the newest message by position.
 
-        A redelivered message must not set the clock back, because due work would then not be due.
+        A redelivered message must not set the clock back, because that would delay due work.
         """
         newest = max(batch, key=lambda each: each.position, default=None)
         if newest is not None and newest.position >= self._newest_position:
             self._newest_position, self._bus_time = newest.position, newest.stored_at
 
-    # --- sorting a batch
+    # --- grouping a batch
 
-    def _sort(
+    def _group_by_resource(
         self, batch: Sequence[IntakeDelivery]
     ) -> tuple[dict[ResourceKey, _Work], list[DeadLetter]]:
         work: dict[ResourceKey, _Work] = {}
         letters: list[DeadLetter] = []
         for delivery in batch:
             try:
-                key, command = understand(delivery)
+                key, command = decode_command(delivery)
             except ValueError as error:
                 letters.append(build_intake_letter(delivery, str(error)))
                 continue
@@ -334,28 +341,28 @@ class Decider:
                 reason = f"reading the message failed: {type(error).__name__}"
                 letters.append(build_intake_letter(delivery, reason))
                 continue
-            mine = work.get(key)
-            if mine is None:
-                mine = work[key] = _Work()
-            mine.deliveries.append(delivery)
-            mine.commands.append(command)
+            item = work.get(key)
+            if item is None:
+                item = work[key] = _Work()
+            item.deliveries.append(delivery)
+            item.commands.append(command)
         return work, letters
 
     async def _add_overtaking(self, work: Mapping[ResourceKey, _Work]) -> None:
-        """Decide declarations again that overtook a late declaration.
+        """Add the declarations that overtook a late one, so that they are decided again.
 
-        Messages of a dead or paused decider arrive late, when newer declarations of the resource
-        may already be decided. One that led to events is in the history. One that changed nothing,
-        such as a withdrawal before the first declaration, left no trace but must take precedence.
-        It may also be between two declarations of this batch.
+        Messages that a dead or paused decider held arrive late, when newer declarations of the
+        resource may already be decided. If a newer one led to events, it is in the history. If it
+        changed nothing, such as a withdrawal before the first declaration, it left no trace but
+        must take precedence. It may also lie between two declarations of this batch.
         """
         now = self._now()
         late: dict[ResourceKey, IntakeDelivery] = {}
-        for key, mine in work.items():
+        for key, item in work.items():
             late_declarations = [
                 each
-                for each in mine.declarations
-                if each.position not in self._fresh and not _is_fresh(each, now)
+                for each in item.declarations
+                if each.position not in self._fresh_positions and not _is_fresh(each, now)
             ]
             if late_declarations:
                 late[key] = min(late_declarations, key=lambda each: each.position)
@@ -372,34 +379,33 @@ class Decider:
         deliveries = await self._reader.newer_declarations(list(declarations.values()))
         for key, messages in zip(declarations, deliveries, strict=True):
             for message in messages:
-                with contextlib.suppress(
-                    ValueError
-                ):  # it becomes a dead letter at its own delivery
-                    newer.setdefault(key, []).append(understand(message)[1])
+                # An invalid one becomes a dead letter when it is delivered.
+                with contextlib.suppress(ValueError):
+                    newer.setdefault(key, []).append(decode_command(message)[1])
         return newer
 
     # --- deciding and committing
 
-    async def _settle(self, work: Mapping[ResourceKey, _Work]) -> None:
+    async def _decide_and_commit(self, work: Mapping[ResourceKey, _Work]) -> None:
         remaining = dict(work)
-        guessed = self._guess_new(work)
+        speculative = self._decide_as_new(work)
         while remaining:
-            decided = guessed + await self._decide(remaining, without=guessed)
-            guessed = []
-            await self._postpone_undecided(remaining, decided)
-            done: list[_Decided] = []
+            decisions = speculative + await self._decide(remaining, excluding=speculative)
+            speculative = []
+            await self._postpone_undecided(remaining, decisions)
+            done: list[_Decision] = []
             reach(Failpoint.DECIDER_DECIDED)
-            for group in _groups(decided):
+            for group in _split_into_groups(decisions):
                 done += await self._commit(group, remaining)
-            await self._settle_overtaking(done)
+            await self._decide_overtaking(done)
             await self._finish(done)
             remaining = _remaining_work(remaining, done)
 
-    async def _settle_overtaking(self, done: Sequence[_Decided]) -> None:
-        """After a commit, decide later messages that another decider may have decided meanwhile.
+    async def _decide_overtaking(self, done: Sequence[_Decision]) -> None:
+        """After a commit, decide newer messages that another decider may have decided concurrently.
 
-        This happens before the acknowledgement, so that these messages are late again after a
-        crash.
+        It runs before the acknowledgment, so that after a crash, the redelivered messages count as
+        late.
         """
         declared = {
             each.key: each.work.declarations[-1]
@@ -412,26 +418,28 @@ class Decider:
             return
         newer = await self._newer_declarations(declared)
         if newer:
-            await self._settle({key: _Work(commands=found) for key, found in newer.items()})
+            await self._decide_and_commit(
+                {key: _Work(commands=commands) for key, commands in newer.items()}
+            )
 
     async def _commit(
-        self, group: Sequence[_Decided], remaining: dict[ResourceKey, _Work]
-    ) -> list[_Decided]:
-        """Append, and return the stored turns. A rejected turn does not block the others."""
+        self, group: Sequence[_Decision], remaining: dict[ResourceKey, _Work]
+    ) -> list[_Decision]:
+        """Append turns, and return the stored ones. A refused turn does not block the others."""
         commits = [each.commit for each in group]
         try:
             lost = {commit.key for commit in await self._repository.commit(commits)}
         except AppendRefusedError as error:
             if len(group) > 1:
-                return [each for one in group for each in await self._commit([one], remaining)]
-            await self._set_aside(group[0], remaining, str(error))
+                return [each for turn in group for each in await self._commit([turn], remaining)]
+            await self._reject_unstorable(group[0], remaining, str(error))
             return []
         return [each for each in group if each.key not in lost]
 
-    async def _set_aside(
-        self, refused: _Decided, remaining: dict[ResourceKey, _Work], reason: str
+    async def _reject_unstorable(
+        self, refused: _Decision, remaining: dict[ResourceKey, _Work], reason: str
     ) -> None:
-        """Reject the one message whose events cannot be stored. Of several, identify it first."""
+        """Reject the message that cannot be stored, or first isolate it from the others."""
         key = refused.key
         if len(refused.turn.replies) > 1:
             remaining[key].is_one_by_one = True
@@ -441,53 +449,53 @@ class Decider:
             del remaining[key]
         await self._refuse([build_decision_letter(each, reason) for each in first.deliveries])
 
-    def _guess_new(self, work: Mapping[ResourceKey, _Work]) -> list[_Decided]:
+    def _decide_as_new(self, work: Mapping[ResourceKey, _Work]) -> list[_Decision]:
         """Decide a few uncached, declared resources as if they were new, without a read.
 
         This saves a round trip for new resources. The append expects an empty history, so a wrong
-        guess writes nothing, and the resource is read and decided again. A rejection depends on the
-        state, so it is not published from a guess.
+        guess writes nothing, and the resource is read and decided again. Rejections depend on the
+        state, so a guess never leads to one.
         """
         if len(work) > _FEW_RESOURCES:
             return []
         unknown = {
-            key: mine
-            for key, mine in work.items()
-            if not self._repository.knows(key)
-            and all(isinstance(command.data, Declared) for command in mine.commands)
-            and not targets_of(mine.commands, self._kinds.find(key.kind), key)
+            key: item
+            for key, item in work.items()
+            if not self._repository.is_cached(key)
+            and all(isinstance(command.data, Declared) for command in item.commands)
+            and not targets_of(item.commands, self._kinds.find(key.kind), key)
         }
-        guessed = self._take_turns(unknown, {key: KeptResource(NEW, 0) for key in unknown})
+        speculative = self._take_turns(unknown, {key: FoldedResource(NEW, 0) for key in unknown})
         return [
             each
-            for each in guessed
+            for each in speculative
             if all(map(_is_accepted, each.turn.replies)) and not each.turn.repeats
         ]
 
     async def _decide(
-        self, work: Mapping[ResourceKey, _Work], *, without: Sequence[_Decided]
-    ) -> list[_Decided]:
-        decided = {each.key for each in without}
-        open_work = {key: mine for key, mine in work.items() if key not in decided}
+        self, work: Mapping[ResourceKey, _Work], *, excluding: Sequence[_Decision]
+    ) -> list[_Decision]:
+        excluded_keys = {each.key for each in excluding}
+        open_work = {key: item for key, item in work.items() if key not in excluded_keys}
         if not open_work:
             return []
         targets = {
             each
-            for key, mine in open_work.items()
-            for each in targets_of(mine.commands, self._kinds.find(key.kind), key)
+            for key, item in open_work.items()
+            for each in targets_of(item.commands, self._kinds.find(key.kind), key)
         }
-        self._refers = await graph_from(targets, self._repository) if targets else {}
-        kept = await self._repository.get(list(open_work))
-        if any(self._has_unknown_kinds_in(key, mine) for key, mine in open_work.items()):
+        self._graph = await graph_from(targets, self._repository) if targets else {}
+        resources = await self._repository.get(list(open_work))
+        if any(self._has_unknown_kinds_in(key, item) for key, item in open_work.items()):
             await self._definitions.load(self._log)
-        await self._definitions.catch_up(self._log, self._newest_definitions(open_work, kept))
-        return await self._decide_repeats(self._take_turns(open_work, kept))
+        await self._definitions.catch_up(self._log, self._newest_definitions(open_work, resources))
+        return await self._decide_repeats(self._take_turns(open_work, resources))
 
-    def _has_unknown_kinds_in(self, key: ResourceKey, mine: _Work) -> bool:
+    def _has_unknown_kinds_in(self, key: ResourceKey, item: _Work) -> bool:
         """Return whether a configuration names unknown kinds, which may have been defined since."""
         if not is_config(key):
             return False
-        specs = [each.data.manifest.spec for each in mine.commands if type(each.data) is Declared]
+        specs = [each.data.manifest.spec for each in item.commands if type(each.data) is Declared]
         return any(map(self._has_unknown_kinds, specs))
 
     def _has_unknown_kinds(self, spec: Fields) -> bool:
@@ -497,101 +505,101 @@ class Decider:
         return not known or any(each not in known for each in named)
 
     def _newest_definitions(
-        self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
+        self, work: Mapping[ResourceKey, _Work], resources: Mapping[ResourceKey, FoldedResource]
     ) -> dict[str, int]:
-        """Return the newest known generation of the definition of each kind in this batch.
+        """Return the newest known definition generation of each kind in this batch.
 
         The definitions that this process has read may be older, and no later message would trigger
         a read.
         """
-        met: dict[str, int] = {}
-        for key, mine in work.items():
-            base = kept.get(key)
+        generations: dict[str, int] = {}
+        for key, item in work.items():
+            base = resources.get(key)
             known = None if base is None else base.state.desired.definition
             generation = 0 if known is None else known.generation
-            for command in mine.commands:
+            for command in item.commands:
                 if isinstance(command.data, DefinitionReported):
                     generation = max(generation, command.data.generation)
             if generation or self._kinds.find(key.kind) is None:
-                met[key.kind] = max(generation, met.get(key.kind, 1))
-        return met
+                generations[key.kind] = max(generation, generations.get(key.kind, 1))
+        return generations
 
-    async def _decide_repeats(self, decided: Sequence[_Decided]) -> list[_Decided]:
+    async def _decide_repeats(self, decisions: Sequence[_Decision]) -> list[_Decision]:
         """Decide again if a generation may come from an old declaration that was sent again.
 
-        Such a declaration counts at its first position. If the intake no longer contains that
-        position, the declaration counts as new.
+        Such a declaration keeps its first position. If the intake no longer contains that position,
+        the declaration counts as new.
         """
-        doubtful = {each.key: each for each in decided if each.turn.repeats}
+        doubtful = {each.key: each for each in decisions if each.turn.repeats}
         if not doubtful:
-            return list(decided)
+            return list(decisions)
         declared = await self._reader.declarations_of(
             {key: each.known_declarations for key, each in doubtful.items()}
         )
         for key, each in doubtful.items():
             each.work.commands[:] = with_first_positions(each.work.commands, declared.get(key, ()))
-        # Most are at their first position, so their decision stays.
-        moved = {
+        # Most were not repeated, so their decisions stand.
+        repeated = {
             key: each
             for key, each in doubtful.items()
-            if any(map(_came_before, each.work.commands))
+            if any(map(_is_repeated, each.work.commands))
         }
-        redecided = self._take_turns(
-            {key: each.work for key, each in moved.items()},
-            {key: each.base for key, each in moved.items()},
+        new_decisions = self._take_turns(
+            {key: each.work for key, each in repeated.items()},
+            {key: each.base for key, each in repeated.items()},
         )
-        return [each for each in decided if each.key not in moved] + redecided
+        return [each for each in decisions if each.key not in repeated] + new_decisions
 
     def _take_turns(
-        self, work: Mapping[ResourceKey, _Work], kept: Mapping[ResourceKey, KeptResource]
-    ) -> list[_Decided]:
+        self, work: Mapping[ResourceKey, _Work], resources: Mapping[ResourceKey, FoldedResource]
+    ) -> list[_Decision]:
         now = self._now()
-        decided: list[_Decided] = []
-        for key, mine in work.items():
-            base = kept.get(key)
+        decisions: list[_Decision] = []
+        for key, item in work.items():
+            base = resources.get(key)
             if base is None:
                 _logger.error(
                     "a history is damaged; its resource is held",
-                    error=str(self._repository.broken[key]),
+                    error=str(self._repository.errors[key]),
                 )
                 continue
-            place = self._full_place(key, mine)
-            turn = self._take_turn(key, mine, base, self._context(key, now, place is None))
+            destination = self._full_destination(key, item)
+            turn = self._take_turn(key, item, base, self._context(key, now, destination is None))
             if turn is not None:
-                decided.append(_Decided(key, mine, base, turn, place))
-        return decided
+                decisions.append(_Decision(key, item, base, turn, destination))
+        return decisions
 
-    def _full_place(self, key: ResourceKey, mine: _Work) -> Place | None:
-        """Return the place of a resource that is only declared, if no action can start there."""
-        declared = [each.data for each in mine.commands if isinstance(each.data, Declared)]
-        if len(declared) < len(mine.commands):
+    def _full_destination(self, key: ResourceKey, item: _Work) -> Destination | None:
+        """Return the destination of a declared resource if no further action can start there."""
+        declared = [each.data for each in item.commands if isinstance(each.data, Declared)]
+        if len(declared) < len(item.commands):
             return None
-        place = Place(key.namespace, config_named_in(declared[-1].manifest.spec))
-        return None if self._actions.room(place) else place
+        destination = Destination(key.namespace, config_named_in(declared[-1].manifest.spec))
+        return None if self._actions.room(destination) else destination
 
     def _take_turn(
-        self, key: ResourceKey, work_of_key: _Work, base: KeptResource, context: Context
+        self, key: ResourceKey, work: _Work, base: FoldedResource, context: Context
     ) -> Turn | None:
-        """Decide; after an error, decide only the commands before the one that fails."""
-        most = 1 if work_of_key.is_one_by_one else _MAX_COMMANDS_A_TURN
-        commands = work_of_key.commands[:most]
+        """Decide; after an error, decide only the commands before the failing one."""
+        limit = 1 if work.is_one_by_one else _MAX_COMMANDS_PER_TURN
+        commands = work.commands[:limit]
         while commands:
             try:
                 return decide(base.state, commands, context)
-            except Exception as error:  # a defect of a kind or of the decider must not block others
+            except Exception as error:  # a defect in a kind must not block others
                 if len(commands) == 1:
                     _logger.exception("processing a resource failed", resource=str(key))
-                self._undecided[key] = (
+                self._decision_errors[key] = (
                     f"processing the resource failed: {type(error).__name__}: {error}"
                 )
                 commands = commands[: len(commands) // 2]
         return None
 
-    def _context(self, key: ResourceKey, now: datetime, begins: bool) -> Context:
+    def _context(self, key: ResourceKey, now: datetime, can_start: bool) -> Context:
         return Context(
             key=key,
             now=now,
-            begins=begins,
+            begins=can_start,
             bus_time=self._bus_time,
             jitter=self._jitter(),
             log_id=self._log.log_id,
@@ -601,7 +609,7 @@ class Decider:
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,
-            refers=self._refers,
+            refers=self._graph,
             check_definition=self._definitions.check,
             check_part=self._kinds.check,
             check_part_name=self._kinds.check_name,
@@ -609,43 +617,43 @@ class Decider:
         )
 
     async def _postpone_undecided(
-        self, remaining: dict[ResourceKey, _Work], decided: Sequence[_Decided]
+        self, remaining: dict[ResourceKey, _Work], decisions: Sequence[_Decision]
     ) -> None:
-        """Redeliver messages that cannot be decided now. All others continue.
+        """Postpone messages that cannot be decided now, without blocking the others.
 
         After `_MAX_DELIVERIES`, a message becomes a dead letter for operators.
         """
         retried: list[IntakeDelivery] = []
         exhausted: list[DeadLetter] = []
-        for key in remaining.keys() - {each.key for each in decided}:
-            broken = self._repository.broken.get(key)
-            held, behind = remaining.pop(key), _Work()
-            if broken is None:
-                held, behind = held.split()  # only the first message fails; the others are tried
-            if behind.deliveries:
-                remaining[key] = behind
-            failed = self._undecided.pop(key, "processing the resource failed")
-            why = self._hold_reason(key) if broken else failed
+        for key in remaining.keys() - {each.key for each in decisions}:
+            held, rest = remaining.pop(key), _Work()
+            is_held = key in self._repository.errors
+            if not is_held:
+                held, rest = held.split()  # only the first message fails; the others are tried
+            if rest.deliveries:
+                remaining[key] = rest
+            failed = self._decision_errors.pop(key, "processing the resource failed")
+            why = self._hold_reason(key) if is_held else failed
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
                     retried.append(each)
                 else:  # a damaged history does not make the message invalid
-                    exhausted.append(build_decision_letter(each, why, usable=broken is not None))
-        # Possibly usable: without a free slot of its namespace, it is redelivered without delay.
+                    exhausted.append(build_decision_letter(each, why, usable=is_held))
+        # These may be usable, so without a free slot, they are redelivered immediately.
         for each in await self._postpone(retried):
             await self._reader.retry_later([each], 0.0)
         if exhausted:
             await self._refuse(exhausted)
 
     async def _refuse(self, letters: Sequence[DeadLetter]) -> None:
-        """Publish the rejection of unusable messages, and acknowledge those that are complete."""
+        """Reject unusable messages, and acknowledge those whose rejection is complete."""
         waiting = await self._store_dead_letters(letters)
         done = [each for each in letters if each.delivery.position not in waiting]
         try:
             await publish_rejections(self._sink, done, self._now())
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-            self._note_rejections(error)
-            # Without a slot, its rejection is lost. Its dead letter or its count exists.
+            self._log_rejection_state(error)
+            # Without a slot, only the rejection is lost: its dead letter or count exists.
             finished = await self._postpone([each.delivery for each in done])
         else:
             finished = [each.delivery for each in done]
@@ -655,8 +663,8 @@ class Decider:
     async def _store_dead_letters(self, letters: Sequence[DeadLetter]) -> set[int]:
         """Store dead letters, and return the positions of the messages that must wait for room.
 
-        Each namespace has a share of a partition's slots for waiting. A message beyond it is
-        counted and then dropped. A crash in between counts it twice, but never omits it (ADR 0017).
+        Each namespace has a share of a partition's slots for waiting messages. Further messages are
+        counted, then dropped. A crash may count a message twice, but never skips it (ADR 0017).
         """
         why = "stream DEADLETTERS is full"
         try:
@@ -666,53 +674,55 @@ class Decider:
         if not waiting:
             return set()
         usable = {each.delivery.position for each in waiting if each.usable}
-        left = await self._postpone([each.delivery for each in waiting], always=usable)
-        beyond = {each.position for each in left}
+        without_slot = await self._postpone([each.delivery for each in waiting], always=usable)
+        dropped = {each.position for each in without_slot}
         try:
-            await self._sink.discard([each for each in waiting if each.delivery.position in beyond])
+            await self._sink.discard(
+                [each for each in waiting if each.delivery.position in dropped]
+            )
         except Exception as error:  # noqa: BLE001 - no message is dropped before it is counted
             why = str(error)
-            await self._postpone(left, always=beyond)
-            beyond = set[int]()
-        held = {each.delivery.position for each in waiting} - beyond
+            await self._postpone(without_slot, always=dropped)
+            dropped = set[int]()
+        held = {each.delivery.position for each in waiting} - dropped
         _logger.error(
             "storing dead letters failed; retrying later",
             why=why,
             count=len(held),
-            given_up=len(beyond),
+            given_up=len(dropped),
         )
         return held
 
     async def _postpone(
         self, deliveries: Sequence[IntakeDelivery], *, always: Container[int] = ()
     ) -> list[IntakeDelivery]:
-        """Redeliver messages later. Return those that got no slot.
+        """Schedule redeliveries. Return the messages without a free slot.
 
-        ``always``: positions of messages that get a slot in any case.
+        ``always``: positions of messages that get a slot even beyond the limit.
         """
-        now, left = self._clock(), list[IntakeDelivery]()
+        now, without_slot = self._clock(), list[IntakeDelivery]()
         self._postponed.expire(now)
         for each in deliveries:
             wait = _FIRST_DELAY_SECONDS * 2 ** min(each.delivered - 1, _MAX_DOUBLINGS)
-            if self._postponed.take(each, now, wait, always=each.position in always):
+            if self._postponed.occupy(each, now, wait, always=each.position in always):
                 await self._reader.retry_later([each], wait)
             else:
-                left.append(each)
-        return left
+                without_slot.append(each)
+        return without_slot
 
     def _hold_reason(self, key: ResourceKey) -> str:
-        damage = self._repository.broken.get(key)
+        damage = self._repository.errors.get(key)
         if damage is None:
-            return "processing the resource failed; see the logs of the decider"
+            return "processing the resource failed; see the decider's logs"
         return (
             f"the resource is held because its log is damaged: {damage}; restore the log, then "
             "send the message again"
         )
 
-    # --- telling and acknowledging
+    # --- publishing and acknowledging
 
-    async def _finish(self, done: Sequence[_Decided]) -> None:
-        """Publish the results, then acknowledge. A crash in between can only publish them twice."""
+    async def _finish(self, done: Sequence[_Decision]) -> None:
+        """Publish the results, then acknowledge. A crash can only publish them twice."""
         results, now = _Results(), self._now()
         for each in done:
             results.add(each, now)
@@ -723,16 +733,16 @@ class Decider:
                     self._definitions.apply(event)
                     self._configurations.apply(event)
         reach(Failpoint.DECIDER_APPENDED)
-        if results.timers:  # first, because a lost timer costs most
+        if results.timers:  # first, because a lost timer delays most
             await self._sink.set_timers(results.timers)
         unpublished = await self._reject(results)
         letters = [each for each in results.letters if each.delivery.position not in unpublished]
         waiting = await self._store_dead_letters(letters) if letters else set[int]()
-        answers = [each for each in results.answers if each[1].position not in unpublished]
-        if answers:
-            await self._sink.answer(answers)
-        for place, parked in results.parked.items():
-            self._queue.park(place, parked)
+        replies = [each for each in results.replies if each[1].position not in unpublished]
+        if replies:
+            await self._sink.answer(replies)
+        for destination, parked in results.parked.items():
+            self._queue.park(destination, parked)
         reach(Failpoint.DECIDER_TOLD)
         await self._reader.ack(
             [each for each in results.finished if each.position not in unpublished | waiting]
@@ -740,29 +750,29 @@ class Decider:
         reach(Failpoint.DECIDER_ACKED)
 
     async def _reject(self, results: _Results) -> set[int]:
-        """Publish rejections. Return the positions of the messages whose rejection must wait.
+        """Publish rejections. Return the positions of messages that could not be rejected.
 
-        These are redelivered and decided again, so they get no reply yet. A message without a slot
-        for waiting becomes a dead letter.
+        These are redelivered and decided again, so they get no reply yet. A message without a free
+        slot becomes a dead letter.
         """
         if not results.rejections:
             return set()
         try:
             await self._sink.reject([rejection for rejection, _ in results.rejections])
         except Exception as error:  # noqa: BLE001 - such as a deleted stream
-            self._note_rejections(error)
+            self._log_rejection_state(error)
         else:
-            self._note_rejections(None)
+            self._log_rejection_state(None)
             return set()
         finished = {each.position for each in results.finished}
         letters = {each.delivery.position: each for _, each in results.rejections}
         late = [each.delivery for at, each in letters.items() if at in finished]
-        left = [each.position for each in await self._postpone(late)]
+        without_slot = [each.position for each in await self._postpone(late)]
         known = {each.delivery.position for each in results.letters}
-        results.letters += [letters[at] for at in left if at not in known]
-        return {each.position for each in late}.difference(left)
+        results.letters += [letters[at] for at in without_slot if at not in known]
+        return {each.position for each in late}.difference(without_slot)
 
-    def _note_rejections(self, error: Exception | None) -> None:
+    def _log_rejection_state(self, error: Exception | None) -> None:
         """Log once that rejections cannot be stored, and once that they can be stored again."""
         if error is not None and not self._fails_to_reject:
             _logger.warning("storing rejections failed; retrying later", why=str(error))
@@ -776,66 +786,66 @@ class _Results:
     """The results to publish after a commit."""
 
     timers: list[TimerRequest] = field(default_factory=list[TimerRequest])
-    answers: list[tuple[str, Reply]] = field(default_factory=list[tuple[str, Reply]])
-    # With the dead letter of each message, if its rejection cannot be stored.
+    replies: list[tuple[str, Reply]] = field(default_factory=list[tuple[str, Reply]])
+    # Each with the dead letter that replaces a rejection that cannot be stored.
     rejections: list[tuple[Rejection, DeadLetter]] = field(
         default_factory=list[tuple[Rejection, DeadLetter]]
     )
     letters: list[DeadLetter] = field(default_factory=list[DeadLetter])
     finished: list[IntakeDelivery] = field(default_factory=list[IntakeDelivery])
-    parked: dict[Place, list[IntakeDelivery]] = field(
-        default_factory=dict[Place, list[IntakeDelivery]]
+    parked: dict[Destination, list[IntakeDelivery]] = field(
+        default_factory=dict[Destination, list[IntakeDelivery]]
     )
 
-    def add(self, each: _Decided, now: datetime) -> None:
+    def add(self, each: _Decision, now: datetime) -> None:
         """Add the results of one resource's turn."""
         self.timers += [TimerRequest(each.key, *timer) for timer in each.turn.timers]
         handled = zip(each.work.deliveries, each.work.commands, each.turn.replies, strict=False)
-        for delivery, command, answer in handled:
+        for delivery, command, reply in handled:
             self.finished.append(delivery)
-            if answer is None:
+            if reply is None:
                 continue
             if delivery.reply_to is not None:
-                reply = replace(answer, resource=str(each.key), id=delivery.message_id)
-                self.answers.append((delivery.reply_to, reply))
-            is_unusable = answer.reason in _UNUSABLE
-            if not answer.accepted:
-                stage = "declaration" if isinstance(command.data, _DECLARES) else "request"
-                letter = DeadLetter(stage, answer.message, delivery)
-                rejection = Rejection(each.key, answer, command.actor, now)
+                addressed = replace(reply, resource=str(each.key), id=delivery.message_id)
+                self.replies.append((delivery.reply_to, addressed))
+            is_unusable = reply.reason in _UNUSABLE_REASONS
+            if not reply.accepted:
+                stage = "declaration" if isinstance(command.data, _DECLARATIONS) else "request"
+                letter = DeadLetter(stage, reply.message, delivery)
+                rejection = Rejection(each.key, reply, command.actor, now)
                 self.rejections.append((rejection, letter))
                 self.letters += [letter] if is_unusable else []
             if is_unusable:
                 continue
-            if each.place is not None and delivery is each.work.deliveries[-1]:
-                # A second delivery is a duplicate, and decides the delayed action. Until then it is
-                # not acknowledged, so that another decider continues after a crash.
+            if each.destination is not None and delivery is each.work.deliveries[-1]:
+                # A second delivery is a duplicate that triggers the delayed action. Until then, the
+                # message stays unacknowledged, so that another decider continues after a crash.
                 self.finished.pop()
                 known = replace(delivery, reply_to=None)
-                self.parked.setdefault(each.place, []).append(known)
+                self.parked.setdefault(each.destination, []).append(known)
 
 
 def _rank(key: ResourceKey) -> int:
-    """Return the order of deciding a kind. Definitions and configurations come first."""
+    """Return the order in which a kind is decided. Definitions and configurations come first."""
     return system_rank(key.kind if key.namespace == SYSTEM_NAMESPACE else "")
 
 
-def _is_accepted(answer: Reply | None) -> bool:
-    return answer is not None and answer.accepted
+def _is_accepted(reply: Reply | None) -> bool:
+    return reply is not None and reply.accepted
 
 
-def _came_before(command: Command) -> bool:
+def _is_repeated(command: Command) -> bool:
     return command.first_position not in (None, command.position)
 
 
-def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
-    """Split turns into groups that fit into an atomic batch each, without splitting a turn."""
-    groups: list[list[_Decided]] = []
+def _split_into_groups(decisions: Sequence[_Decision]) -> list[list[_Decision]]:
+    """Split turns into groups that each fit into an atomic batch, without splitting a turn."""
+    groups: list[list[_Decision]] = []
     events, size = 0, 0
-    for each in decided:
+    for each in decisions:
         events += len(each.turn.events)
         size += each.size
-        if not groups or events > MAX_EVENTS_AT_ONCE or size > _MAX_BYTES_AT_ONCE:
+        if not groups or events > MAX_BATCH_EVENTS or size > _MAX_BATCH_BYTES:
             groups.append([])
             events, size = len(each.turn.events), each.size
         groups[-1].append(each)
@@ -845,8 +855,8 @@ def _groups(decided: Sequence[_Decided]) -> list[list[_Decided]]:
 def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
     """Return whether nothing can have overtaken a message that is processed immediately.
 
-    Another decider gets the partition when this one has not pulled for some time. If its clock
-    disagrees with the bus's, nothing is certain.
+    Another decider gets the partition only when this one has not pulled for some time. If the local
+    clock disagrees with the bus's, no message is fresh.
     """
     if delivery.delivered > 1:
         return False
@@ -856,7 +866,7 @@ def _is_fresh(delivery: IntakeDelivery, now: datetime) -> bool:
 
 
 def _remaining_work(
-    work: Mapping[ResourceKey, _Work], done: Sequence[_Decided]
+    work: Mapping[ResourceKey, _Work], done: Sequence[_Decision]
 ) -> dict[ResourceKey, _Work]:
     """Return the remaining work: resources with a conflict, and commands beyond one turn."""
     remaining = dict(work)

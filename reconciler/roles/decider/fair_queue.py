@@ -1,8 +1,8 @@
 """The decider's queue: namespaces take turns, and the number of waiting messages is limited.
 
-The intake delivers in order, so a namespace that declares many resources would be decided before
-all later declarations of others. Therefore the decider fetches all available messages, and decides
-some of each namespace at a time. The order within a namespace is kept, and so is the order of each
+The intake delivers in order, so a namespace that declares many resources would delay all later
+declarations of others. Therefore, the decider fetches all available messages, and decides some of
+each namespace at a time. This keeps the order within a namespace, and so the order of each
 resource's messages (ADR 0062).
 """
 
@@ -17,21 +17,20 @@ from typing import Final, NamedTuple
 from events.subjects import BY_CLIENTS, intake_kind_of, namespace_of
 from reconciler.ports import IntakeDelivery
 
-MAX_MESSAGES_A_TURN: Final = 500
-MAX_BYTES_A_TURN: Final = 4 * 1024 * 1024
+MAX_MESSAGES_PER_TURN: Final = 500
+MAX_BYTES_PER_TURN: Final = 4 * 1024 * 1024
 """About the size of one atomic batch in the log."""
 
-
 MAX_NAMESPACE_BYTES: Final = 16 * 1024 * 1024
-"""Limit of a namespace's waiting bytes in a partition."""
+"""Limit on a namespace's waiting bytes in a partition."""
 
 _FEW_MESSAGES: Final = 100
 
 
 class Quota(NamedTuple):
-    """Limits of a partition's waiting messages: for one namespace, and for all together.
+    """Limits on a partition's waiting messages, per namespace and in total.
 
-    Messages of clients beyond a limit are rejected. Messages of Reconciler's own roles never are.
+    Client messages beyond a limit are rejected. Messages of Reconciler's own roles never are.
     """
 
     messages: int
@@ -40,14 +39,14 @@ class Quota(NamedTuple):
     all_bytes: int
 
     @classmethod
-    def of_slots(cls, slots: int) -> Quota:
-        """Return a quarter of a partition's slots for a namespace, and half for all."""
+    def for_slots(cls, slots: int) -> Quota:
+        """Return a quota of a quarter of the slots per namespace, and half in total."""
         messages = max(_FEW_MESSAGES, slots // 4)
         return cls(messages, MAX_NAMESPACE_BYTES, 2 * messages, 4 * MAX_NAMESPACE_BYTES)
 
 
-class Place(NamedTuple):
-    """A namespace, and the name of a ProviderConfig at which its actions run."""
+class Destination(NamedTuple):
+    """A namespace, and the name of the ProviderConfig at whose API its actions run."""
 
     namespace: str
     provider_config: str
@@ -78,9 +77,9 @@ class FairQueue:
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
-        self._lanes: dict[str, deque[IntakeDelivery]] = {}  # in the order of their next turns
+        self._lanes: dict[str, deque[IntakeDelivery]] = {}  # in turn order
         self._partitions: dict[str, _Partition] = {}
-        self._parked: dict[Place, dict[int, IntakeDelivery]] = {}
+        self._parked: dict[Destination, dict[int, IntakeDelivery]] = {}
         self._excess: list[IntakeDelivery] = []
 
     def __bool__(self) -> bool:
@@ -99,29 +98,29 @@ class FairQueue:
             if self._exceeds(each, namespace):
                 self._excess.append(each)
                 continue
-            self._enter(namespace, each)
+            self._count(namespace, each)
             self._lanes.setdefault(namespace, deque()).append(each)
 
-    def park(self, place: Place, deliveries: Iterable[IntakeDelivery]) -> None:
-        """Keep messages until `resume`. A redelivered one replaces its earlier delivery."""
-        parked = self._parked.setdefault(place, {})
+    def park(self, destination: Destination, deliveries: Iterable[IntakeDelivery]) -> None:
+        """Keep messages until ``resume``. A redelivery replaces the earlier delivery."""
+        parked = self._parked.setdefault(destination, {})
         for each in deliveries:
             if each.position not in parked:
-                self._enter(place.namespace, each)
+                self._count(destination.namespace, each)
             parked[each.position] = each
 
     @property
-    def parked(self) -> Sequence[Place]:
-        """The places with parked messages."""
+    def parked(self) -> Sequence[Destination]:
+        """The destinations with parked messages."""
         return list(self._parked)
 
-    def resume(self, place: Place, most: int) -> Sequence[IntakeDelivery]:
-        """Append the oldest parked messages of a place to its namespace's lane. Return them."""
-        parked = self._parked[place]
-        resumed = [parked.pop(position) for position in list(islice(parked, most))]
-        self._lanes.setdefault(place.namespace, deque()).extend(resumed)
+    def resume(self, destination: Destination, limit: int) -> Sequence[IntakeDelivery]:
+        """Move a destination's oldest parked messages to its namespace's lane, and return them."""
+        parked = self._parked[destination]
+        resumed = [parked.pop(position) for position in list(islice(parked, limit))]
+        self._lanes.setdefault(destination.namespace, deque()).extend(resumed)
         if not parked:
-            del self._parked[place]
+            del self._parked[destination]
         return resumed
 
     def _exceeds(self, delivery: IntakeDelivery, namespace: str) -> bool:
@@ -129,15 +128,15 @@ class FairQueue:
         waiting = None if partition is None else partition.by_namespace.get(namespace)
         if partition is None or waiting is None:
             return False
-        # A redelivered message was within the quota before.
+        # A redelivered message was already within the quota.
         if delivery.delivered > 1 or intake_kind_of(delivery.subject) not in BY_CLIENTS:
             return False
-        quota, everything = self._quota, partition.all
+        quota, totals = self._quota, partition.all
         if waiting.messages >= quota.messages or waiting.bytes >= quota.bytes:
             return True
-        if everything.messages < quota.all_messages and everything.bytes < quota.all_bytes:
+        if totals.messages < quota.all_messages and totals.bytes < quota.all_bytes:
             return False
-        # Several namespaces fill the partition: those below their share may still add messages.
+        # The partition is full: namespaces below their share may still add messages.
         share = len(partition.by_namespace)
         return (
             waiting.messages * share >= quota.all_messages
@@ -150,48 +149,45 @@ class FairQueue:
         return excess
 
     def take(self) -> Sequence[IntakeDelivery]:
-        """Return the next messages to decide: the same number of each namespace, if available.
+        """Return the next messages to decide, the same number for each namespace if available.
 
-        A lane whose share of the bytes is used up ends its turn, because its next message may be
+        A lane's turn ends when its share of the bytes is used up, because its next message may be
         long.
         """
         if len(self._lanes) == 1:
-            return self._take_all_of_one()
-        messages_of_turn: list[IntakeDelivery] = []
-        left = MAX_BYTES_A_TURN
-        while self._lanes and len(messages_of_turn) < MAX_MESSAGES_A_TURN and left > 0:
-            messages = max(1, (MAX_MESSAGES_A_TURN - len(messages_of_turn)) // len(self._lanes))
-            size = left // len(self._lanes)
+            (namespace,) = self._lanes
+            return self._take_from(namespace, MAX_MESSAGES_PER_TURN, MAX_BYTES_PER_TURN)
+        batch: list[IntakeDelivery] = []
+        remaining_bytes = MAX_BYTES_PER_TURN
+        while self._lanes and len(batch) < MAX_MESSAGES_PER_TURN and remaining_bytes > 0:
+            messages = max(1, (MAX_MESSAGES_PER_TURN - len(batch)) // len(self._lanes))
+            size = remaining_bytes // len(self._lanes)
             for namespace in list(self._lanes):
-                some = self._take_of(namespace, messages, size)
-                left -= sum(len(each.payload) for each in some)
-                messages_of_turn += some
-                if len(messages_of_turn) >= MAX_MESSAGES_A_TURN or left <= 0:
+                chunk = self._take_from(namespace, messages, size)
+                remaining_bytes -= sum(len(each.payload) for each in chunk)
+                batch += chunk
+                if len(batch) >= MAX_MESSAGES_PER_TURN or remaining_bytes <= 0:
                     break
-        return messages_of_turn
+        return batch
 
-    def _take_all_of_one(self) -> Sequence[IntakeDelivery]:
-        (namespace,) = self._lanes
-        return self._take_of(namespace, MAX_MESSAGES_A_TURN, MAX_BYTES_A_TURN)
-
-    def _take_of(self, namespace: str, messages: int, size: int) -> list[IntakeDelivery]:
+    def _take_from(self, namespace: str, messages: int, size: int) -> list[IntakeDelivery]:
         """Take at least one message from the front of a lane, and move the lane to the end."""
-        lane, some_taken = self._lanes.pop(namespace), list[IntakeDelivery]()
-        while lane and len(some_taken) < messages and size > 0:
-            some_taken.append(lane.popleft())
-            size -= len(some_taken[-1].payload)
+        lane, chunk = self._lanes.pop(namespace), list[IntakeDelivery]()
+        while lane and len(chunk) < messages and size > 0:
+            chunk.append(lane.popleft())
+            size -= len(chunk[-1].payload)
         if lane:
             self._lanes[namespace] = lane
-        for each in some_taken:
-            self._leave(namespace, each)
-        return some_taken
+        for each in chunk:
+            self._uncount(namespace, each)
+        return chunk
 
-    def _enter(self, namespace: str, delivery: IntakeDelivery) -> None:
+    def _count(self, namespace: str, delivery: IntakeDelivery) -> None:
         partition = self._partitions.setdefault(partition_of(delivery), _Partition())
         partition.by_namespace.setdefault(namespace, _Waiting()).add(delivery)
         partition.all.add(delivery)
 
-    def _leave(self, namespace: str, delivery: IntakeDelivery) -> None:
+    def _uncount(self, namespace: str, delivery: IntakeDelivery) -> None:
         partition = self._partitions[partition_of(delivery)]
         waiting = partition.by_namespace[namespace]
         waiting.add(delivery, -1)

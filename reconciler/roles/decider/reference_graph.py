@@ -19,7 +19,7 @@ Graph = dict[str, tuple[str, ...]]
 
 
 def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey) -> set[str]:
-    """Return the targets of references in the declarations among some commands."""
+    """Return the targets of all references that the declarations in ``commands`` contain."""
     targets: set[str] = set()
     for command in commands:
         data = command.data
@@ -34,17 +34,19 @@ def targets_of(commands: Iterable[Command], kind: Kind | None, key: ResourceKey)
 
 
 async def graph_from(targets: Iterable[str], repository: ResourceRepository) -> Graph:
-    """Return the references that can be reached from some resources, by their newest states."""
+    """Return the references reachable from ``targets``, according to the newest states."""
     graph: Graph = {}
-    ahead = set(targets)
+    frontier = set(targets)
     for _ in range(MAX_CYCLE):
-        if not ahead or len(graph) > _MAX_RESOURCES:
+        if not frontier or len(graph) > _MAX_RESOURCES:
             break
-        newest = await repository.newest([ResourceKey.parse(each) for each in sorted(ahead)])
-        for each in ahead:
-            kept = newest.get(ResourceKey.parse(each))
-            desired = None if kept is None else kept.state.desired
+        newest = await repository.get_newest([ResourceKey.parse(each) for each in sorted(frontier)])
+        for each in frontier:
+            resource = newest.get(ResourceKey.parse(each))
+            desired = None if resource is None else resource.state.desired
             spec = None if desired is None or not desired.is_declared else desired.spec
-            graph[each] = () if spec is None else tuple(one.target for one in spec.references)
-        ahead = {target for each in ahead for target in graph[each]} - graph.keys()
+            graph[each] = (
+                () if spec is None else tuple(reference.target for reference in spec.references)
+            )
+        frontier = {target for each in frontier for target in graph[each]} - graph.keys()
     return graph

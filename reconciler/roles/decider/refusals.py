@@ -1,4 +1,4 @@
-"""Decode messages, and report those that cannot be used to their senders."""
+"""Decode messages, and report unusable ones to their senders."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _REASONS = {"intake": "Invalid", "quota": "QuotaExceeded"}
 _REPEATED: tuple[Intake, ...] = ("observed", "timer", "reference")
 
 
-def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
+def decode_command(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
     """Decode a message.
 
     Raises:
-        ValueError: the message is invalid; the text has the reason.
+        ValueError: the message is invalid; the text states why.
     """
     if len(delivery.payload) > MAX_MESSAGE_BYTES:
         raise InvalidMessageError(
             f"the message has {len(delivery.payload)} bytes, more than the limit of "
             f"{MAX_MESSAGE_BYTES}; make it smaller"
         )
-    what, key = parse_stored_intake(delivery.subject)
+    intake, key = parse_stored_intake(delivery.subject)
     message = decode_intake(
-        delivery.payload, expected=what, fallback_id=delivery.message_id, about=str(key)
+        delivery.payload, expected=intake, fallback_id=delivery.message_id, about=str(key)
     )
     command = Command(
         delivery.position,
@@ -44,9 +44,9 @@ def understand(delivery: IntakeDelivery) -> tuple[ResourceKey, Command]:
 
 
 def build_intake_letter(delivery: IntakeDelivery, reason: str) -> DeadLetter:
-    """Build the dead letter of a message that could not be decoded; see ``undecidable``."""
-    about = _repeated_identity(delivery)
-    return DeadLetter("intake", reason, delivery, about, reason if about else "")
+    """Build the dead letter of a message that could not be decoded."""
+    identity = _repeated_identity(delivery)
+    return DeadLetter("intake", reason, delivery, identity, reason if identity else "")
 
 
 def build_decision_letter(
@@ -54,25 +54,25 @@ def build_decision_letter(
 ) -> DeadLetter:
     """Build the dead letter of a message that could not be decided.
 
-    Messages that roles repeat, such as a listing's observations, need one letter per resource, and
-    no letter is required. ``usable``: the message could be decided later.
+    Messages that roles repeat, such as a listing's observations, share one letter per resource, and
+    may be dropped without one. ``usable``: the message could be decided later.
     """
-    about = _repeated_identity(delivery)
-    content = reason if about else ""
-    return DeadLetter("decision", reason, delivery, about, content, usable and not about)
+    identity = _repeated_identity(delivery)
+    content = reason if identity else ""
+    return DeadLetter("decision", reason, delivery, identity, content, usable and not identity)
 
 
 def _repeated_identity(delivery: IntakeDelivery) -> str:
-    """Return the identity of a message that roles repeat, or "" for one that is sent once."""
+    """Return the identity of a message that roles repeat; "" for other messages."""
     try:
-        what, key = parse_stored_intake(delivery.subject)
+        intake, key = parse_stored_intake(delivery.subject)
     except ValueError:
         return ""
-    return f"{what}/{key}" if what in _REPEATED else ""
+    return f"{intake}/{key}" if intake in _REPEATED else ""
 
 
 def build_quota_letter(delivery: IntakeDelivery) -> DeadLetter:
-    """Build the record of a message beyond its namespace's quota."""
+    """Build the dead letter of a message beyond its namespace's quota."""
     namespace = namespace_of(delivery.subject)
     reason = (
         f"namespace {namespace!r} has too many messages waiting for the decider; retry later, and "
@@ -85,7 +85,7 @@ async def publish_rejections(
     sink: DecisionSink, letters: Sequence[DeadLetter], now: datetime
 ) -> None:
     """Reply to the senders of rejected messages, and publish the rejections as outcomes."""
-    rejections = [each for letter in letters for each in _rejection(letter, now)]
+    rejections = [each for letter in letters for each in _build_rejections(letter, now)]
     if rejections:
         await sink.reject(rejections)
     await reply_to_rejected(sink, letters)
@@ -93,28 +93,28 @@ async def publish_rejections(
 
 async def reply_to_rejected(sink: DecisionSink, letters: Sequence[DeadLetter]) -> None:
     """Reply to the senders that expect a reply."""
-    asked = [letter for letter in letters if letter.delivery.reply_to is not None]
-    if asked:
-        await sink.answer([(str(each.delivery.reply_to), _answer(each)) for each in asked])
+    awaited = [letter for letter in letters if letter.delivery.reply_to is not None]
+    if awaited:
+        await sink.answer([(str(each.delivery.reply_to), _build_reply(each)) for each in awaited])
 
 
-def _answer(letter: DeadLetter) -> Reply:
+def _build_reply(letter: DeadLetter) -> Reply:
     delivery = letter.delivery
     reason = _REASONS.get(letter.stage, "Undecidable")
     try:
         resource = str(parse_stored_intake(delivery.subject)[1])
     except ValueError:
         resource = ""
-    why = shortened(letter.reason)
-    return Reply(False, reason, 0, delivery.position, why, resource, delivery.message_id)
+    reason_excerpt = shortened(letter.reason)
+    return Reply(False, reason, 0, delivery.position, reason_excerpt, resource, delivery.message_id)
 
 
-def _rejection(letter: DeadLetter, now: datetime) -> list[Rejection]:
+def _build_rejections(letter: DeadLetter, now: datetime) -> list[Rejection]:
     """Return the rejected outcome of a client's message, if its resource is known."""
     try:
-        what, key = parse_stored_intake(letter.delivery.subject)
+        intake, key = parse_stored_intake(letter.delivery.subject)
     except ValueError:
         return []
-    if what not in BY_CLIENTS:
+    if intake not in BY_CLIENTS:
         return []
-    return [Rejection(key, _answer(letter), sender_in(letter.delivery.payload), now)]
+    return [Rejection(key, _build_reply(letter), sender_in(letter.delivery.payload), now)]

@@ -1,4 +1,4 @@
-"""First positions of declarations. One that is sent again counts there (ADR 0016)."""
+"""First positions of declarations. One that is sent again keeps its first position (ADR 0016)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from msgspec.structs import replace
 from events.intake import Declared, Withdrawn
 from reconciler.ports import IntakeDelivery
 from reconciler.resource.turn import Command
-from reconciler.roles.decider.refusals import understand
+from reconciler.roles.decider.refusals import decode_command
 
 
 def with_first_positions(
     commands: Sequence[Command], declared: Sequence[IntakeDelivery]
 ) -> list[Command]:
-    """Return commands with the first position of each declaration's source and id.
+    """Return the commands, each declaration with the first position of its source and id.
 
-    ``declared`` are the other declarations of the resource in the intake.
+    ``declared`` contains the resource's other declarations in the intake.
     """
     known = list(commands)
     for message in declared:
-        with contextlib.suppress(ValueError):  # a dead letter
-            known.append(understand(message)[1])
+        with contextlib.suppress(ValueError):  # it becomes a dead letter
+            known.append(decode_command(message)[1])
     first: dict[tuple[str, str], int] = {}
     for each in sorted(known, key=lambda command: command.position):
         first.setdefault((each.actor, each.message_id), each.position)
-    return [_placed(command, first) for command in commands]
+    return [_with_first_position(command, first) for command in commands]
 
 
-def _placed(command: Command, first: dict[tuple[str, str], int]) -> Command:
+def _with_first_position(command: Command, first: dict[tuple[str, str], int]) -> Command:
     if not isinstance(command.data, (Declared, Withdrawn)):
         return command
     return replace(command, first_position=first[command.actor, command.message_id])

@@ -22,17 +22,16 @@ from reconciler.ports import (
 from reconciler.resource.evolve import HistoryGapError, fold
 from reconciler.resource.state import NEW, STATE_SCHEMA, ResourceState
 
-MAX_EVENTS_AT_ONCE = 1_000
-"""JetStream's limit for one atomic batch."""
+MAX_BATCH_EVENTS = 1_000
+"""JetStream's limit on the events of an atomic batch."""
 
 _FEW_RESOURCES = 4
-"""Up to this number, resources are appended separately and concurrently. A batch pays off above
-it."""
+"""Up to this number, resources are appended concurrently. Above it, one batch is faster."""
 
 _CACHED_RESOURCES = 50_000
 
 
-class KeptResource(msgspec.Struct, frozen=True, gc=False):
+class FoldedResource(msgspec.Struct, frozen=True, gc=False):
     """A resource's state, and its last position in the log."""
 
     state: ResourceState
@@ -49,7 +48,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
     """A turn to store: the resource before it, the state after it, and its events."""
 
     key: ResourceKey
-    base: KeptResource
+    base: FoldedResource
     after: ResourceState
     events: Sequence[LogEvent]
 
@@ -63,94 +62,94 @@ _state_decoder = msgspec.msgpack.Decoder(ResourceState)
 class ResourceRepository:
     """The states of resources, folded from the log and cached.
 
-    A cached state may be stale, because another decider may write. A commit is a compare-and-set,
-    so a stale state can lead to a decision, but never to a write.
+    A cached state is stale once another decider writes. Commits are compare-and-set operations, so
+    a stale state may lead to a decision, but never to a write.
     """
 
     def __init__(self, log: EventLog, *, cached_resources: int = _CACHED_RESOURCES) -> None:
         self._log = log
-        self._kept: OrderedDict[ResourceKey, KeptResource] = OrderedDict()
-        self._most = cached_resources
-        self.broken: dict[ResourceKey, ValueError] = {}
-        self._held: set[ResourceKey] = set()
+        self._resources: OrderedDict[ResourceKey, FoldedResource] = OrderedDict()
+        self._max_cached = cached_resources
+        self.errors: dict[ResourceKey, ValueError] = {}
+        self._held_keys: set[ResourceKey] = set()
 
-    async def get(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, KeptResource]:
+    async def get(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, FoldedResource]:
         """Return the states of resources, loading all uncached ones together.
 
-        Resources with a damaged history are omitted, and listed in ``broken``.
+        Resources with a damaged history are omitted, and listed in ``errors``.
         """
-        missing = [key for key in keys if key not in self._kept and key not in self._held]
+        missing = [key for key in keys if key not in self._resources and key not in self._held_keys]
         if missing:
             await self._load(missing)
-        return {key: self._kept[key] for key in keys if key in self._kept}
+        return {key: self._resources[key] for key in keys if key in self._resources}
 
-    async def newest(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, KeptResource]:
-        """Return the current states, also of resources that another decider may write."""
-        kept = [key for key in keys if key in self._kept]
-        if kept:
-            positions = await self._log.newest_positions(kept)
-            self.forget([key for key in kept if positions[key] != self._kept[key].position])
+    async def get_newest(self, keys: Sequence[ResourceKey]) -> dict[ResourceKey, FoldedResource]:
+        """Return the current states, even if another decider has written since they were cached."""
+        cached = [key for key in keys if key in self._resources]
+        if cached:
+            positions = await self._log.newest_positions(cached)
+            self.evict([key for key in cached if positions[key] != self._resources[key].position])
         return await self.get(keys)
 
-    def knows(self, key: ResourceKey) -> bool:
+    def is_cached(self, key: ResourceKey) -> bool:
         """Return whether a resource's state or damage is cached."""
-        return key in self._kept or key in self.broken
+        return key in self._resources or key in self.errors
 
     def hold(self, damage: LogDamage) -> None:
         """Exclude a resource permanently, because its newest events are lost."""
         key = ResourceKey.parse(damage.resource)
-        self._held.add(key)
-        self._kept.pop(key, None)
-        self.broken[key] = LogDamagedError(damage)
+        self._held_keys.add(key)
+        self._resources.pop(key, None)
+        self.errors[key] = LogDamagedError(damage)
 
-    def forget(self, keys: Sequence[ResourceKey]) -> None:
-        """Drop cached states, which may differ from the log."""
+    def evict(self, keys: Sequence[ResourceKey]) -> None:
+        """Drop cached states that may differ from the log."""
         for key in keys:
-            self._kept.pop(key, None)
+            self._resources.pop(key, None)
 
     async def commit(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Append the turns together. Return those with a conflict with another writer.
+        """Append turns together. Return those that conflict with another writer.
 
-        Nothing is stored for these, and their newest states are cached instead. Turns without
-        events are also checked, because they may have events with the newest state.
+        These are not stored, and their newest states are cached. Turns without events are also
+        checked, because the newest state may lead to events.
         """
-        outdated = await self._outdated([commit for commit in commits if not commit.events])
+        stale = await self._find_stale([commit for commit in commits if not commit.events])
         remaining = [commit for commit in commits if commit.events]
         if len(remaining) <= _FEW_RESOURCES:
-            lost_each = await asyncio.gather(*(self._commit([each]) for each in remaining))
-            lost = [each for some in lost_each for each in some]
+            results = await asyncio.gather(*(self._commit([each]) for each in remaining))
+            conflicts = [each for result in results for each in result]
         else:
-            lost = await self._commit(remaining)
+            conflicts = await self._commit(remaining)
         self._trim()
-        return lost + outdated
+        return conflicts + stale
 
-    async def _outdated(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Return turns that were decided from a stale state, and cache the newest states."""
+    async def _find_stale(self, commits: Sequence[Commit]) -> list[Commit]:
+        """Return the turns that were decided from a stale state, and cache the newest states."""
         if not commits:
             return []
         newest = await self._log.newest_positions([commit.key for commit in commits])
-        outdated = [each for each in commits if newest[each.key] != each.base.position]
-        if outdated:
-            keys = [commit.key for commit in outdated]
-            self.forget(keys)
+        stale = [each for each in commits if newest[each.key] != each.base.position]
+        if stale:
+            keys = [commit.key for commit in stale]
+            self.evict(keys)
             await self._load(keys, from_leader=True)
-        return outdated
+        return stale
 
     async def _commit(self, remaining: Sequence[Commit]) -> list[Commit]:
-        lost: list[Commit] = []
+        conflicts: list[Commit] = []
         while remaining:
             try:
                 await self._append(remaining)
             except AppendLostError:
                 conflicting = await self._find_conflicting(remaining)
-                lost += conflicting
+                conflicts += conflicting
                 remaining = [commit for commit in remaining if commit not in conflicting]
             except BaseException:
-                self.forget([commit.key for commit in remaining])
+                self.evict([commit.key for commit in remaining])
                 raise
             else:
                 break
-        return lost
+        return conflicts
 
     async def _append(self, commits: Sequence[Commit]) -> None:
         appends = [ResourceAppend(each.key, each.events, each.base.position) for each in commits]
@@ -162,65 +161,66 @@ class ResourceRepository:
                 version = each.after.version
                 if (cached := _try_to_encode(each.after)) is not None:
                     states[each.key] = (position, cached)
-            self._kept[each.key] = KeptResource(each.after, position, version)
-            self._kept.move_to_end(each.key)
+            self._resources[each.key] = FoldedResource(each.after, position, version)
+            self._resources.move_to_end(each.key)
         if states:
             await self._log.save_states(states)
 
     async def _find_conflicting(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Return the turns whose resources another writer has changed. Cache the new states."""
-        self.forget([commit.key for commit in commits])
+        """Return the turns that conflict with another writer, and cache the new states."""
+        self.evict([commit.key for commit in commits])
         await self._load([commit.key for commit in commits], from_leader=True)
         for each in commits:
             self._check_progress(each)
         return [
             each
             for each in commits
-            if each.key not in self._kept or self._kept[each.key].position != each.base.position
+            if each.key not in self._resources
+            or self._resources[each.key].position != each.base.position
         ]
 
     def _check_progress(self, commit: Commit) -> None:
-        """Exclude a resource whose history became shorter, because a log only grows."""
-        kept, base = self._kept.get(commit.key), commit.base.state.version
-        if kept is not None and kept.state.version < base:
-            actual = f"a history that ends with event {kept.state.version}"
+        """Exclude a resource if its history became shorter, because a log only grows."""
+        resource, base = self._resources.get(commit.key), commit.base.state.version
+        if resource is not None and resource.state.version < base:
+            actual = f"a history that ends with event {resource.state.version}"
             expected = f"event {base}"
-            self.hold(LogDamage("Lost", kept.position, base, expected, actual, str(commit.key)))
+            self.hold(LogDamage("Lost", resource.position, base, expected, actual, str(commit.key)))
 
     async def _load(self, keys: Sequence[ResourceKey], *, from_leader: bool = False) -> None:
-        outdated = self._keep(await self._log.load(keys, from_leader=from_leader))
-        if outdated:
-            self._keep(await self._log.load(outdated, from_leader=from_leader, use_cache=False))
+        stale = self._fold_loaded(await self._log.load(keys, from_leader=from_leader))
+        if stale:
+            self._fold_loaded(await self._log.load(stale, from_leader=from_leader, use_cache=False))
 
-    def _keep(self, loaded: Mapping[ResourceKey, LoadedResource]) -> list[ResourceKey]:
-        """Fold loaded resources. Return those whose cached state cannot be used."""
-        outdated: list[ResourceKey] = []
+    def _fold_loaded(self, loaded: Mapping[ResourceKey, LoadedResource]) -> list[ResourceKey]:
+        """Fold loaded resources. Return the resources with an unusable cached state."""
+        stale: list[ResourceKey] = []
         for key, resource in loaded.items():
             if resource.damage is not None:
-                self.broken[key] = LogDamagedError(resource.damage)
+                self.errors[key] = LogDamagedError(resource.damage)
                 continue
             state = NEW if resource.cached is None else decode_state(resource.cached)
             if state is None:
-                outdated.append(key)
+                stale.append(key)
                 continue
             try:
                 folded = fold(resource.events, state)
             except HistoryGapError as gap:
-                self.broken[key] = gap
+                self.errors[key] = gap
                 continue
-            self.broken.pop(key, None)
-            self._kept[key] = KeptResource(folded, resource.last_position, state.version)
-        return outdated
+            self.errors.pop(key, None)
+            self._resources[key] = FoldedResource(folded, resource.last_position, state.version)
+        return stale
 
     def _trim(self) -> None:
-        while len(self._kept) > self._most:
-            self._kept.popitem(last=False)
+        while len(self._resources) > self._max_cached:
+            self._resources.popitem(last=False)
 
 
 def _try_to_encode(state: ResourceState) -> bytes | None:
-    """Encode a cached state. Return None if that is impossible, as for some numbers of JSON.
+    """Encode a state for the cache; return None if that is impossible, as for some JSON numbers.
 
-    Its events are already stored, so the resource can be folded from them without a cached state.
+    The events are already stored, so the resource can be folded without a cached state.
     """
     try:
         return encode_state(state)

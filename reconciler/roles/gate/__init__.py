@@ -1,1 +1,1 @@
-"""Whether an external API may be called now: its breaker, its rate limit and its holds."""
+"""The gates of external APIs, which apply breakers, rate limits and holds to calls."""

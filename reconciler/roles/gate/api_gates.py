@@ -43,7 +43,7 @@ from reconciler.roles.gate.rate_limit import RateLimiter
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import REAL, Runtime
 
-_FOLDED = frozenset(
+_API_EVENTS = frozenset(
     {
         SpecDeclared,
         SpecWithdrawn,
@@ -56,7 +56,7 @@ _FOLDED = frozenset(
     }
 )
 PAUSE_SECONDS = 3.0
-"""Gap between two checks of the clock that proves that this process was paused."""
+"""Gap between two clock checks that proves that this process was paused."""
 
 _CHECK_SECONDS = 0.5
 _RETRY_SECONDS = 0.5
@@ -65,12 +65,12 @@ _logger = structlog.get_logger(__name__)
 
 
 def gate_name(config: ProviderConfigSpec) -> str:
-    """Return a name for the API and account of a configuration. Equal names share a gate."""
+    """Return the name of a configuration's gate, which its API and account determine."""
     url = urlsplit(config.endpoint)
-    place = f"{url.scheme.lower()}://{url.netloc.lower()}{url.path.rstrip('/')}"
+    address = f"{url.scheme.lower()}://{url.netloc.lower()}{url.path.rstrip('/')}"
     reference = config.credentials_ref
     account = "" if reference is None else f"{reference.env}\n{reference.file}"
-    return hashlib.sha256(f"{place}\n{account}".encode()).hexdigest()[:24]
+    return hashlib.sha256(f"{address}\n{account}".encode()).hexdigest()[:24]
 
 
 class ApiGates:
@@ -104,24 +104,24 @@ class ApiGates:
         self._by_config: dict[str, ApiGate] = {}
         self._undeclared = self._new_gate()
         self._reports: dict[tuple[str, str], GateReport] = {}
-        self._report_came = asyncio.Event()
+        self._has_reports = asyncio.Event()
         self._is_loaded = False
-        configurations.listen(lambda _name: self._match())
+        configurations.listen(lambda _name: self._assign_gates())
 
     async def load(self, log: EventLog) -> None:
         """Read the state of the APIs from the log. The configurations must be loaded."""
         for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
             self.apply(stored.event)
-        self._match()
+        self._assign_gates()
         self._is_loaded = True
 
     def of(self, config_name: str) -> ApiGate:
-        """Return the gate of a configuration. An undeclared one has an open gate."""
+        """Return the gate of a configuration, which is open if the configuration is undeclared."""
         return self._by_config.get(config_name, self._undeclared)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource. Most do not concern an API."""
-        if type(event.data) not in _FOLDED:
+        """Fold an event of any resource; events that concern no API are ignored."""
+        if type(event.data) not in _API_EVENTS:
             return
         name = config_name(event.subject)
         if name is None:
@@ -160,8 +160,8 @@ class ApiGates:
 
     async def _publish_reports(self) -> None:
         while True:
-            await self._report_came.wait()
-            self._report_came.clear()
+            await self._has_reports.wait()
+            self._has_reports.clear()
             reports, self._reports = self._reports, {}
             try:
                 await self._intake.publish([self._message(each) for each in reports.values()])
@@ -169,24 +169,24 @@ class ApiGates:
                 if isinstance(error, NotStoredError):
                     sent = list(reports.items())
                     reports = dict(sent[index] for index in error.missing)
-                _logger.warning("reporting the health of an API failed; retrying", error=str(error))
+                _logger.warning("reporting an API's health failed; retrying", error=str(error))
                 self._reports = reports | self._reports
-                self._report_came.set()
+                self._has_reports.set()
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def _new_gate(self) -> ApiGate:
         return ApiGate(
             reporter=self._reporter,
-            report=self._take_report,
+            report=self._queue_report,
             log=self._log,
             clock=self._clock,
             jitter=self._jitter,
         )
 
-    def _take_report(self, report: GateReport) -> None:
-        """Store a report until it is sent. Only the newest one of a state matters."""
+    def _queue_report(self, report: GateReport) -> None:
+        """Queue a report. Only the newest one per configuration and state is sent."""
         self._reports[report.config, report.state] = report
-        self._report_came.set()
+        self._has_reports.set()
 
     def _message(self, report: GateReport) -> IntakeMessageOut:
         data = ApiReported(
@@ -200,9 +200,9 @@ class ApiGates:
         )
         return IntakeMessageOut("result", config_key(report.config), data, self._new_id())
 
-    # --- which configuration has which gate
+    # --- assigning configurations to gates
 
-    def _match(self) -> None:
+    def _assign_gates(self) -> None:
         """Assign each declared configuration to the gate of its API and account."""
         declared = self._configurations.by_name
         self._by_config = {}
@@ -215,11 +215,11 @@ class ApiGates:
             gate.members[name] = member
             self._by_config[name] = gate
         for name, gate in self._gates.items():
-            self._limit(name, gate, [declared[member] for member in gate.members])
+            self._set_rate_limit(name, gate, [declared[member] for member in gate.members])
             gate.refresh()
 
-    def _limit(self, name: str, gate: ApiGate, configs: list[ProviderConfigSpec]) -> None:
-        """Set a gate's rate limit to the strictest one of its configurations."""
+    def _set_rate_limit(self, name: str, gate: ApiGate, configs: list[ProviderConfigSpec]) -> None:
+        """Set a gate's rate limit to the strictest limit of its configurations."""
         limits = [each.limits for each in configs]
         rates = [
             each.requests_per_second for each in limits if each.requests_per_second is not None
@@ -241,7 +241,7 @@ class ApiGates:
 
 
 def _log_change(name: str, event: LogEvent) -> None:
-    """Log the change for operators."""
+    """Log a change of an API's state."""
     match event.data:
         case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
             _logger.warning(

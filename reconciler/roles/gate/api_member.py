@@ -1,4 +1,4 @@
-"""The state of an API in the log of one ``ProviderConfig``, in this process's time."""
+"""An API's state according to the events of one ``ProviderConfig``, in local time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from events.log import (
 
 @dataclass(slots=True)
 class Member:
-    """One configuration of an API. Times are seconds of the monotonic clock.
+    """One configuration of an API. Times are seconds on the monotonic clock.
 
-    ``newest_version``: that of its newest event. ``version``: that of the last event that changed
-    its breaker. ``shown_until``: the time for messages. ``has_twin``: it is held, because it has
-    objects that are newer than the log (ADR 0065).
+    ``breaker_version``: version of the last event that changed the breaker. ``shown_until``: end of
+    the suspension, for messages. ``has_twin``: the API is held, because it has objects that are
+    newer than the log (ADR 0065).
     """
 
     name: str
     failures_to_open: int
     newest_version: int = 0
-    version: int = 0
+    breaker_version: int = 0
     throttled_until: float = 0.0
     is_broken: bool = False
     open_until: float = 0.0
@@ -42,33 +42,35 @@ class Member:
     has_twin: bool = False
 
     def fold(self, event: LogEvent, now: datetime, clock: float) -> bool:
-        """Fold an event. Return whether its breaker changed."""
-        previous_version, self.newest_version = self.version, event.resourceversion
+        """Fold an event. Return whether the breaker changed."""
+        previous_version, self.newest_version = self.breaker_version, event.resourceversion
         match event.data:
             case SpecDeclared() | SpecWithdrawn():
-                self.version = event.resourceversion if self.version else 0
+                self.breaker_version = event.resourceversion if self.breaker_version else 0
                 self.throttled_until, self.is_broken, self.probe_by = 0.0, False, ""
-            case ApiThrottled(until=until, delay_seconds=most):
-                self.throttled_until = clock + _remaining(until, now, most)
+            case ApiThrottled(until=until, delay_seconds=limit):
+                self.throttled_until = clock + _remaining(until, now, limit)
                 self.shown_until = until
-            case BreakerOpened(until=until, delay_seconds=most):
-                self.version, self.is_broken, self.shown_until = event.resourceversion, True, until
-                self.open_until = clock + _remaining(until, now, most)
+            case BreakerOpened(until=until, delay_seconds=limit):
+                self.breaker_version, self.is_broken = event.resourceversion, True
+                self.shown_until = until
+                self.open_until = clock + _remaining(until, now, limit)
                 self.probe_by, self.probe_until = "", 0.0
-            case BreakerProbed(until=until, delay_seconds=most, by=by):
-                self.version, self.probe_by, self.probe_since = event.resourceversion, by, clock
-                self.probe_until = clock + _remaining(until, now, most)
+            case BreakerProbed(until=until, delay_seconds=limit, by=by):
+                self.breaker_version = event.resourceversion
+                self.probe_by, self.probe_since = by, clock
+                self.probe_until = clock + _remaining(until, now, limit)
             case BreakerClosed():
-                self.version, self.is_broken = event.resourceversion, False
+                self.breaker_version, self.is_broken = event.resourceversion, False
             case TwinDetected():
                 self.has_twin = True
             case HoldApproved(hold=Hold.TWIN):
                 self.has_twin = False
             case _:
                 pass
-        return self.version != previous_version
+        return self.breaker_version != previous_version
 
 
-def _remaining(until: datetime, now: datetime, most: float) -> float:
-    """Return the seconds until a recorded time, bounded against an incorrect local clock."""
-    return min(max((until - now).total_seconds(), 0.0), most)
+def _remaining(until: datetime, now: datetime, limit: float) -> float:
+    """Return the seconds until a recorded time, bounded in case the local clock is wrong."""
+    return min(max((until - now).total_seconds(), 0.0), limit)

@@ -1,4 +1,4 @@
-"""Objects too large to observe: reported once, so that the rest of a listing is processed.
+"""Report objects that are too large to observe, and process the rest of their listing.
 
 The decider would reject such an observation, and every listing would repeat it.
 """
@@ -18,13 +18,13 @@ from events.subjects import intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery
 
 MAX_OBJECT_BYTES = MAX_MESSAGE_BYTES // 2
-"""A larger object is recorded neither in the log nor in a result."""
+"""Limit on objects that are recorded in the log or a result."""
 
 MAX_OBJECT_NESTING = MAX_NESTING - 10
-"""Levels of an object's JSON. An observation is a message with some levels around the object."""
+"""Limit on the nesting of an object's JSON. An observation adds some levels around it."""
 
 MAX_ID_CHARACTERS = 2048
-"""Limit of an object's name or id. The row of a resource may contain a dozen of them."""
+"""Limit on an object's name or id. A resource's row may contain a dozen of them."""
 
 MAX_SEARCHED_BYTES = 2 * MAX_OBJECT_BYTES
 """Larger objects are neither searched for secrets, which takes up to 2 s per MiB, nor recorded."""
@@ -33,19 +33,19 @@ _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
 
 
-def is_too_large(seen: ExternalObject | None) -> bool:
+def is_too_large(existing: ExternalObject | None) -> bool:
     """Return whether an object is too large, or nested too deeply, to be reported."""
-    return seen is not None and bool(_excess(seen, _encoder.encode(seen)))
+    return existing is not None and bool(_excess(existing, _encoder.encode(existing)))
 
 
 def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
-    """Return the dead letter of an object that is too large, the same one for the same content."""
-    seen = observed.object
-    assert seen is not None
-    payload, name = _encoder.encode(seen), observed.external_name[:MAX_ID_CHARACTERS]
+    """Return the dead letter of an oversized object, the same one for the same content."""
+    existing = observed.object
+    assert existing is not None
+    payload, name = _encoder.encode(existing), observed.external_name[:MAX_ID_CHARACTERS]
     reason = (
-        f"object {name!r} of {observed.provider_config!r}: its {_excess(seen, payload)}, so its "
-        "changes are not detected; make it smaller"
+        f"object {name!r} of {observed.provider_config!r}: its {_excess(existing, payload)}, so "
+        "its changes are not detected; make it smaller"
     )
     if len(payload) > MAX_SEARCHED_BYTES:
         payload = _encoder.encode({"name": name})
@@ -58,13 +58,13 @@ def build_size_letter(key: ResourceKey, observed: Observed) -> DeadLetter:
         delivered=1,
         receipt=None,
     )
-    about = f"{observed.provider_config}/{key.kind}/{observed.external_name}"
-    return DeadLetter("observation", reason, delivery, about, digest(seen))
+    identity = f"{observed.provider_config}/{key.kind}/{observed.external_name}"
+    return DeadLetter("observation", reason, delivery, identity, digest(existing))
 
 
-def _excess(seen: ExternalObject, payload: bytes) -> str:
+def _excess(existing: ExternalObject, payload: bytes) -> str:
     """Return how an object exceeds a limit, or ""."""
-    longest = max(len(seen.name), len(seen.uid or ""))
+    longest = max(len(existing.name), len(existing.uid or ""))
     if longest > MAX_ID_CHARACTERS:
         return f"name or id of {longest} characters exceeds the limit of {MAX_ID_CHARACTERS}"
     if len(payload) > MAX_OBJECT_BYTES:
@@ -75,7 +75,7 @@ def _excess(seen: ExternalObject, payload: bytes) -> str:
 
 
 async def store_size_letters(sink: DecisionSink | None, letters: Sequence[DeadLetter]) -> None:
-    """Store new letters. A failure does not fail the listing, because the next one repeats them."""
+    """Store dead letters. A failure is only logged, because the next listing repeats them."""
     if not letters:
         return
     _logger.warning("objects are too large to be observed", count=len(letters))

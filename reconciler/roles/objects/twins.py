@@ -1,4 +1,4 @@
-"""Detect that another holder of this log writes to an API, from its objects (ADR 0065)."""
+"""Detect from an API's objects that another copy of this log writes to it (ADR 0065)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter
 from reconciler.resource.api_health import MAX_NEWER_OBJECTS
 from reconciler.resource.twin import KeySpaces, labelled_resource, newer_action
 from reconciler.roles.runtime.configurations import Configurations
-from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.runtime import REAL, Runtime
 
-_LOADED_AT_ONCE = 64
+_HISTORIES_PER_LOAD = 64
 
 _logger = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ _logger = structlog.get_logger(__name__)
 class Suspect(NamedTuple):
     """An object, and the resource that would be notified of it."""
 
-    told: ResourceKey
+    resource: ResourceKey
     object: ExternalObject
 
 
@@ -69,7 +69,7 @@ class TwinDetector:
         self,
         config: str,
         kind: str,
-        shown: Sequence[Suspect],
+        objects: Sequence[Suspect],
         known_version: Callable[[ResourceKey], int],
     ) -> Comparison:
         """Report the objects of a configuration that are newer than the log.
@@ -80,13 +80,13 @@ class TwinDetector:
         hold = self._configurations.twins.get(config)
         spaces = KeySpaces.of(self._log.log_id, self._log.epoch, hold)
         suspects: list[Suspect] = []
-        async for some in with_pauses(shown):
-            suspects += [each for each in some if _is_suspect(each.object, spaces, known_version)]
+        async for chunk in in_slices(objects):
+            suspects += [each for each in chunk if _is_suspect(each.object, spaces, known_version)]
         newer: list[NewerObject] = []
         unclear: set[ResourceKey] = set()
-        for at in range(0, len(suspects), _LOADED_AT_ONCE):
-            some = suspects[at : at + _LOADED_AT_ONCE]
-            newer += await self._newer(kind, some, spaces, unclear)
+        for at in range(0, len(suspects), _HISTORIES_PER_LOAD):
+            chunk = suspects[at : at + _HISTORIES_PER_LOAD]
+            newer += await self._find_newer(kind, chunk, spaces, unclear)
         if not newer:
             return Comparison(must_wait=False, unclear=frozenset(unclear))
         _logger.warning(
@@ -109,52 +109,58 @@ class TwinDetector:
         must_wait = hold is None or not hold.is_held
         return Comparison(must_wait, frozenset(unclear))
 
-    async def _newer(
+    async def _find_newer(
         self, kind: str, suspects: Sequence[Suspect], spaces: KeySpaces, unclear: set[ResourceKey]
     ) -> list[NewerObject]:
-        """Return the objects whose action the log does not contain, and that it has not observed.
+        """Return the objects that the log has not observed, and whose action it does not contain.
 
         Add to `unclear` the resources whose log cannot be compared.
         """
         named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
-        keys = {key for each, named_by in named for key in (each.told, named_by) if key is not None}
+        keys = {
+            key
+            for each, labeled_key in named
+            for key in (each.resource, labeled_key)
+            if key is not None
+        }
         histories = await self._log.load(sorted(keys), from_leader=True, use_cache=False)
         newer: list[NewerObject] = []
         for each, resource in named:
             if resource is None:
                 continue
-            if any(histories[key].damage is not None for key in (resource, each.told)):
-                # The ownership is also unknown, because a decider may not have detected the damage
-                # yet.
-                unclear.add(each.told)
+            if any(histories[key].damage is not None for key in (resource, each.resource)):
+                # Ownership is also unknown, because a decider may not have detected the damage yet.
+                unclear.add(each.resource)
                 continue
             events = histories[resource].events
             known = events[-1].resourceversion if events else 0
             action = newer_action(each.object, spaces, known)
-            histories_events = (*events, *histories[each.told].events)
-            if action is None or any(_shows(event, each.object) for event in histories_events):
+            recorded = (*events, *histories[each.resource].events)
+            if action is None or any(_records(event, each.object) for event in recorded):
                 continue
-            shown = each.object
-            newer.append(NewerObject(kind, shown.name, shown.uid, action, known))
+            newer.append(NewerObject(kind, each.object.name, each.object.uid, action, known))
         return newer
 
 
 def _is_suspect(
-    shown: ExternalObject, spaces: KeySpaces, known_version: Callable[[ResourceKey], int]
+    existing: ExternalObject, spaces: KeySpaces, known_version: Callable[[ResourceKey], int]
 ) -> bool:
-    resource = labelled_resource(shown, spaces.log_id)
-    return resource is not None and bool(newer_action(shown, spaces, known_version(resource)))
+    resource = labelled_resource(existing, spaces.log_id)
+    return resource is not None and bool(newer_action(existing, spaces, known_version(resource)))
 
 
-def _shows(event: LogEvent, shown: ExternalObject) -> bool:
-    """Return whether an event has recorded an object as its last writer left it.
+def _records(event: LogEvent, existing: ExternalObject) -> bool:
+    """Return whether an event records an object as its last writer left it.
 
-    While the API is held, the object that an action found is recorded with its result, and listings
-    then contain nothing new.
+    While the API is held, an action's result records the object that it found, so later listings
+    contain nothing new.
     """
     match event.data:
         case ExternalObserved() | ActionSucceeded() | ActionFailed() | ActionHeld():
-            seen = event.data.object
+            recorded = event.data.object
         case _:
             return False
-    return seen is not None and (seen.uid, seen.written_by) == (shown.uid, shown.written_by)
+    return recorded is not None and (recorded.uid, recorded.written_by) == (
+        existing.uid,
+        existing.written_by,
+    )

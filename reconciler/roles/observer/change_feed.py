@@ -1,7 +1,7 @@
 """Follow an API's change feed, whose changes are only hints for an earlier listing.
 
-A broken, hanging or incorrect feed costs its API few requests, and listings as often as its
-``ProviderConfig`` allows. Normal listings continue, so a broken feed only costs time.
+A broken, hanging or incorrect feed causes few requests, and no more listings than the
+``ProviderConfig`` allows. Regular listings continue, so a broken feed only delays detection.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from events.provider_config import ProviderConfigSpec
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.resource.backoff import delay
-from reconciler.roles.gate.api_gate import TurnedAwayError
+from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.observer.hint_calls import HintCalls
-from reconciler.roles.runtime.cancellation import is_being_cancelled
+from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 
 PACE_SECONDS = 1.0
-"""Minimum interval of requests. A feed without changes should take longer to respond."""
+"""Minimum interval between requests. A feed without changes should take longer to respond."""
 
 _logger = structlog.get_logger(__name__)
 
 
-def is_followed(config: ProviderConfigSpec) -> bool:
+def can_cause_listing(config: ProviderConfigSpec) -> bool:
     """Return whether a hint can cause an earlier listing."""
     return config.least_resync_seconds < config.resync_seconds
 
@@ -58,7 +58,7 @@ class ChangeFeed:
         self._hint = hint
         self._clock = clock
         self._jitter = jitter
-        self._followed: Provider | None = None
+        self._provider: Provider | None = None
         self._mark: str | None = None
         self._failures = 0
 
@@ -72,58 +72,62 @@ class ChangeFeed:
     async def _try_request(self) -> float:
         """Send one request, and return the seconds to wait after it."""
         try:
-            is_news = await self._request()
-        except TurnedAwayError as error:
+            has_changed = await self._request()
+        except GateClosedError as error:
             return error.retry_after_seconds or 0.0
         except asyncio.CancelledError:
-            if is_being_cancelled():
+            if is_being_canceled():
                 raise
-            return self._failed("the provider canceled its own call", None)
+            return self._handle_failure("the provider canceled its own call", None)
         except ProviderError as error:
-            return self._failed(str(error), error.retry_after_seconds)
+            return self._handle_failure(str(error), error.retry_after_seconds)
         except ConfigurationError as error:
-            return self._failed(str(error), None)
+            return self._handle_failure(str(error), None)
         except Exception as error:
             _logger.debug("a change feed failed", exc_info=True)
-            return self._failed(f"{type(error).__name__}: {error}", None)
+            return self._handle_failure(f"{type(error).__name__}: {error}", None)
         if self._failures:
             self._failures = 0
-            _logger.info("a change feed works again", **self._place())
-        # Wait after a change, because further changes cannot cause an earlier listing.
-        return self._least_seconds() if is_news else 0.0
+            _logger.info("a change feed recovered", **self._log_context())
+        # After a change, wait: further changes cannot cause an earlier listing.
+        return self._min_interval_seconds() if has_changed else 0.0
 
     async def _request(self) -> bool:
-        """Send one request, and pass a change on. Return whether there was one."""
+        """Send one request, and report a change as a hint. Return whether there was a change."""
         provider = self._providers.get(self._config_name, self._kind)
         if not isinstance(provider, WatchingProvider):
             raise ConfigurationError(
                 f"kind {self._kind!r}: declares the capability watch, but its provider has no "
                 "method `changes`; implement it"
             )
-        if provider is not self._followed:  # it may belong to another API, with other marks
-            self._followed, self._mark = provider, None
+        if provider is not self._provider:  # another API may have other marks
+            self._provider, self._mark = provider, None
         with HintCalls(self._gates.of(self._config_name), self._config_name):
             mark = await provider.changes(self._mark)
-        # Also the first one: the listing before it may have missed changes.
-        is_news = mark != self._mark
+        # The first mark also counts, because the preceding listing may have missed changes.
+        has_changed = mark != self._mark
         self._mark = mark
-        if is_news:
+        if has_changed:
             self._hint()
-        return is_news
+        return has_changed
 
-    def _failed(self, why: str, wish_seconds: float | None) -> float:
+    def _handle_failure(self, why: str, retry_after_seconds: float | None) -> float:
         """Log the first failure, and return the back-off."""
         self._failures += 1
         if self._failures == 1:
-            _logger.warning("a change feed failed; listings continue", why=why, **self._place())
+            _logger.warning(
+                "a change feed failed; listings continue", why=why, **self._log_context()
+            )
         config = self._configurations.by_name.get(self._config_name)
         if config is None:
-            return 0.0  # just withdrawn: this task is about to end
-        return delay(config.retry, self._failures, self._jitter(), wish_seconds).total_seconds()
+            return 0.0  # just withdrawn: this task ends soon
+        return delay(
+            config.retry, self._failures, self._jitter(), retry_after_seconds
+        ).total_seconds()
 
-    def _least_seconds(self) -> float:
+    def _min_interval_seconds(self) -> float:
         config = self._configurations.by_name.get(self._config_name)
         return 0.0 if config is None else config.least_resync_seconds
 
-    def _place(self) -> dict[str, str]:
+    def _log_context(self) -> dict[str, str]:
         return {"config": self._config_name, "kind": self._kind}

@@ -1,4 +1,4 @@
-"""Process the listings that other observers publish, by the same rules as our own."""
+"""Process listings from other observers, by the same rules as Reconciler's own."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ ABANDONED_SECONDS = 300.0
 """Age at which an incomplete listing is abandoned."""
 
 MAX_OPEN_BYTES = 2 * MAX_LISTING_BYTES
-"""Limit of bytes of all incomplete listings, from several tenants."""
+"""Limit on the total bytes of incomplete listings, which may come from several tenants."""
 
 _MIB = 1024 * 1024
-_MAX_OPEN = 256
-_MAX_REMEMBERED = 1_000
+_MAX_OPEN_LISTINGS = 256
+_MAX_REJECTED_SUBJECTS = 1_000
 _SUBJECT_TOKENS = 4
 
 _logger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Open:
-    """An incomplete listing, its first part, and the size of its objects."""
+class _OpenListing:
+    """An incomplete listing, with its first part and the bytes of its objects."""
 
     since: float
     listing: ListingAssembler
@@ -65,37 +65,37 @@ class ForeignListings:
         self._configurations = configurations
         self._providers = providers
         self._clock = runtime.clock
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenListing] = {}
         self._size = 0
-        self._refused: dict[str, None] = {}
+        self._rejected_subjects: dict[str, None] = {}
 
     async def run(self) -> None:
         """Process parts until canceled."""
         while True:
             for delivery in await self._reader.next_batch():
                 try:
-                    await self._take(delivery)
+                    await self._process_part(delivery)
                 except (ListingRefusedError, ConfigurationError, ProviderError) as error:
-                    await self._refuse(delivery, str(error))
+                    await self._reject(delivery, str(error))
                 except Exception as error:
                     _logger.debug(
                         "processing a listing failed", subject=delivery.subject, exc_info=True
                     )
-                    await self._refuse(delivery, f"{type(error).__name__}: {error}")
+                    await self._reject(delivery, f"{type(error).__name__}: {error}")
 
-    async def _take(self, delivery: ListingDelivery) -> None:
+    async def _process_part(self, delivery: ListingDelivery) -> None:
         """Process one part; raises ``ListingRefusedError`` if it makes the listing invalid."""
         subject, part = delivery.subject, delivery.part
         if isinstance(part, ListingBegan):
-            self._refused.pop(subject, None)
-            await self._drop_abandoned()
+            self._rejected_subjects.pop(subject, None)
+            await self._reject_abandoned()
             self._begin(subject, part, delivery)
-        elif subject in self._refused:
+        elif subject in self._rejected_subjects:
             return  # already reported
         elif isinstance(part, ListingItem):
-            opened = self._open_listing(subject)
-            opened.listing.add([part.object])
-            await self._make_room(opened, decoded_bytes(delivery.payload))
+            entry = self._get_open(subject)
+            entry.listing.add([part.object])
+            await self._count_bytes(entry, decoded_bytes(delivery.payload))
         elif isinstance(part, ListingCompleted):
             await self._complete(subject, part)
         else:
@@ -121,33 +121,33 @@ class ForeignListings:
             unique_names=capabilities is None or capabilities.deterministic_names,
         )
         self._close(subject)
-        self._open[subject] = _Open(self._clock(), listing, delivery)
+        self._open[subject] = _OpenListing(self._clock(), listing, delivery)
 
-    def _open_listing(self, subject: str) -> _Open:
-        opened = self._open.get(subject)
-        if opened is None:
+    def _get_open(self, subject: str) -> _OpenListing:
+        entry = self._open.get(subject)
+        if entry is None:
             raise ListingRefusedError(
                 "the start of the listing is missing, or the listing was dropped earlier; publish "
                 "a new listing"
             )
-        return opened
+        return entry
 
-    async def _make_room(self, opened: _Open, size: int) -> None:
-        """Count an object. Above the total limit, reject the listing that uses most memory.
+    async def _count_bytes(self, entry: _OpenListing, size: int) -> None:
+        """Count an object's bytes. Above the total limit, reject the largest listing.
 
         Raises:
             ListingRefusedError: this listing alone is too large.
         """
-        opened.size += size
+        entry.size += size
         self._size += size
-        if opened.size > MAX_LISTING_BYTES:
+        if entry.size > MAX_LISTING_BYTES:
             raise ListingRefusedError(
                 f"the objects of the listing exceed the limit of {MAX_LISTING_BYTES // _MIB} MiB "
                 "of memory; split the scope of its ProviderConfig"
             )
         if self._size > MAX_OPEN_BYTES:
             largest = max(self._open.values(), key=lambda each: each.size)
-            await self._refuse(
+            await self._reject(
                 largest.beginning,
                 "the unfinished listings together exceed the limit of "
                 f"{MAX_OPEN_BYTES // _MIB} MiB of memory, and this one is the largest; publish it "
@@ -155,41 +155,41 @@ class ForeignListings:
             )
 
     def _close(self, subject: str) -> None:
-        opened = self._open.pop(subject, None)
-        if opened is not None:
-            self._size -= opened.size
+        entry = self._open.pop(subject, None)
+        if entry is not None:
+            self._size -= entry.size
 
     async def _complete(self, subject: str, part: ListingCompleted) -> None:
-        listing = self._open_listing(subject).listing
+        listing = self._get_open(subject).listing
         self._close(subject)
         objects = listing.complete(part.count)
         began = listing.began
         provider = self._providers.get(began.provider_config, began.kind)
         await self._observer.publish_changes(listing, objects, provider)
 
-    async def _drop_abandoned(self) -> None:
+    async def _reject_abandoned(self) -> None:
         """Reject abandoned listings, and the oldest one if there are too many."""
         oldest = self._clock() - ABANDONED_SECONDS
-        for opened in list(self._open.values()):
-            if opened.since < oldest:
-                await self._refuse(
-                    opened.beginning,
+        for entry in list(self._open.values()):
+            if entry.since < oldest:
+                await self._reject(
+                    entry.beginning,
                     f"the listing was not completed within {ABANDONED_SECONDS:g} s; publish a new "
                     "one",
                 )
-            elif len(self._open) >= _MAX_OPEN:
-                await self._refuse(
-                    opened.beginning,
-                    f"the listing was dropped, because {_MAX_OPEN} newer ones are unfinished; "
-                    "publish fewer listings at the same time",
+            elif len(self._open) >= _MAX_OPEN_LISTINGS:
+                await self._reject(
+                    entry.beginning,
+                    f"the listing was dropped, because {_MAX_OPEN_LISTINGS} newer ones are "
+                    "unfinished; publish fewer listings at the same time",
                 )
 
-    async def _refuse(self, delivery: ListingDelivery, reason: str) -> None:
+    async def _reject(self, delivery: ListingDelivery, reason: str) -> None:
         subject = delivery.subject
         self._close(subject)
-        self._refused[subject] = None
-        while len(self._refused) > _MAX_REMEMBERED:
-            del self._refused[next(iter(self._refused))]
+        self._rejected_subjects[subject] = None
+        while len(self._rejected_subjects) > _MAX_REJECTED_SUBJECTS:
+            del self._rejected_subjects[next(iter(self._rejected_subjects))]
         _logger.warning("rejected a listing", subject=subject, reason=reason)
         letter = IntakeDelivery(
             position=delivery.position,
@@ -205,5 +205,5 @@ class ForeignListings:
                 _logger.warning(
                     "stream DEADLETTERS is full; dropped a dead letter", subject=subject
                 )
-        except Exception as error:  # noqa: BLE001 - its observer publishes another one
+        except Exception as error:  # noqa: BLE001 - its observer will publish another listing
             _logger.warning("storing a dead letter failed", subject=subject, error=str(error))

@@ -1,8 +1,8 @@
 """Calls for hints: they respect the gate of their API, but do not affect its health.
 
-Nothing depends on a hint. A call for one does not wait at a closed gate, and is never the probe of
-a breaker, because a broken feed alone would keep the breaker open and block all actions. For the
-same reason, its failures are not counted. Throttling is.
+Nothing depends on a hint. Its calls do not wait at a closed gate, and are never a breaker's probe:
+otherwise, a broken feed alone would keep the breaker open and block all actions. For the same
+reason, their failures do not count, but throttling does.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class HintCalls:
         return self
 
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
-        """Process throttling by the API."""
+        """Report throttling by the API to the gate."""
         assert self._token is not None
         CALL_GATE.reset(self._token)
         if isinstance(error, ProviderError):
-            self._gate.note_throttling(error, self._config)
+            self._gate.report_throttling(error, self._config)
 
     @property
     def is_free(self) -> bool:
@@ -44,11 +44,11 @@ class HintCalls:
 
     @property
     def pace_seconds(self) -> float:
-        """Seconds between two requests of the rate limit; 0.0 without one."""
+        """Seconds between requests under the rate limit; 0.0 if there is none."""
         return self._gate.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        """Wait only for the rate limit; raises ``TurnedAwayError`` while the gate is closed."""
+        """Wait only for the rate limit; raises ``GateClosedError`` while the gate is closed."""
         gate = self._gate
         if not gate.is_log_certain:
             await gate.wait_for_log()

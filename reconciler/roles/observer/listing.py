@@ -1,8 +1,8 @@
 """Compare a complete listing with the log, and derive observations of the differences only.
 
-The same assembler processes our own listings and those of other observers: a beginning, items, and
-a completion with the count. Only a listing with the correct count proves the absence of other
-objects (invariant 6).
+The same assembler processes Reconciler's own listings and those of other observers: a start, items,
+and an end with their count. Only a listing with the correct count proves that other objects are
+absent (invariant 6).
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
 from reconciler.roles.objects.object_secrets import hide_and_digest
-from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.search_turns import SearchTurns
 
 MAX_LISTED_OBJECTS = 250_000
-"""Limit of objects per listing. It is complete or void, so it is kept in memory, about 1 KiB
-each."""
+"""Limit on objects per listing, because memory holds all of them, at about 1 KiB each."""
 
 
 class ListingRefusedError(ValueError):
-    """A listing proves nothing: it is incomplete, or has another scope."""
+    """A listing that proves nothing, because it is incomplete or has another scope."""
 
 
 class ListingAssembler:
-    """One listing of one scope while it is received.
+    """Collects one listing of one scope.
 
-    ``began_at``: start time. ``began_by``: start on the monotonic clock of this process, if it
-    started here. Without ``unique_names``, the API assigns ids, and two objects may have the same
-    name. ``has_unknown_names``: objects without a known name exist, so it proves no absence.
+    ``began_at``: start time. ``began_monotonic``: start on the local monotonic clock, None if
+    another process started the listing. If ``unique_names`` is false, the API assigns ids, and two
+    objects may have the same name. ``has_unknown_names``: objects with unknown names exist, so the
+    listing proves no absence.
     """
 
     def __init__(
         self,
         began: ListingBegan,
         began_at: datetime | None,
-        began_by: float | None = None,
+        began_monotonic: float | None = None,
         *,
         unique_names: bool = True,
     ) -> None:
         self.unique_names = unique_names
         self.began = began
         self.began_at = began_at
-        self.began_by = began_by
+        self.began_monotonic = began_monotonic
         self.has_unknown_names = False
         self._unreadable: set[str] = set()
         self._objects: dict[str, ExternalObject] = {}
@@ -64,8 +64,8 @@ class ListingAssembler:
     def add(self, objects: Iterable[ExternalObject]) -> None:
         """Add a page.
 
-        In an exclusive scope, undeclared listed objects are deleted, so none may be outside the
-        scope.
+        In an exclusive scope, undeclared objects are deleted, so no listed object may be outside
+        the scope.
 
         Raises:
             ListingRefusedError: an object is outside the scope, or there are too many.
@@ -76,41 +76,41 @@ class ListingAssembler:
                 raise ListingRefusedError(
                     f"the object {each.name!r} is outside the scope of the listing"
                 )
-            self._objects[self.place(each.name, each.uid)] = each
+            self._objects[self.object_key(each.name, each.uid)] = each
         if len(self._objects) > MAX_LISTED_OBJECTS:
             raise ListingRefusedError(
                 f"the listing has more than {MAX_LISTED_OBJECTS} objects; split the scope of its "
                 "ProviderConfig"
             )
 
-    def place(self, name: str, uid: str | None) -> str:
-        """Return what distinguishes an object within the listing. It starts with the name."""
+    def object_key(self, name: str, uid: str | None) -> str:
+        """Return the key of an object within the listing. It starts with the name."""
         return name if self.unique_names else f"{name}\n{uid or ''}"
 
-    def place_of(self, row: StatusRow) -> str:
-        """Return the place of a resource's object, as far as known."""
-        return self.place(row.external_name, row.uid or row.observed_uid)
+    def row_key(self, row: StatusRow) -> str:
+        """Return the key of a resource's object, without a uid if that is unknown."""
+        return self.object_key(row.external_name, row.uid or row.observed_uid)
 
-    def leave_out(self, unreadable: Iterable[tuple[str | None, str | None]]) -> None:
-        """Take out objects that exist and cannot be shown: their names and uids.
+    def exclude_unreadable(self, unreadable: Iterable[tuple[str | None, str | None]]) -> None:
+        """Exclude objects that exist but are unreadable, given as names and uids.
 
-        None stands for what is unknown: an object without a known name may be any one.
+        None: unknown. An object with an unknown name may be any object.
         """
         for name, uid in unreadable:
             if name is None:
                 self.has_unknown_names = True
                 continue
-            place = self.place(name, uid)
-            self._unreadable.add(name if uid is None else place)
-            self._objects.pop(place, None)
+            object_key = self.object_key(name, uid)
+            self._unreadable.add(name if uid is None else object_key)
+            self._objects.pop(object_key, None)
 
-    def is_unreadable(self, place: str) -> bool:
-        """Return whether what is at a place exists and cannot be shown, as far as is known."""
-        name = place if self.unique_names else place.partition("\n")[0]
-        return place in self._unreadable or name in self._unreadable
+    def is_unreadable(self, object_key: str) -> bool:
+        """Return whether the object with a key is known to exist but is unreadable."""
+        name = object_key if self.unique_names else object_key.partition("\n")[0]
+        return object_key in self._unreadable or name in self._unreadable
 
     def complete(self, count: int) -> Mapping[str, ExternalObject]:
-        """Return all objects by place; raises ``ListingRefusedError`` if the count differs.
+        """Return all objects by key; raises ``ListingRefusedError`` if the count differs.
 
         Repeated objects count once, so that they cannot hide a missing one.
         """
@@ -137,9 +137,9 @@ def check_scope(began: ListingBegan, config: ProviderConfigSpec) -> None:
 class Findings:
     """The differences between a complete listing and the log.
 
-    ``observed`` must be published. ``doubtful`` are rows whose object was not listed but may exist,
-    so it must be read: a filter by labels only shows objects that still have them, and an object
-    whose id the API assigns would be created twice. ``losses`` are the counts for the guards.
+    ``observed`` must be published. ``doubtful``: rows whose object was not listed but must be read,
+    because it may exist. A label filter omits objects that have lost a label, and an object with an
+    id that the API assigns would be created twice. ``losses``: counts for the guards.
     """
 
     observed: list[tuple[ResourceKey, Observed]]
@@ -147,7 +147,7 @@ class Findings:
     losses: LossCount
 
 
-async def observations(
+async def compare_listing(
     listing: ListingAssembler,
     objects: Mapping[str, ExternalObject],
     rows: Mapping[str, StatusRow],
@@ -162,74 +162,84 @@ async def observations(
 ) -> Findings:
     """Compare a complete listing with the rows of all resources.
 
-    It takes some seconds of CPU for a hundred thousand objects, in slices. The rows may change in
-    the meantime. An observation contains its age, from which the resource decides what it proves.
-    Observations contain no secret that ``searches`` look for, by default those of this process.
+    A hundred thousand objects take some seconds of CPU, in slices. The rows may change in the
+    meantime. An observation contains its age, from which the resource decides what it proves.
+    Observations contain no secret that ``searches`` detects, by default those of this process.
 
-    ``known_position``: position of the log up to which the rows were read before this call.
-    ``deleted_ids``: of objects that a resource has deleted recently, which no other resource may
-    adopt. ``late_ids``: those of the last minute. An object with such an id and our owner label is
-    the deleted one.
+    ``known_position``: log position of the rows at the time of this call. ``deleted_ids``: ids of
+    recently deleted objects, which no other resource may adopt. ``late_ids``: ids that were deleted
+    within the last minute. An object with such an id and an owner label is the deleted one.
     """
     began = listing.began
-    known = await _by_place(listing, objects, rows)
-    released = await _released(listing, rows)
-    is_ours, is_unclear = _claimed_by(config, log_id), _may_hide(damage, began.kind)
-    unmanaged = None if is_ours is None else await _count_unmanaged(objects, known, is_ours)
-    losses = await _loss_count(listing, objects, known)
-    found: list[tuple[ResourceKey, Observed]] = []
+    known = await _match_rows(listing, objects, rows)
+    released = await _find_released(listing, rows)
+    is_owned, is_unclear = _ownership_test(config, log_id), _may_hide_objects(damage, began.kind)
+    unmanaged = None if is_owned is None else await _count_unmanaged(objects, known, is_owned)
+    losses = await _count_losses(listing, objects, known)
+    observations: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
     searches = searches or SearchTurns(OF_THIS_PROCESS)
     secrecy = searches.secrecy
-    async for some in with_pauses(objects.items()):
-        for place, each in some:
-            mine = known.get(place, ())
-            # The listing may have started before the deletion, or the API shows the deletion late.
-            # An object with our label is the deleted one, however late. Without it, the id may be
-            # used again.
-            is_deleted = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
-            is_gone = is_deleted and not any(row.owned and row.uid == each.uid for row in mine)
-            elsewhere = _owner_elsewhere(listing, each, rows, log_id)
+    async for chunk in in_slices(objects.items()):
+        for object_key, each in chunk:
+            matches = known.get(object_key, ())
+            # The listing may have started before the deletion, or the API may lag. A labeled object
+            # is the deleted one even after a long lag. Without a label, its id may be reused.
+            has_deleted_id = each.uid in (late_ids if OWNER_LABEL in each.labels else deleted_ids)
+            was_deleted = has_deleted_id and not any(
+                row.owned and row.uid == each.uid for row in matches
+            )
+            owner_elsewhere = _find_owner_elsewhere(listing, each, rows, log_id)
             released_by = released.get((each.name, each.uid), "")
-            creator = _creator(listing, each, mine, objects, rows, log_id)
-            if creator is not None and not (released_by or is_gone):
+            creator = _find_creator(listing, each, matches, objects, rows, log_id)
+            if creator is not None and not (released_by or was_deleted):
                 recorded = await searches.complete(hide_and_digest(each, secrecy, [creator]))
                 creators.add(creator.key)
                 if recorded is not None and _is_news(*recorded, creator):
-                    seen = _observed(listing, each.name, recorded[0], unmanaged)
-                    found.append((creator.key, seen))
+                    observation = _build_observation(listing, each.name, recorded[0], unmanaged)
+                    observations.append((creator.key, observation))
                 continue
             # Neither recent objects of a damaged resource nor released objects count as unmanaged.
-            is_known = bool(mine) or not (is_unclear or released_by)
-            is_shown = is_known and not is_gone
+            is_known = bool(matches) or not (is_unclear or released_by)
+            is_reported = is_known and not was_deleted
             recorded = None
-            if is_shown:
-                recorded = await searches.complete(hide_and_digest(each, secrecy, mine))
+            if is_reported:
+                recorded = await searches.complete(hide_and_digest(each, secrecy, matches))
             if recorded is None:
                 continue
-            if not mine:
-                key = _new_key(listing, each, config.scope.namespace, rows)
-                seen = _observed(listing, each.name, recorded[0], unmanaged, belongs_to=elsewhere)
-                found.append((key, seen))
+            if not matches:
+                key = _choose_key(listing, each, config.scope.namespace, rows)
+                observation = _build_observation(
+                    listing, each.name, recorded[0], unmanaged, belongs_to=owner_elsewhere
+                )
+                observations.append((key, observation))
                 continue
-            ours = log_id if is_ours and is_ours(each) else ""
-            left_to = released_by or elsewhere
+            own_log_id = log_id if is_owned and is_owned(each) else ""
+            preferred_owner = released_by or owner_elsewhere
             guard = config.deletion_guard
-            interested = _affected(
-                listing, recorded, mine, unmanaged, guard, ours=ours, left_to=left_to
+            affected = _find_affected(
+                listing,
+                recorded,
+                matches,
+                unmanaged,
+                guard,
+                own_log_id=own_log_id,
+                preferred_owner=preferred_owner,
             )
-            for row, taken in interested:
-                seen = _observed(listing, each.name, recorded[0], unmanaged, belongs_to=taken)
-                # A row that has changed meanwhile was not compared with everything before.
+            for row, other_owner in affected:
+                observation = _build_observation(
+                    listing, each.name, recorded[0], unmanaged, belongs_to=other_owner
+                )
+                # A row that has changed since was not compared in its current version.
                 version = row.version if row.position <= known_position else 0
-                found.append((row.key, replace(seen, known_version=version)))
-    missing, doubtful = await _missing(
+                observations.append((row.key, replace(observation, known_version=version)))
+    missing, doubtful = await _find_missing(
         listing, objects, known, released, unmanaged, losses, creators=creators
     )
-    return Findings(found + missing, doubtful, losses)
+    return Findings(observations + missing, doubtful, losses)
 
 
-async def _missing(
+async def _find_missing(
     listing: ListingAssembler,
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
@@ -241,91 +251,93 @@ async def _missing(
 ) -> tuple[list[tuple[ResourceKey, Observed]], list[StatusRow]]:
     """Return the absences that the listing proves, and the rows whose object must be read.
 
-    ``creators``: resources with an object under another name. If such a resource owns nothing, none
-    of its objects is absent.
+    ``creators``: resources with an object under another name. If such a resource owns no object, no
+    absence of its object is reported.
     """
     began, absences = listing.began, list[tuple[ResourceKey, Observed]]()
     doubtful: list[StatusRow] = []
-    async for some in with_pauses(known.items()):
-        for place, mine in some:
-            if place in objects or listing.is_unreadable(place):
+    async for chunk in in_slices(known.items()):
+        for object_key, matches in chunk:
+            if object_key in objects or listing.is_unreadable(object_key):
                 continue
-            is_outside = not place.startswith(began.prefix or "")
-            for row in mine:
-                is_first = row.reason == AWAITING_LISTING
-                is_asked = is_first or (row.observed_digest and not is_outside)
-                if listing.place_of(row) != place or not is_asked or row.action_id:
+            is_outside = not object_key.startswith(began.prefix or "")
+            for row in matches:
+                is_first_observation = row.reason == AWAITING_LISTING
+                is_expected = is_first_observation or (row.observed_digest and not is_outside)
+                if listing.row_key(row) != object_key or not is_expected or row.action_id:
                     continue
                 if row.key in creators and not row.owned:
                     continue
-                # A released object would become unmanaged once its row is deleted.
+                # After the deletion of its row, a released object would count as unmanaged.
                 is_released = not row.owned and (row.external_name, row.observed_uid) in released
                 is_unproven = is_outside or is_released or listing.has_unknown_names
                 is_unproven = is_unproven or bool(began.labels)
-                if is_unproven or _would_be_made_twice(row, listing):
+                if is_unproven or _might_duplicate(row, listing):
                     doubtful.append(row)
                 else:
-                    taken = _find_other_owner(row, mine)
+                    other_owner = _find_other_owner(row, matches)
                     name = row.external_name
-                    gone = _observed(listing, name, None, unmanaged, losses, belongs_to=taken)
+                    absence = _build_observation(
+                        listing, name, None, unmanaged, losses, belongs_to=other_owner
+                    )
                     absences.append(
-                        (row.key, replace(gone, absent_uid=row.uid or row.observed_uid))
+                        (row.key, replace(absence, absent_uid=row.uid or row.observed_uid))
                     )
     return absences, doubtful
 
 
-def _would_be_made_twice(row: StatusRow, listing: ListingAssembler) -> bool:
-    """Return whether a wrong listing would lead to a second object without a conflict.
+def _might_duplicate(row: StatusRow, listing: ListingAssembler) -> bool:
+    """Return whether an incorrect listing would lead to a second object without a conflict.
 
-    This is the case under a second name, and if the API assigns ids: each lagging listing would
-    create another object. A listing that was wrong before is not trusted either.
+    It would if the object has a second name, or the API assigns ids: each lagging listing would
+    create another object. It also may if a listing was incorrect before.
     """
     has_own_id = row.owned and not listing.unique_names
     return has_own_id or row.listing_disproved or bool(row.declared_name)
 
 
-async def _by_place(
+async def _match_rows(
     listing: ListingAssembler, objects: Mapping[str, ExternalObject], rows: Mapping[str, StatusRow]
 ) -> dict[str, list[StatusRow]]:
-    """Return the resources of each object: two while an object is replaced (ADR 0026)."""
+    """Return the rows of each object: two while an object is being replaced (ADR 0026)."""
     began, known = listing.began, dict[str, list[StatusRow]]()
-    without_id: list[StatusRow] = []
-    async for some in with_pauses(list(rows.values())):
-        for row in some:
+    rows_without_id: list[StatusRow] = []
+    async for chunk in in_slices(list(rows.values())):
+        for row in chunk:
             if row.provider_config != began.provider_config or row.kind != began.kind:
                 continue
             is_known = listing.unique_names or row.uid or row.observed_uid
-            places = {listing.place_of(row)} if is_known else set[str]()
+            object_keys = {listing.row_key(row)} if is_known else set[str]()
             if row.pending_name and listing.unique_names:
-                places.add(row.pending_name)
+                object_keys.add(row.pending_name)
             if row.retiring:
-                places.add(listing.place(row.retiring, row.retiring_uid))
-            for place in places:
-                known.setdefault(place, []).append(row)
+                object_keys.add(listing.object_key(row.retiring, row.retiring_uid))
+            for object_key in object_keys:
+                known.setdefault(object_key, []).append(row)
             if not is_known or (row.operation == "Create" and not listing.unique_names):
-                without_id.append(row)
-    if without_id:
-        _find_by_name(listing, without_id, objects, known)
+                rows_without_id.append(row)
+    if rows_without_id:
+        _assign_by_name(listing, rows_without_id, objects, known)
     return known
 
 
-async def _released(
+async def _find_released(
     listing: ListingAssembler, rows: Mapping[str, StatusRow]
 ) -> dict[tuple[str, str | None], str]:
-    """Return the objects that were released, with the resources that released them."""
+    """Return the released objects, each with the resource that released it."""
     began, released = listing.began, dict[tuple[str, str | None], str]()
-    async for some in with_pauses(list(rows.values())):
-        for row in some:
-            is_here = (row.provider_config, row.kind) == (began.provider_config, began.kind)
-            if row.released and is_here:
+    async for chunk in in_slices(list(rows.values())):
+        for row in chunk:
+            is_in_scope = (row.provider_config, row.kind) == (began.provider_config, began.kind)
+            if row.released and is_in_scope:
                 released.update(dict.fromkeys(row.released, str(row.key)))
     return released
 
 
-def _creator(
+def _find_creator(
     listing: ListingAssembler,
-    seen: ExternalObject,
-    mine: Sequence[StatusRow],
+    existing: ExternalObject,
+    matches: Sequence[StatusRow],
     objects: Container[str],
     rows: Mapping[str, StatusRow],
     log_id: str,
@@ -333,162 +345,173 @@ def _creator(
     """Return the resource that may have created this object under another name or uid.
 
     After a late call, the object has a name that the resource used before a replacement. Without
-    unique names, the creation may have returned a uid that the listing does not contain, or an
-    earlier creation was abandoned. The resource then compares the keys.
+    unique names, the listing may lack the uid that the creation returned, or an earlier creation
+    may have been abandoned. The resource then compares the idempotency keys.
     """
-    label, began = seen.labels.get(OWNER_LABEL), listing.began
-    if not label or any(row.owned or row.retiring for row in mine):
+    label, began = existing.labels.get(OWNER_LABEL), listing.began
+    if not label or any(row.owned or row.retiring for row in matches):
         return None
     row = rows.get(resource_of(label, log_id))
-    if row is None or row.retiring or row.action_id or any(each is row for each in mine):
+    if row is None or row.retiring or row.action_id or any(each is row for each in matches):
         return None
     if (row.provider_config, row.kind) != (began.provider_config, began.kind):
         return None
-    if not listing.unique_names and seen.written_by is None:
+    if not listing.unique_names and existing.written_by is None:
         return None  # no name shows that the resource may have created it
     if not listing.unique_names and row.owned:
-        place = listing.place_of(row)
-        may_exist = listing.has_unknown_names or listing.is_unreadable(place)
-        if place not in objects and not may_exist:
+        object_key = listing.row_key(row)
+        may_exist = listing.has_unknown_names or listing.is_unreadable(object_key)
+        if object_key not in objects and not may_exist:
             return row
-    return row if seen.name in row.uncertain_names else None
+    return row if existing.name in row.uncertain_names else None
 
 
-def _owner_elsewhere(
+def _find_owner_elsewhere(
     listing: ListingAssembler,
-    seen: ExternalObject,
+    existing: ExternalObject,
     rows: Mapping[str, StatusRow],
     log_id: str,
 ) -> str:
     """Return the resource that owns an object through another configuration of its API, or ""."""
-    label, began = seen.labels.get(OWNER_LABEL), listing.began
+    label, began = existing.labels.get(OWNER_LABEL), listing.began
     row = rows.get(resource_of(label, log_id)) if label and not listing.unique_names else None
     if row is None or row.kind != began.kind or row.provider_config == began.provider_config:
         return ""
-    return str(row.key) if row.owned and seen.uid is not None and row.uid == seen.uid else ""
+    return (
+        str(row.key) if row.owned and existing.uid is not None and row.uid == existing.uid else ""
+    )
 
 
-def _find_by_name(
+def _assign_by_name(
     listing: ListingAssembler,
     rows: Iterable[StatusRow],
     objects: Mapping[str, ExternalObject],
     known: dict[str, list[StatusRow]],
 ) -> None:
-    """Assign rows without an id by name: declared resources, and those being created."""
-    of_name: dict[str, list[str]] = {}
-    unclaimed: dict[str, list[str]] = {}
-    for place, each in objects.items():
-        resources = known.get(place, ())
+    """Assign rows without an id by name: declared ones, and those with a creation in flight."""
+    keys_by_name: dict[str, list[str]] = {}
+    unclaimed_by_name: dict[str, list[str]] = {}
+    for object_key, each in objects.items():
+        resources = known.get(object_key, ())
         if all(map(_is_about_to_claim, resources)):
-            of_name.setdefault(each.name, []).append(place)
+            keys_by_name.setdefault(each.name, []).append(object_key)
         if not any(map(_has_claim, resources)):
-            unclaimed.setdefault(each.name, []).append(place)
+            unclaimed_by_name.setdefault(each.name, []).append(object_key)
     for row in rows:
-        # An object that only undeclared resources have exists, so a first observation must report
-        # it.
-        places = unclaimed if row.reason == AWAITING_LISTING else of_name
-        unknown = sorted(places.get(row.external_name, ()))
-        if row.operation == "Create":  # each may be its result, which the action will report
-            for place in unknown:
-                # An object that an undeclared resource waits to claim existed before. This row is
-                # not notified now, because otherwise the two would yield to each other without end.
-                if not any(map(_is_about_to_claim, known.get(place, ()))):
-                    known.setdefault(place, []).append(row)
+        # A first observation must also report objects that only undeclared resources represent.
+        object_keys = unclaimed_by_name if row.reason == AWAITING_LISTING else keys_by_name
+        candidates = sorted(object_keys.get(row.external_name, ()))
+        if row.operation == "Create":  # any of them may be its result
+            for object_key in candidates:
+                # An object that an undeclared resource is about to claim existed before. Matching
+                # this row as well would make the two resources yield to each other endlessly.
+                if not any(map(_is_about_to_claim, known.get(object_key, ()))):
+                    known.setdefault(object_key, []).append(row)
         else:
-            place = unknown[0] if unknown else listing.place_of(row)
-            known.setdefault(place, []).append(row)
+            object_key = candidates[0] if candidates else listing.row_key(row)
+            known.setdefault(object_key, []).append(row)
 
 
-def _may_hide(damage: Collection[LogDamage], kind: str) -> bool:
-    """Return whether resources of a kind may have objects that are missing in their rows."""
+def _may_hide_objects(damage: Collection[LogDamage], kind: str) -> bool:
+    """Return whether damage may hide objects of a kind from the rows of their resources."""
     resources = (each.resource for each in damage)
     return any(not each or ResourceKey.parse(each).kind == kind for each in resources)
 
 
-def _lives_somewhere(row: StatusRow) -> bool:
-    """Return whether the resource already has one object, and so cannot represent another."""
+def _has_object(row: StatusRow) -> bool:
+    """Return whether a resource already has an object, and so cannot represent another."""
     return row.declared or row.owned or bool(row.observed_digest or row.action_id)
 
 
-def _new_key(
+def _choose_key(
     listing: ListingAssembler,
-    seen: ExternalObject,
+    existing: ExternalObject,
     namespace: str,
     rows: Mapping[str, StatusRow],
 ) -> ResourceKey:
-    """Return the key for an object that no resource has.
+    """Return the key for an object without a resource.
 
-    An existing resource of that name may have another external name or API. It would ignore
+    An existing resource with that name may have another external name or API. It would ignore
     observations of this object, or alternate between two objects.
     """
-    began, name = listing.began, seen.name
+    began, name = listing.began, existing.name
     if not listing.unique_names:
-        place = f"{began.provider_config}/{seen.uid}"
-        return ResourceKey(namespace, began.kind, name_for_external(name, place))
+        scope = f"{began.provider_config}/{existing.uid}"
+        return ResourceKey(namespace, began.kind, name_for_external(name, scope))
     key = ResourceKey(namespace, began.kind, name_for_external(name))
-    of_that_name = rows.get(str(key))
-    if of_that_name is None or not _lives_somewhere(of_that_name):
+    namesake = rows.get(str(key))
+    if namesake is None or not _has_object(namesake):
         return key
     return ResourceKey(namespace, began.kind, name_for_external(name, began.provider_config))
 
 
-def _affected(
+def _find_affected(
     listing: ListingAssembler,
     recorded: tuple[ExternalObject, str],
     rows: Sequence[StatusRow],
     unmanaged: UnmanagedCount | None,
     guard: DeletionGuard,
     *,
-    ours: str,
-    left_to: str,
+    own_log_id: str,
+    preferred_owner: str,
 ) -> Iterable[tuple[StatusRow, str]]:
-    """Yield the resources for which the object is news, each with another resource that has it.
+    """Yield the resources for which the object is news, each with the object's other owner or "".
 
-    ``recorded``: the object, and its digest. ``ours``: the log's id, if an undeclared object counts
-    as its own. ``left_to``: the resource that has released the object, or owns it in another
-    configuration; empty if none has.
+    ``recorded``: the object and its digest. ``own_log_id``: the log's id if an undeclared object
+    counts as owned, or "". ``preferred_owner``: the resource that has released the object, or owns
+    it in another configuration, or "".
     """
-    seen, shown = recorded
+    existing, object_digest = recorded
     for row in rows:
         if row.action_id:
-            continue  # the result of the action will contain more
+            continue  # the action's result will contain more
         is_other = bool(row.uid or row.observed_uid) or listing.unique_names
-        if is_other and listing.place_of(row) != listing.place(seen.name, seen.uid):
-            continue  # it was replaced, and will be deleted
-        is_alone = len(rows) == 1 and not left_to  # the frequent case
-        taken = "" if is_alone else _find_other_owner(row, rows) or _yielded_to(row, rows, left_to)
-        if taken and taken == row.belongs_to and not _has_claim(row):
-            continue  # the other resource decides about the object
-        if not taken and _is_about_to_claim(row) and len([*filter(_is_about_to_claim, rows)]) > 1:
-            continue  # the others yield first: this listing notifies them
-        is_news = _is_news(seen, shown, row) or row.belongs_to != taken or row.doubted
-        if is_news or _may_change_hold(row, seen, unmanaged, guard, ours):
-            yield row, taken
+        if is_other and listing.row_key(row) != listing.object_key(existing.name, existing.uid):
+            continue  # a replaced object, which will be deleted
+        is_alone = len(rows) == 1 and not preferred_owner  # the frequent case
+        other_owner = (
+            ""
+            if is_alone
+            else _find_other_owner(row, rows) or _find_preferred_owner(row, rows, preferred_owner)
+        )
+        if other_owner and other_owner == row.belongs_to and not _has_claim(row):
+            continue  # the other resource is responsible for the object
+        if (
+            not other_owner
+            and _is_about_to_claim(row)
+            and len([*filter(_is_about_to_claim, rows)]) > 1
+        ):
+            continue  # this listing first notifies the others, which then yield
+        is_news = (
+            _is_news(existing, object_digest, row) or row.belongs_to != other_owner or row.doubted
+        )
+        if is_news or _may_change_hold(row, existing, unmanaged, guard, own_log_id):
+            yield row, other_owner
 
 
-def _is_news(seen: ExternalObject, shown: str, row: StatusRow) -> bool:
-    """Return whether an object differs from the log; if foreign, whether its identity does."""
+def _is_news(existing: ExternalObject, object_digest: str, row: StatusRow) -> bool:
+    """Return whether an object, or the identity of a foreign one, differs from the log."""
     if row.reason == AWAITING_READ:
         return True
     if row.foreign_identity:
-        return row.foreign_identity != identity(seen)
-    return row.observed_digest != shown
+        return row.foreign_identity != identity(existing)
+    return row.observed_digest != object_digest
 
 
 def _find_other_owner(row: StatusRow, rows: Sequence[StatusRow]) -> str:
-    """Return another resource that has the object of this external name, or "".
+    """Return another resource that owns or claims this row's object, or "".
 
-    The owner has it, or the resource that declares it if this one does not. While a resource waits
-    to delete an undeclared object, no other one may adopt it, because each would yield to the
-    other.
+    An owner comes first, then a resource that declares the object if this one does not. While a
+    resource waits to claim an undeclared object, no other may adopt it, because each would yield to
+    the other.
     """
     others = [each for each in rows if each is not row]
     if not _has_claim(row):
         return min((str(each.key) for each in others if _has_claim(each)), default="")
     if row.owned:
         return min((str(each.key) for each in others if each.owned), default="")
-    having = (each for each in others if each.owned or _is_about_to_claim(each))
-    return min((str(each.key) for each in having), default="")
+    claimants = (each for each in others if each.owned or _is_about_to_claim(each))
+    return min((str(each.key) for each in claimants), default="")
 
 
 def _has_claim(row: StatusRow) -> bool:
@@ -500,11 +523,11 @@ def _is_about_to_claim(row: StatusRow) -> bool:
     return row.reason == AWAITING_READ and not _has_claim(row)
 
 
-def _yielded_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str:
-    """Return the resource to which an undeclared one leaves an object that none has, or "".
+def _find_preferred_owner(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> str:
+    """Return the resource to which an undeclared one yields an unclaimed object, or "".
 
-    Only a declaration adopts an object that another resource has released. Of several resources
-    that wait to claim an undeclared object, the first by name claims it.
+    Only a declaration adopts an object that another resource has released. If several resources
+    wait to claim an undeclared object, the first by name claims it.
     """
     if _has_claim(row):
         return ""
@@ -516,37 +539,39 @@ def _yielded_to(row: StatusRow, rows: Sequence[StatusRow], released_by: str) -> 
 
 def _may_change_hold(
     row: StatusRow,
-    seen: ExternalObject,
+    existing: ExternalObject,
     unmanaged: UnmanagedCount | None,
     guard: DeletionGuard,
-    ours: str,
+    own_log_id: str,
 ) -> bool:
-    """Return whether a changed configuration or count may change the decision on an object."""
+    """Return whether a changed configuration or count may change a hold."""
     if row.hold == Hold.DELETION_GUARD:
         if unmanaged is None or guard.allows(unmanaged.unmanaged, unmanaged.total):
-            return True  # of a configuration that was changed since
+            return True  # the configuration has changed since
         return (unmanaged.unmanaged, unmanaged.total) != (row.unmanaged, row.total)
-    if not ours or row.outcome != "Unowned" or row.belongs_to:
+    if not own_log_id or row.outcome != "Unowned" or row.belongs_to:
         return False
-    return seen.labels.get(OWNER_LABEL) in (None, owner(ours, row.key))
+    return existing.labels.get(OWNER_LABEL) in (None, owner(own_log_id, row.key))
 
 
 async def _count_unmanaged(
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
-    is_ours: Callable[[ExternalObject], bool],
+    is_owned: Callable[[ExternalObject], bool],
 ) -> UnmanagedCount:
-    """Count the objects to delete because no manifest declares them, and all owned objects."""
+    """Count the undeclared objects to delete, and all objects that count as owned."""
     unmanaged, total = 0, 0
-    async for some in with_pauses(objects.items()):
-        ours = [name for name, each in some if is_ours(each)]
-        total += len(ours)
-        unmanaged += sum(1 for name in ours if not any(map(_has_claim, known.get(name, ()))))
+    async for chunk in in_slices(objects.items()):
+        own_log_id = [name for name, each in chunk if is_owned(each)]
+        total += len(own_log_id)
+        unmanaged += sum(1 for name in own_log_id if not any(map(_has_claim, known.get(name, ()))))
     return UnmanagedCount(unmanaged, total)
 
 
-def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalObject], bool] | None:
-    """Return the test whether an undeclared object counts as owned, or None for no object."""
+def _ownership_test(
+    config: ProviderConfigSpec, log_id: str
+) -> Callable[[ExternalObject], bool] | None:
+    """Return a predicate for undeclared objects that count as owned; None if none does."""
     if config.ownership == "Strict":
         return None
     if config.scope.mode == "Exclusive":
@@ -559,17 +584,17 @@ def _claimed_by(config: ProviderConfigSpec, log_id: str) -> Callable[[ExternalOb
     return None
 
 
-async def _loss_count(
+async def _count_losses(
     listing: ListingAssembler,
     objects: Mapping[str, ExternalObject],
     known: Mapping[str, Sequence[StatusRow]],
 ) -> LossCount:
     missing, total = 0, 0
-    async for some in with_pauses(known.items()):
+    async for chunk in in_slices(known.items()):
         owned = [
             name
-            for name, rows in some
-            if any(row.owned and listing.place_of(row) == name for row in rows)
+            for name, rows in chunk
+            if any(row.owned and listing.row_key(row) == name for row in rows)
         ]
         total += len(owned)
         missing += sum(
@@ -578,10 +603,10 @@ async def _loss_count(
     return LossCount(missing, total)
 
 
-def _observed(
+def _build_observation(
     listing: ListingAssembler,
     external_name: str,
-    seen: ExternalObject | None,
+    existing: ExternalObject | None,
     unmanaged: UnmanagedCount | None,
     losses: LossCount | None = None,
     *,
@@ -590,7 +615,7 @@ def _observed(
     return Observed(
         provider_config=listing.began.provider_config,
         external_name=external_name,
-        object=seen,
+        object=existing,
         evidence="CompleteListing",
         as_of=listing.began.as_of,
         began_at=listing.began_at,

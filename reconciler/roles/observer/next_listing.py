@@ -1,4 +1,4 @@
-"""The time of a kind's next listing at an API: after its interval, or earlier on a hint."""
+"""The time of a kind's next listing at an API: after the interval, or earlier on a hint."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ class NextListing:
     """The wait between two listings.
 
     A changed configuration ends it immediately. A hint also ends it, but only after the minimum
-    time, and several hints until then count as one. Hints before the start of a listing are
+    time, and several hints before that count as one. Hints before the start of a listing are
     discarded.
     """
 
     def __init__(self) -> None:
-        self._due = asyncio.Event()
+        self._is_due = asyncio.Event()
         self._is_hinted = False
-        self._hints_count = False
+        self._accepts_hints = False
 
-    def begins(self) -> None:
+    def start(self) -> None:
         """Discard earlier hints, because the listing that starts now covers them."""
-        self._due.clear()
-        self._is_hinted = self._hints_count = False
+        self._is_due.clear()
+        self._is_hinted = self._accepts_hints = False
 
-    def now(self) -> None:
+    def end_wait(self) -> None:
         """End the wait immediately."""
-        self._due.set()
+        self._is_due.set()
 
     def hint(self) -> None:
         """End the wait after the minimum time."""
         self._is_hinted = True
-        if self._hints_count:
-            self._due.set()
+        if self._accepts_hints:
+            self._is_due.set()
 
-    async def wait(self, seconds: float, least_seconds: float | None = None) -> None:
-        """Wait for some seconds. Hints count after the minimum time, or not at all without one."""
+    async def wait(self, seconds: float, min_seconds: float | None = None) -> None:
+        """Wait at most ``seconds``. Hints count after the minimum time, or never if it is None."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                if least_seconds is not None:
-                    await self._until_hints_count(least_seconds)
-                await self._due.wait()
+                if min_seconds is not None:
+                    await self._wait_for_hints(min_seconds)
+                await self._is_due.wait()
 
-    async def _until_hints_count(self, seconds: float) -> None:
+    async def _wait_for_hints(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._due.wait()
-        self._hints_count = True
+                await self._is_due.wait()
+        self._accepts_hints = True
         if self._is_hinted:
-            self._due.set()
+            self._is_due.set()

@@ -1,7 +1,7 @@
 """Read single objects: those that are not ready, and those of APIs without listings.
 
-Listings have an interval. To report a ready object sooner, it is read after 1, 2, 4, … seconds,
-until it is ready or the interval is reached.
+To report that an object is ready before the next listing, it is read after 1, 2, 4, … seconds, up
+to the listing interval.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import REAL, Runtime
 
-FIRST_SECONDS = 1.0
-READS_AT_ONCE = 16
+FIRST_DELAY_SECONDS = 1.0
+MAX_CONCURRENT_READS = 16
 
 _logger = structlog.get_logger(__name__)
 
 
-def is_news(shown: str, row: StatusRow) -> bool:
-    """Return whether a read is news for a resource. ``shown``: the object's digest."""
+def is_news(object_digest: str, row: StatusRow) -> bool:
+    """Return whether a read object with this digest is news for a resource."""
     is_awaited = row.doubted or row.reason in (AWAITING_READ, AWAITING_LISTING)
-    return is_awaited or shown != row.observed_digest
+    return is_awaited or object_digest != row.observed_digest
 
 
 class _Read(NamedTuple):
-    """The result of a read without its age, and its start on the monotonic clock."""
+    """The result of a read without its age, and the read's start on the monotonic clock."""
 
     row: StatusRow
     observed: Observed
-    began_by: float
+    began_monotonic: float
 
 
 class ObjectReads:
@@ -67,7 +67,7 @@ class ObjectReads:
         twins: TwinDetector | None = None,
         runtime: Runtime = REAL,
     ) -> None:
-        self.ask_for_listing: Callable[[str, str], None] = lambda _config, _kind: None
+        self.request_listing: Callable[[str, str], None] = lambda _config, _kind: None
         self._intake = intake
         self._twins = twins
         self._configurations = configurations
@@ -78,25 +78,25 @@ class ObjectReads:
         self._now = runtime.now
         self._clock = runtime.clock
         self._new_id = runtime.new_id
-        self._came = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._requested: dict[str, None] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
 
-    def notice(self, _position: int, event: LogEvent) -> None:
-        """Schedule a read of an object that is not ready, or requested; a subscriber of the log."""
+    def handle_event(self, _position: int, event: LogEvent) -> None:
+        """Schedule the read of an object that is requested or not ready; subscribes to the log."""
         if isinstance(event.data, ReconcileAccepted) and event.data.reads:
             self._requested[event.subject] = None
-            self._came.set()
+            self._has_work.set()
         if event.subject in self._models.unready:
-            self._came.set()
+            self._has_work.set()
 
     async def run(self) -> None:
-        """Read requested objects, and those that are not ready, independently per API."""
-        self._came.set()
+        """Read requested objects and those that are not ready, independently per API."""
+        self._has_work.set()
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._came.wait()
-                self._came.clear()
+                await self._has_work.wait()
+                self._has_work.clear()
                 for config_name, rows in self._take_requested().items():
                     tasks.create_task(self.read(rows, self._configurations.by_name[config_name]))
                 for config_name in {row.provider_config for row in self._unready()}:
@@ -119,46 +119,48 @@ class ObjectReads:
 
     async def _read_until_ready(self, config_name: str) -> None:
         """Read an API's objects that are not ready, at increasing intervals."""
-        due: dict[str, tuple[float, float]] = {}
+        next_reads: dict[str, tuple[float, float]] = {}
         try:
             while rows := [row for row in self._unready() if row.provider_config == config_name]:
                 config = self._configurations.by_name.get(config_name)
                 if config is None:
                     return
-                await asyncio.sleep(FIRST_SECONDS)
+                await asyncio.sleep(FIRST_DELAY_SECONDS)
                 now = self._clock()
-                ready_to_read = [row for row in rows if due.get(str(row.key), (0.0,))[0] <= now]
+                ready_to_read = [
+                    row for row in rows if next_reads.get(str(row.key), (0.0,))[0] <= now
+                ]
                 await self.read(ready_to_read, config)
                 for row in ready_to_read:
-                    _, pause = due.get(str(row.key), (0.0, FIRST_SECONDS))
-                    pause = min(2 * pause, max(config.resync_seconds, FIRST_SECONDS))
-                    due[str(row.key)] = (self._clock() + pause, pause)
+                    _, pause = next_reads.get(str(row.key), (0.0, FIRST_DELAY_SECONDS))
+                    pause = min(2 * pause, max(config.resync_seconds, FIRST_DELAY_SECONDS))
+                    next_reads[str(row.key)] = (self._clock() + pause, pause)
         finally:
             del self._reading[config_name]
 
     async def read(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
-        """Read the objects of some resources of one API. Return the number of observations.
+        """Read the objects of resources at one API. Return the number of observations.
 
-        A failed read is repeated later. A missing owned object is not reported, because it may be
-        one of many, which only a listing shows. Instead, a listing starts, and the loss guard
-        judges it.
+        A failed read is repeated later. A missing owned object is not reported, because only a
+        listing shows whether many are missing. Instead, it starts a listing, which the loss guard
+        checks.
         """
-        found, missing = await self._read_some(rows, config)
+        count, missing = await self._read_some(rows, config)
         for name, kind in {(each.row.provider_config, each.row.kind) for each in missing}:
-            self.ask_for_listing(name, kind)
-        return found
+            self.request_listing(name, kind)
+        return count
 
     async def read_all(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
         """Read all objects of an API without listings. Return the number of observations."""
         rows = list(rows)
-        found, missing = await self._read_some(rows, config)
+        count, missing = await self._read_some(rows, config)
         losses = LossCount(len(missing), sum(row.owned for row in rows))
         for each in missing:
             await self._publish(each._replace(observed=replace(each.observed, losses=losses)))
-        return found + len(missing) + await self._read_late(rows)
+        return count + len(missing) + await self._read_late(rows)
 
     async def _read_late(self, rows: Iterable[StatusRow]) -> int:
-        """Read the other names of creations whose calls may arrive late.
+        """Read the objects that late creation calls may have created under other names.
 
         Return the number of observations.
         """
@@ -174,11 +176,11 @@ class ObjectReads:
     async def _read_some(
         self, rows: Iterable[StatusRow], config: ProviderConfigSpec
     ) -> tuple[int, list[_Read]]:
-        """Publish existing and unowned objects. Return their number, and the missing owned ones."""
-        slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
+        """Publish observations. Return their number, and the reads of missing owned objects."""
+        slots = asyncio.Semaphore(min(config.limits.concurrency, MAX_CONCURRENT_READS))
         missing: list[_Read] = []
 
-        async def one(row: StatusRow) -> int:
+        async def read_row(row: StatusRow) -> int:
             is_owned = row.owned
             async with slots:
                 read = await self._read_one(row)
@@ -191,10 +193,10 @@ class ObjectReads:
                 return 1
 
         readable = [row for row in rows if not (row.action_id or self._needs_listing(row))]
-        return sum(await asyncio.gather(*map(one, readable))), missing
+        return sum(await asyncio.gather(*map(read_row, readable))), missing
 
     async def _publish(self, read: _Read) -> None:
-        age = round(self._clock() - read.began_by, 3)
+        age = round(self._clock() - read.began_monotonic, 3)
         observed = replace(read.observed, age_seconds=age)
         reach(Failpoint.OBSERVER_LISTED)
         await self._intake.publish(
@@ -203,7 +205,7 @@ class ObjectReads:
         reach(Failpoint.OBSERVER_PUBLISHED)
 
     def _needs_listing(self, row: StatusRow) -> bool:
-        """Return whether only a listing shows which resource has the object of a row.
+        """Return whether only a listing can show which resource owns a row's object.
 
         Without labels, a read could report an object of another namespace as unowned.
         """
@@ -213,56 +215,56 @@ class ObjectReads:
         return not row.owned
 
     async def _read_one(self, row: StatusRow, late_name: str | None = None) -> _Read | None:
-        """Read the object of a row; or an object that a late call created under another name."""
+        """Read a row's object, or an object that a late call created as ``late_name``."""
         name = row.provider_config
         capabilities = self._providers.capabilities(row.kind)
-        has_names = capabilities is None or capabilities.deterministic_names
-        uid = row.read_uid(unique_names=has_names) if late_name is None else None
+        unique_names = capabilities is None or capabilities.deterministic_names
+        uid = row.read_uid(unique_names=unique_names) if late_name is None else None
         # The projection may update the row during the read.
         external_name = row.external_name if late_name is None else late_name
         try:
             as_of = await self._intake.last_position()
-            began_at, began_by = self._now(), self._clock()
+            began_at, began_monotonic = self._now(), self._clock()
             provider = self._providers.get(name, row.kind)
             gate = self._gates.of(name)
             is_probe = False if gate.is_open else await gate.enter(name)
             with gate.calls(name, is_probe=is_probe):
-                seen = await provider.read(external_name, uid)
+                existing = await provider.read(external_name, uid)
         except (ProviderError, ConfigurationError) as error:
             _logger.info("reading an object failed", resource=str(row.key), why=str(error))
             return None
         except Exception as error:  # noqa: BLE001 - a defect of one kind must not end the role
-            what = f"{type(error).__name__}: {error}"
-            _logger.warning("reading an object failed", resource=str(row.key), why=what)
+            why = f"{type(error).__name__}: {error}"
+            _logger.warning("reading an object failed", resource=str(row.key), why=why)
             return None
-        if late_name is not None and not self._is_labelled(seen, row):
+        if late_name is not None and not self._is_labeled(existing, row):
             return None
-        shown = ""
-        if seen is not None:
+        object_digest = ""
+        if existing is not None:
             searches = self._providers.searches
-            recorded = await searches.complete(hide_and_digest(seen, searches.secrecy, [row]))
+            recorded = await searches.complete(hide_and_digest(existing, searches.secrecy, [row]))
             if recorded is None:
                 return None
-            seen, shown = recorded
+            existing, object_digest = recorded
         is_late = late_name is not None
-        if not (is_late or is_news(shown, row)) or is_too_large(seen):
+        if not (is_late or is_news(object_digest, row)) or is_too_large(existing):
             return None
-        if seen is not None and self._twins is not None:
-            suspects, known_version = [Suspect(row.key, seen)], self._models.known_version
-            compared = await self._twins.report(name, row.kind, suspects, known_version)
-            if not compared.allows(row.key):
-                return None  # it is read again when its ProviderConfig is held
+        if existing is not None and self._twins is not None:
+            suspects, known_version = [Suspect(row.key, existing)], self._models.known_version
+            comparison = await self._twins.report(name, row.kind, suspects, known_version)
+            if not comparison.allows(row.key):
+                return None  # it is read again once its ProviderConfig is held
         observed = Observed(
             name,
             external_name,
-            seen,
+            existing,
             "Read",
             as_of,
             began_at,
-            absent_uid=uid if seen is None else None,
+            absent_uid=uid if existing is None else None,
         )
-        return _Read(row, observed, began_by)
+        return _Read(row, observed, began_monotonic)
 
-    def _is_labelled(self, seen: ExternalObject | None, row: StatusRow) -> bool:
-        label = "" if seen is None else seen.labels.get(OWNER_LABEL, "")
+    def _is_labeled(self, existing: ExternalObject | None, row: StatusRow) -> bool:
+        label = "" if existing is None else existing.labels.get(OWNER_LABEL, "")
         return resource_of(label, self._log_id) == str(row.key)

@@ -1,7 +1,7 @@
 """The observer: lists each external API's scope at a jittered interval, and reports changes.
 
-An idle fleet only costs listings, because known states are not reported again. If an API provides a
-change feed, a change causes an earlier listing.
+An idle fleet costs only listings, because known states are not reported again. If an API provides a
+change feed, changes cause earlier listings.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
 from reconciler.provider import Provider
 from reconciler.provider.kind import KindRegistry
-from reconciler.roles.gate.api_gate import TurnedAwayError
+from reconciler.roles.gate.api_gate import GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.objects.oversize import build_size_letter, is_too_large, store_size_letters
 from reconciler.roles.objects.twins import Suspect, TwinDetector
-from reconciler.roles.observer.change_feed import ChangeFeed, is_followed
+from reconciler.roles.observer.change_feed import ChangeFeed, can_cause_listing
 from reconciler.roles.observer.listing import (
     Findings,
     ListingAssembler,
     ListingRefusedError,
     check_scope,
-    observations,
+    compare_listing,
 )
-from reconciler.roles.observer.listing_reports import ListingReports, Place, is_observed
+from reconciler.roles.observer.listing_reports import ListingReports, ListingTarget, is_observed
 from reconciler.roles.observer.next_listing import NextListing
-from reconciler.roles.observer.object_reads import READS_AT_ONCE, ObjectReads, is_news
+from reconciler.roles.observer.object_reads import MAX_CONCURRENT_READS, ObjectReads, is_news
 from reconciler.roles.observer.recent_deletions import RecentDeletions
-from reconciler.roles.runtime.cancellation import is_being_cancelled
+from reconciler.roles.runtime.cancellation import is_being_canceled
 from reconciler.roles.runtime.configurations import Configurations
-from reconciler.roles.runtime.pauses import with_pauses
+from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import REAL, Runtime
 from reconciler.roles.runtime.search_turns import SearchTurns
@@ -52,14 +52,14 @@ JITTER = 0.1
 """Relative jitter of each interval, so that observers do not list at the same time."""
 
 CATCH_UP_SECONDS = 10.0
-"""Time that a listing waits for the log's events about its objects."""
+"""Time for which a listing waits for the log's events about its objects."""
 
-UNDECLARED_AT_ONCE = 2_000
-PACE_SECONDS = 1.0
-"""Limit of published observations of undeclared objects per second, after all others.
+UNDECLARED_BATCH = 2_000
+UNDECLARED_INTERVAL_SECONDS = 1.0
+"""Observations of undeclared objects are published last, in batches of this size and interval.
 
 The decider processes the intake in order, so an API with many new objects would delay the
-declarations of all namespaces. The number of other observations is limited by declarations.
+declarations of all namespaces. Declarations limit the number of other observations.
 """
 
 _MAX_RETRY_SECONDS = 5.0
@@ -108,7 +108,7 @@ class Observer:
             gates=gates,
             runtime=runtime,
         )
-        self._reads.ask_for_listing = self._list_now
+        self._reads.request_listing = self._start_listing
         self._reports = ListingReports(
             name=name,
             intake=intake,
@@ -118,75 +118,75 @@ class Observer:
         )
         self._jitter = runtime.jitter
         self._new_id = runtime.new_id
-        self._watches: dict[Place, asyncio.Task[None]] = {}
-        self._feeds: dict[Place, asyncio.Task[None]] = {}
-        self._next: dict[Place, NextListing] = {}
+        self._watches: dict[ListingTarget, asyncio.Task[None]] = {}
+        self._feeds: dict[ListingTarget, asyncio.Task[None]] = {}
+        self._next: dict[ListingTarget, NextListing] = {}
         self._changed = asyncio.Event()
         self._deletions = RecentDeletions(self._clock)
         self.listings = 0
 
     async def run(self) -> None:
         """List until canceled, following changes of the configurations."""
-        self._configurations.listen(self._configuration_changed)
+        self._configurations.listen(self._handle_config_change)
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    self._match_watches(tasks)
+                    self._update_watches(tasks)
                     await self._changed.wait()
                     self._changed.clear()
         finally:
             self._watches.clear()
             self._feeds.clear()
 
-    def _configuration_changed(self, name: str) -> None:
-        self._reports.begin_anew(name)
+    def _handle_config_change(self, name: str) -> None:
+        self._reports.reset(name)
         for (config, _kind), listing in self._next.items():
             if config == name:
-                listing.now()
+                listing.end_wait()
         self._changed.set()
 
-    def notice(self, _position: int, event: LogEvent) -> None:
+    def handle_event(self, _position: int, event: LogEvent) -> None:
         """Process an event of the log: start a requested listing, or record a deletion."""
-        self._deletions.notice(event)
-        self._reports.notice(event)
+        self._deletions.handle_event(event)
+        self._reports.handle_event(event)
         if isinstance(event.data, ReconcileAccepted) and is_config(event.key):
             for (config, _kind), listing in self._next.items():
                 if config == event.key.name:
-                    listing.now()
+                    listing.end_wait()
 
-    def _list_now(self, config_name: str, kind: str) -> None:
+    def _start_listing(self, config_name: str, kind: str) -> None:
         listing = self._next.get((config_name, kind))
         if listing is not None:
-            listing.now()
+            listing.end_wait()
 
-    def notice_kinds(self, _name: str) -> None:
-        """Update the listed scopes, because a kind was defined or removed."""
+    def handle_kind_change(self, _name: str) -> None:
+        """Update the listed scopes after a kind was defined or removed."""
         self._changed.set()
 
-    def _match_watches(self, tasks: asyncio.TaskGroup) -> None:
-        wanted = {
+    def _update_watches(self, tasks: asyncio.TaskGroup) -> None:
+        targets = {
             (name, kind)
             for name, config in self._configurations.by_name.items()
             for kind in self._watched_kinds(config)
         }
-        for watch in self._watches.keys() - wanted:
+        for watch in self._watches.keys() - targets:
             self._watches.pop(watch).cancel()
             self._next.pop(watch, None)
-            tasks.create_task(self._reports.end(watch))
-        for watch in wanted - self._watches.keys():
+            tasks.create_task(self._reports.remove(watch))
+        for watch in targets - self._watches.keys():
             self._next[watch] = NextListing()
             self._watches[watch] = tasks.create_task(self._watch(*watch))
-        self._match_feeds(tasks, {watch for watch in wanted if self._has_feed(*watch)})
+        self._update_feeds(tasks, {watch for watch in targets if self._has_feed(*watch)})
 
-    def _match_feeds(self, tasks: asyncio.TaskGroup, wanted: set[Place]) -> None:
-        for place in self._feeds.keys() - wanted:
-            self._feeds.pop(place).cancel()
-        for place in wanted - self._feeds.keys():
-            self._feeds[place] = tasks.create_task(self._feed(*place).run())
+    def _update_feeds(self, tasks: asyncio.TaskGroup, targets: set[ListingTarget]) -> None:
+        for target in self._feeds.keys() - targets:
+            self._feeds.pop(target).cancel()
+        for target in targets - self._feeds.keys():
+            self._feeds[target] = tasks.create_task(self._feed(*target).run())
 
     def _has_feed(self, config_name: str, kind: str) -> bool:
         config = self._configurations.by_name[config_name]
-        return self._kinds[kind].watches and is_followed(config)
+        return self._kinds[kind].watches and can_cause_listing(config)
 
     def _feed(self, config_name: str, kind: str) -> ChangeFeed:
         return ChangeFeed(
@@ -207,48 +207,48 @@ class Observer:
     async def _watch(self, config_name: str, kind: str) -> None:
         listing = self._next[config_name, kind]
         while True:
-            listing.begins()
+            listing.start()
             wait = await self._try_to_list(config_name, kind)
             seconds = wait * (1 + JITTER * (2 * self._jitter() - 1))
-            await listing.wait(seconds, self._least_seconds(config_name, kind))
+            await listing.wait(seconds, self._min_hint_seconds(config_name, kind))
 
-    def _least_seconds(self, config_name: str, kind: str) -> float | None:
-        """Return the time until a hint counts, with jitter; None without a change feed."""
+    def _min_hint_seconds(self, config_name: str, kind: str) -> float | None:
+        """Return the minimum time before a hint counts, with jitter; None without a change feed."""
         config = self._configurations.by_name.get(config_name)
         if config is None or (config_name, kind) not in self._feeds:
             return None
         return config.least_resync_seconds * (1 + JITTER * self._jitter())
 
     async def _try_to_list(self, config_name: str, kind: str) -> float:
-        """List once, and return the seconds until the next listing. A failed one proves nothing."""
+        """List once, and return the seconds until the next listing."""
         config = self._configurations.by_name.get(config_name)
         if config is None:
-            return _MAX_RETRY_SECONDS  # just withdrawn: this task is about to end
+            return _MAX_RETRY_SECONDS  # just withdrawn: this task ends soon
         health = self._reports.of((config_name, kind))
         try:
             await self.list_once(config_name, kind)
-        except TurnedAwayError as error:
-            health.postponed()
+        except GateClosedError as error:
+            health.record_postponement()
             _logger.info("listing postponed", config=config_name, kind=kind, why=error.message)
-            # Jitter must not make it earlier.
+            # Jitter must not shorten the wait.
             wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)
             return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, ListingRefusedError) as error:
             why = str(error)
         except asyncio.CancelledError:
-            if is_being_cancelled():
+            if is_being_canceled():
                 raise
             why = "the provider canceled its own call"
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             _logger.debug("listing failed", exc_info=True)
         else:
-            health.succeeded()
+            health.record_success()
             return config.resync_seconds
         _logger.warning("listing failed", config=config_name, kind=kind, error=why)
         known = self._kinds.find(kind)
         if known is not None and known.lists:
-            await self._reports.failed((config_name, kind), config, why)
+            await self._reports.record_failure((config_name, kind), config, why)
         return min(config.resync_seconds, _MAX_RETRY_SECONDS)
 
     async def list_once(self, config_name: str, kind: str) -> int:
@@ -287,15 +287,15 @@ class Observer:
         if self._configurations.by_name.get(config_name) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
         objects = listing.complete(count)
-        listing.leave_out(unreadable)
+        listing.exclude_unreadable(unreadable)
         return await self.publish_changes(listing, objects, provider)
 
     async def _read_each(self, config_name: str, kind: str, config: ProviderConfigSpec) -> int:
         """Read each object of an API without listings."""
         await self._wait_for_log()
         rows: list[StatusRow] = []
-        async for some in with_pauses(list(self._models.status.values())):
-            rows += [row for row in some if is_observed(row, (config_name, kind))]
+        async for chunk in in_slices(list(self._models.status.values())):
+            rows += [row for row in chunk if is_observed(row, (config_name, kind))]
         count = await self._reads.read_all(rows, config)
         self.listings += 1
         return count
@@ -319,7 +319,7 @@ class Observer:
             raise ListingRefusedError("its ProviderConfig was withdrawn during the listing")
         check_scope(began, config)
         rows, damage = self._models.status, self._models.damage.values()
-        findings = await observations(
+        findings = await compare_listing(
             listing,
             objects,
             rows,
@@ -331,7 +331,7 @@ class Observer:
             deleted_ids=self._deletions.ids(
                 began.provider_config,
                 began.kind,
-                began=listing.began_by,
+                began=listing.began_monotonic,
                 grace_seconds=config.consistency_grace_seconds,
             ),
             late_ids=self._deletions.ids(
@@ -341,34 +341,36 @@ class Observer:
                 grace_seconds=config.consistency_grace_seconds,
             ),
         )
-        seen = findings.observed
-        seen += await self._read_unlisted(findings, listing, provider, config)
-        found = [(key, observed) for key, observed in seen if not is_too_large(observed.object)]
-        if len(found) < len(seen):
-            letters = [build_size_letter(*each) for each in seen if is_too_large(each[1].object)]
+        all_found = findings.observed
+        all_found += await self._read_unlisted(findings, listing, provider, config)
+        observations = [each for each in all_found if not is_too_large(each[1].object)]
+        if len(observations) < len(all_found):
+            letters = [
+                build_size_letter(*each) for each in all_found if is_too_large(each[1].object)
+            ]
             await store_size_letters(self._sink, letters)
         if self._configurations.by_name.get(began.provider_config) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
-        found = await self._without_unclear(began, found)
+        observations = await self._withhold_unclear(began, observations)
         reach(Failpoint.OBSERVER_LISTED)
-        undeclared = [each for each in found if self._is_undeclared(each[0])]
-        declared = [each for each in found if not self._is_undeclared(each[0])]
-        await self._publish(listing, [*declared, *undeclared[:UNDECLARED_AT_ONCE]])
-        for start in range(UNDECLARED_AT_ONCE, len(undeclared), UNDECLARED_AT_ONCE):
-            await asyncio.sleep(PACE_SECONDS)
+        undeclared = [each for each in observations if self._is_undeclared(each[0])]
+        declared = [each for each in observations if not self._is_undeclared(each[0])]
+        await self._publish(listing, [*declared, *undeclared[:UNDECLARED_BATCH]])
+        for start in range(UNDECLARED_BATCH, len(undeclared), UNDECLARED_BATCH):
+            await asyncio.sleep(UNDECLARED_INTERVAL_SECONDS)
             if self._configurations.by_name.get(began.provider_config) != config:
-                raise ListingRefusedError("its ProviderConfig was changed in the meantime")
-            await self._publish(listing, undeclared[start : start + UNDECLARED_AT_ONCE])
+                raise ListingRefusedError("its ProviderConfig was changed during publication")
+            await self._publish(listing, undeclared[start : start + UNDECLARED_BATCH])
         reach(Failpoint.OBSERVER_PUBLISHED)
-        await self._reports.completed((began.provider_config, began.kind))
-        return len(found)
+        await self._reports.record_completion((began.provider_config, began.kind))
+        return len(observations)
 
     def _is_undeclared(self, key: ResourceKey) -> bool:
         row = self._models.status.get(str(key))
         return row is None or row.is_foreign
 
     async def _publish(
-        self, listing: ListingAssembler, found: Sequence[tuple[ResourceKey, Observed]]
+        self, listing: ListingAssembler, observations: Sequence[tuple[ResourceKey, Observed]]
     ) -> None:
         age = self._age(listing)
         await self._intake.publish(
@@ -376,8 +378,8 @@ class Observer:
                 IntakeMessageOut(
                     "observed", key, replace(observed, age_seconds=age), self._new_id()
                 )
-                for key, observed in found
-                if str(key) not in self._models.damage  # held: the decider would not process it
+                for key, observed in observations
+                if str(key) not in self._models.damage  # held: the decider skips it
             ]
         )
 
@@ -390,21 +392,21 @@ class Observer:
     ) -> list[tuple[ResourceKey, Observed]]:
         """Read objects that the listing neither contains nor proves to be absent."""
         name, searches = listing.began.provider_config, self._providers.searches
-        slots = asyncio.Semaphore(min(config.limits.concurrency, READS_AT_ONCE))
+        slots = asyncio.Semaphore(min(config.limits.concurrency, MAX_CONCURRENT_READS))
 
-        async def one(row: StatusRow) -> list[tuple[ResourceKey, Observed]]:
+        async def read(row: StatusRow) -> list[tuple[ResourceKey, Observed]]:
             async with slots:
                 with self._gates.of(name).calls(name):
                     return await _read_one(provider, row, listing, findings.losses, searches)
 
-        found: list[tuple[ResourceKey, Observed]] = []
-        async for rows in with_pauses(findings.doubtful):  # an empty listing lacks all
-            for some in await asyncio.gather(*(one(row) for row in rows)):
-                found += some
-        return found
+        observations: list[tuple[ResourceKey, Observed]] = []
+        async for rows in in_slices(findings.doubtful):  # an empty listing makes all doubtful
+            for chunk in await asyncio.gather(*(read(row) for row in rows)):
+                observations += chunk
+        return observations
 
-    async def _without_unclear(
-        self, began: ListingBegan, found: list[tuple[ResourceKey, Observed]]
+    async def _withhold_unclear(
+        self, began: ListingBegan, observations: list[tuple[ResourceKey, Observed]]
     ) -> list[tuple[ResourceKey, Observed]]:
         """Return the observations without objects that may be newer than the log.
 
@@ -412,27 +414,31 @@ class Observer:
             ListingRefusedError: the listing must wait until its API is held.
         """
         if self._twins is None:
-            return found
-        shown = [Suspect(key, each.object) for key, each in found if each.object is not None]
+            return observations
+        suspects = [
+            Suspect(key, each.object) for key, each in observations if each.object is not None
+        ]
         known_version = self._models.known_version
-        compared = await self._twins.report(began.provider_config, began.kind, shown, known_version)
-        if compared.must_wait:
+        comparison = await self._twins.report(
+            began.provider_config, began.kind, suspects, known_version
+        )
+        if comparison.must_wait:
             raise ListingRefusedError(
                 "the API has objects that are newer than this log; the listing waits until its "
                 "ProviderConfig is held"
             )
-        return [each for each in found if each[0] not in compared.unclear]
+        return [each for each in observations if each[0] not in comparison.unclear]
 
     def _age(self, listing: ListingAssembler) -> float | None:
-        if listing.began_by is None:
+        if listing.began_monotonic is None:
             return None
-        return round(self._clock() - listing.began_by + _HALF_MILLISECOND, 3)
+        return round(self._clock() - listing.began_monotonic + _HALF_MILLISECOND, 3)
 
     async def _wait_for_log(self) -> None:
-        """Wait until the rows include every declaration and action behind the listed objects.
+        """Wait until the rows include all declarations and actions that led to the listed objects.
 
-        Listed objects were decided before. With stale rows, an object that another resource has
-        just created would count as unmanaged, and an exclusive scope would delete it.
+        With stale rows, an object that another resource has just created would count as unmanaged,
+        and an exclusive scope would delete it.
         """
         if self._catch_up is None:
             return
@@ -452,14 +458,14 @@ async def _read_one(
     uid = row.read_uid(unique_names=listing.unique_names)
     external_name = row.external_name  # the projection may update the row during the read
     try:
-        seen = await provider.read(external_name, uid)
+        existing = await provider.read(external_name, uid)
     except ProviderError as error:
         _logger.warning("reading an object failed", resource=str(row.key), error=str(error))
         return []
     recorded = None
-    if seen is not None:
-        recorded = await searches.complete(hide_and_digest(seen, searches.secrecy, [row]))
-    if seen is not None and (recorded is None or not is_news(recorded[1], row)):
+    if existing is not None:
+        recorded = await searches.complete(hide_and_digest(existing, searches.secrecy, [row]))
+    if existing is not None and (recorded is None or not is_news(recorded[1], row)):
         return []
     observed = Observed(
         listing.began.provider_config,
@@ -469,6 +475,6 @@ async def _read_one(
         listing.began.as_of,
         listing.began_at,
         losses=losses,
-        absent_uid=uid if seen is None else None,
+        absent_uid=uid if existing is None else None,
     )
     return [(row.key, observed)]

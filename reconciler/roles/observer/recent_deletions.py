@@ -8,18 +8,18 @@ from typing import Final, NamedTuple
 from events.log import Action, ActionAbandoned, ActionDecided, ActionSucceeded, LogEvent
 
 MAX_DELETIONS: Final = 10_000
-"""Limit of recorded deletions, of all APIs."""
+"""Limit on recorded deletions of all APIs."""
 
 DELETED_SECONDS: Final = 60.0
 """Maximum age of a listing that another process has started.
 
-An API may also list a deleted object for this time. An object with our owner label then counts as
-the deleted one.
+An API may also list a deleted object for this long. An object with the deleted id and an owner
+label then counts as the deleted one.
 """
 
 
 class _Deletion(NamedTuple):
-    place: tuple[str, str]
+    target: tuple[str, str]
     uid: str
     at: float
 
@@ -31,17 +31,17 @@ class RecentDeletions:
         self._clock = clock
         self._by_action: dict[str, _Deletion] = {}
 
-    def notice(self, event: LogEvent) -> None:
+    def handle_event(self, event: LogEvent) -> None:
         """Record a decided, succeeded or abandoned deletion."""
         match event.data:
             case ActionDecided(Action(action_id, operation="Delete", uid=str(uid)) as action):
-                place = (action.provider_config, event.key.kind)
-                self._by_action[action_id] = _Deletion(place, uid, self._clock())
+                target = (action.provider_config, event.key.kind)
+                self._by_action[action_id] = _Deletion(target, uid, self._clock())
                 if len(self._by_action) > MAX_DELETIONS:
                     del self._by_action[next(iter(self._by_action))]
             case ActionSucceeded(action_id, operation="Delete"):
-                if (known := self._by_action.get(action_id)) is not None:
-                    self._by_action[action_id] = known._replace(at=self._clock())
+                if (deletion := self._by_action.get(action_id)) is not None:
+                    self._by_action[action_id] = deletion._replace(at=self._clock())
             case ActionAbandoned(action_id):
                 self._by_action.pop(action_id, None)
             case _:
@@ -52,13 +52,13 @@ class RecentDeletions:
     ) -> frozenset[str]:
         """Return the ids of deleted objects that a listing of one kind at one API may contain.
 
-        ``began``: start of the listing on this object's clock. An object that an API lists for
-        longer than ``grace_seconds`` after a deletion exists again, because its id may be reused.
+        ``began``: start of the listing on the monotonic clock, None if another process started it.
+        After ``grace_seconds``, a listed object counts as new, because ids may be reused.
         """
         since = (self._clock() - DELETED_SECONDS if began is None else began) - grace_seconds
-        place = (provider_config, kind)
+        target = (provider_config, kind)
         return frozenset(
             each.uid
             for each in self._by_action.values()
-            if each.place == place and each.at >= since
+            if each.target == target and each.at >= since
         )

@@ -1,9 +1,9 @@
 """Predict the effects of declarations: the whole loop in memory, with the functions of the roles.
 
-Resources are loaded from the log. Events that would be appended only change a copy of the read
-models. Each action gets a result as if it succeeded, references are updated as the sweeper updates
-them, and the known objects of a changed configuration are listed again (ADR 0038). An action of a
-composed resource declares and withdraws its parts, as its provider does.
+Resources are loaded from the log. Predicted events only change a copy of the read models. Each
+action gets a successful result, references are updated as by the sweeper, and the known objects of
+a changed configuration are listed again (ADR 0038). An action of a composed resource declares and
+withdraws its parts, as its provider does.
 """
 
 from __future__ import annotations
@@ -67,28 +67,28 @@ from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
-from reconciler.roles.decider.repository import KeptResource, ResourceRepository
-from reconciler.roles.observer.listing import ListingAssembler, observations
+from reconciler.roles.decider.repository import FoldedResource, ResourceRepository
+from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.definitions import Definitions
-from reconciler.roles.sweeper.reference_index import ReferenceIndex, rows_of
+from reconciler.roles.sweeper.reference_index import ReferenceIndex, select_rows
 from reconciler.roles.sweeper.references import definition_messages, reference_messages
-from reconciler.roles.sweeper.sweeper import has_its_configuration_now
+from reconciler.roles.sweeper.sweeper import is_configuration_ready
 
-AFTER_EVERYTHING: Final = 2**53
-"""Positions from this one on are predicted: no stream has that number of messages."""
+FIRST_PREDICTED_POSITION: Final = 2**53
+"""First predicted position, which no stream reaches."""
 
 MAX_ROUNDS: Final = 1_000
 _ACTOR: Final = "foresight"
 _UNKNOWN_DIGEST: Final = "unknown"
 
 
-class EndlessForesightError(RuntimeError):
-    """The prediction does not end. A defect, reported instead of a loop."""
+class UnsettledPredictionError(RuntimeError):
+    """The prediction does not settle, because of a defect that would otherwise loop endlessly."""
 
 
-class Place(NamedTuple):
-    """The objects of one kind that one ProviderConfig reaches."""
+class ListingTarget(NamedTuple):
+    """A ProviderConfig, and a kind that it lists."""
 
     config: str
     kind: str
@@ -98,12 +98,12 @@ class Place(NamedTuple):
 class ForeseenAction:
     """An action that would be decided, and its changes.
 
-    ``parts``: its effects on the parts of a composed object. ``goes_on``: another step follows when
+    ``parts``: its changes to the parts of a composed object. ``goes_on``: another step follows once
     they are ready.
     """
 
     action: Action
-    changes: list[tuple[FieldDifference, object]]  # with the last applied value
+    changes: list[tuple[FieldDifference, object]]  # each with the last applied value
     was_under_way: bool = False
     needs_approval: bool = False
     parts: list[PartChange] = field(default_factory=list[PartChange])
@@ -115,27 +115,26 @@ class ForeseenResource:
     """The state of a resource, and its predicted changes."""
 
     key: ResourceKey
-    base: KeptResource
+    base: FoldedResource
     state: ResourceState
     turn: Turn | None = None  # of its declaration
-    is_withdrawn: bool = False  # by the plan, or by the composed resource of which it is a part
+    is_withdrawn: bool = False  # by the plan, or by its composed resource
     part_of: ResourceKey | None = None  # the composed resource that declares or withdraws it
     refused: Reply | None = None  # the rejection of its declaration
-    observed_at: datetime | None = None  # the time of the last observation in the log
-    is_approved: bool = False  # by the prediction: its next action requires approval
+    observed_at: datetime | None = None  # time of the last observation in the log
+    is_approved: bool = False  # in the prediction, because its next action requires approval
     claims: list[OwnershipClaimed] = field(default_factory=list[OwnershipClaimed])
     releases: list[OwnershipReleased] = field(default_factory=list[OwnershipReleased])
     actions: list[ForeseenAction] = field(default_factory=list[ForeseenAction])
 
     @property
     def digest(self) -> str:
-        """Digest of the events that its declaration would append."""
+        """Digest of the events that the declaration would append."""
         return "" if self.turn is None else turn_digest(self.turn.events)
 
     @property
-    # Compare with the outcome in the log.
     def outcome_changes(self) -> bool:
-        """Whether its outcome would change."""
+        """Whether the outcome would differ from the one in the log."""
         current, predicted = self.base.state.outcome, self.state.outcome
         if current is None or predicted is None:
             return current is not predicted
@@ -143,15 +142,15 @@ class ForeseenResource:
 
 
 class Foresight:
-    """The predicted resources of a log. Use it once, and read ``found``."""
+    """Predicts the resources of a log. Use an instance once, and read ``resources``."""
 
     def __init__(
         self, log: EventLog, models: ReadModels, kinds: KindRegistry, now: datetime
     ) -> None:
-        self.found: dict[ResourceKey, ForeseenResource] = {}
-        self.unread: dict[ResourceKey, str] = {}
-        # Number of objects of configurations that move to another API.
-        self.elsewhere: dict[str, int] = {}
+        self.resources: dict[ResourceKey, ForeseenResource] = {}
+        self.unreadable: dict[ResourceKey, str] = {}
+        # Number of objects by configuration that moves to another API.
+        self.moved_objects: dict[str, int] = {}
         self.configurations = Configurations()
         self.kinds = kinds
         self._log = log
@@ -160,14 +159,14 @@ class Foresight:
         self._now = now
         self._repository = ResourceRepository(log)
         self._index = ReferenceIndex()
-        self._positions = count(AFTER_EVERYTHING)
+        self._positions = count(FIRST_PREDICTED_POSITION)
         self._redefined: set[str] = set()
         self._reconfigured: set[str] = set()
         self._observed_again: set[ResourceKey] = set()
         self._refers: Graph = {}
-        self._places: dict[str, str] = {}
-        self._contents: dict[str, Fields] = {}  # of sets, by digest
-        self._listed: set[Place] = set()  # for this plan
+        self._endpoints: dict[str, str] = {}
+        self._contents: dict[str, Fields] = {}  # contents of manifest sets, by digest
+        self._listed: set[ListingTarget] = set()  # by fresh listings for this plan
         self._blocked: set[str] = set()  # actions whose parts belong to another resource
 
     async def load(self) -> None:
@@ -175,11 +174,11 @@ class Foresight:
         await self._definitions.load(self._log)
         await self.configurations.load(self._log)
         self._index.build(self._models.status.items())
-        self._index.take_moved()  # changes in progress are not part of this plan
+        self._index.take_changed()  # changes in progress are not part of this plan
         self._definitions.listen(self._redefined.add)
         self.configurations.listen(self._reconfigured.add)
         configs = self.configurations.by_name.items()
-        self._places = {name: config.endpoint for name, config in configs}
+        self._endpoints = {name: config.endpoint for name, config in configs}
 
     async def declare(self, manifests: Iterable[Manifest]) -> None:
         """Declare manifests, and predict all consequences."""
@@ -189,244 +188,252 @@ class Foresight:
         for rank in sorted(by_rank):
             work = {each.key: [Declared(each)] for each in by_rank[rank]}
             await self._decide(work, declaring=True)
-        await self._to_the_end()
+        await self._settle()
 
     async def withdraw(self, keys: Iterable[ResourceKey]) -> None:
         """Withdraw declarations, and predict all consequences."""
         work = {key: [Withdrawn()] for key in keys}
         await self._decide(work, declaring=True)
-        for key in work.keys() & self.found.keys():
-            self.found[key].is_withdrawn = True
-        await self._to_the_end()
+        for key in work.keys() & self.resources.keys():
+            self.resources[key].is_withdrawn = True
+        await self._settle()
 
-    def places(self, keys: Iterable[ResourceKey]) -> set[Place]:
-        """Return the places of resources and their parts, and all places of system resources."""
+    def listing_targets(self, keys: Iterable[ResourceKey]) -> set[ListingTarget]:
+        """Return the listing targets of resources, their parts, and the system resources."""
         used: dict[ResourceKey, set[str]] = {}
         parts: dict[ResourceKey | None, list[ResourceKey]] = {}
         for row in self._models.status.values():
             used[row.key] = {row.provider_config}
             parts.setdefault(parent_in(row.labels), []).append(row.key)
-        for key, mine in self.found.items():
-            spec = mine.state.desired.spec
-            configs = {mine.base.state.provider_config, mine.state.provider_config}
+        for key, resource in self.resources.items():
+            spec = resource.state.desired.spec
+            configs = {resource.base.state.provider_config, resource.state.provider_config}
             configs |= set() if spec is None else {spec.provider_config}
             used[key] = used.get(key, set()) | configs
-            parts.setdefault(mine.part_of, []).append(key)
-        wanted, pending = set[ResourceKey](), list(keys)
+            parts.setdefault(resource.part_of, []).append(key)
+        selected, pending = set[ResourceKey](), list(keys)
         while pending:
             key = pending.pop()
-            if key not in wanted:
-                wanted.add(key)
+            if key not in selected:
+                selected.add(key)
                 pending += parts.get(key, ())
-        defined = {key.name for key in wanted if key.kind == KIND_DEFINITION_KIND}
-        found = {
-            Place(config, key.kind)
+        defined = {key.name for key in selected if key.kind == KIND_DEFINITION_KIND}
+        targets = {
+            ListingTarget(config, key.kind)
             for key, configs in used.items()
-            if key in wanted or key.kind in defined
+            if key in selected or key.kind in defined
             for config in configs
             if config in self.configurations.by_name
         }
-        return found | {
-            Place(name, kind.name)
+        return targets | {
+            ListingTarget(name, kind.name)
             for name, config in self.configurations.by_name.items()
-            if config_key(name) in wanted
+            if config_key(name) in selected
             for kind in self.kinds.of_provider(config.provider)
         }
 
     async def observe(self, config: str, kind: str, objects: Mapping[str, ExternalObject]) -> None:
         """Process a complete listing, and predict all consequences."""
-        self._listed.add(Place(config, kind))
+        self._listed.add(ListingTarget(config, kind))
         await self._decide(await self._observations_of(config, kind, objects))
-        await self._to_the_end()
+        await self._settle()
 
-    def observed_at(self, mine: ForeseenResource) -> datetime | None:
-        """Return the time of an object's last read, by a listing for this plan or in the log."""
-        state, place = mine.state, Place(mine.state.provider_config, mine.key.kind)
-        seen = mine.base.state.observed.object or state.observed.object
-        if seen is None or place not in self._listed:
-            return mine.observed_at
+    def observed_at(self, resource: ForeseenResource) -> datetime | None:
+        """Return the time of an object's last read, for this plan or according to the log."""
+        state = resource.state
+        target = ListingTarget(state.provider_config, resource.key.kind)
+        existing = resource.base.state.observed.object or state.observed.object
+        if existing is None or target not in self._listed:
+            return resource.observed_at
         scope = self.configurations.by_name[state.provider_config].scope
-        return self._now if scope.has(seen.name, seen.labels) else mine.observed_at
+        return self._now if scope.has(existing.name, existing.labels) else resource.observed_at
 
-    # --- from one turn to the next
+    # --- turns
 
-    async def _to_the_end(self) -> None:
+    async def _settle(self) -> None:
         for _ in range(MAX_ROUNDS):
-            work = await self._results()
+            work = await self._action_results()
             for key, data in await self._follow_up_messages():
                 work.setdefault(key, []).append(data)
             if not work:
                 return
             await self._decide(work)
-        raise EndlessForesightError(f"the plan did not settle after {MAX_ROUNDS} rounds")
+        raise UnsettledPredictionError(f"the plan did not settle after {MAX_ROUNDS} rounds")
 
     async def _decide(
         self, work: Mapping[ResourceKey, Sequence[IntakeData]], *, declaring: bool = False
     ) -> None:
         await self._load_resources(work)
-        for key, said in work.items():
-            if key not in self.found:
+        for key, messages in work.items():
+            if key not in self.resources:
                 continue
-            mine = self.found[key]
-            commands = [self._command(data) for data in said]
-            turn = decide(mine.state, commands, self._context(key))
+            resource = self.resources[key]
+            commands = [self._command(data) for data in messages]
+            turn = decide(resource.state, commands, self._context(key))
             if declaring:
-                mine.turn = turn
-            elif mine.part_of is not None:
+                resource.turn = turn
+            elif resource.part_of is not None:
                 refused = (each for each in turn.replies if each is not None and not each.accepted)
-                mine.refused = next(refused, mine.refused)
-            self._take(mine, turn)
+                resource.refused = next(refused, resource.refused)
+            self._apply_turn(resource, turn)
 
     async def _load_resources(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
         """Load resources on first use, and the targets of new declarations."""
-        new = [key for key in work if key not in self.found]
-        kept = await self._repository.get(new)
+        new = [key for key in work if key not in self.resources]
+        loaded = await self._repository.get(new)
         for key in new:
-            if key in kept:
+            if key in loaded:
                 row = self._models.status.get(str(key))
                 observed_at = None if row is None else row.observed_at
-                self.found[key] = ForeseenResource(
-                    key, kept[key], kept[key].state, observed_at=observed_at
+                self.resources[key] = ForeseenResource(
+                    key, loaded[key], loaded[key].state, observed_at=observed_at
                 )
             else:
-                self.unread[key] = str(
-                    self._repository.broken.get(key, "its history is unreadable")
+                self.unreadable[key] = str(
+                    self._repository.errors.get(key, "its history is unreadable")
                 )
-        await self._read_contents([self.found[key] for key in new if key in kept])
+        await self._read_contents([self.resources[key] for key in new if key in loaded])
         targets = {
             each
-            for key, said in work.items()
+            for key, messages in work.items()
             for each in targets_of(
-                [self._command(data) for data in said], self.kinds.find(key.kind), key
+                [self._command(data) for data in messages], self.kinds.find(key.kind), key
             )
         }
         if targets:
             self._refers = await graph_from(targets, self._repository)
-            for key, mine in self.found.items():  # the predicted state is newer than the log
-                if (spec := mine.state.desired.spec) is not None:
+            # The predicted state is newer than the log.
+            for key, resource in self.resources.items():
+                if (spec := resource.state.desired.spec) is not None:
                     self._refers[str(key)] = tuple(each.target for each in spec.references)
 
-    async def _read_contents(self, met: Iterable[ForeseenResource]) -> None:
-        """Read the stored contents that these resources have, or may have next."""
+    async def _read_contents(self, resources: Iterable[ForeseenResource]) -> None:
+        """Read the stored contents that resources have or would have."""
         indexes = {
-            ResourceKey(mine.key.namespace, COMPOSED_CONTENT_KIND, digest)
-            for mine in met
-            for digest in contents_in(mine.state.observed.object, mine.state.desired.fields)
+            ResourceKey(resource.key.namespace, COMPOSED_CONTENT_KIND, digest)
+            for resource in resources
+            for digest in contents_in(resource.state.observed.object, resource.state.desired.fields)
         }
         for index, stored in (await self._stored(indexes)).items():
             chunks = [msgspec.structs.replace(index, name=each) for each in stored.chunks]
             self._contents[index.name] = merge_chunks((await self._stored(chunks)).values())
 
     async def _stored(self, keys: Iterable[ResourceKey]) -> dict[ResourceKey, ComposedContentSpec]:
-        kept = await self._repository.get(list(keys))
+        loaded = await self._repository.get(list(keys))
         return {
             key: msgspec.convert(each.state.desired.fields, ComposedContentSpec)
-            for key, each in kept.items()
+            for key, each in loaded.items()
             if each.state.desired.is_declared
         }
 
-    def _take(self, mine: ForeseenResource, turn: Turn) -> None:
-        mine.state = turn.state
+    def _apply_turn(self, resource: ForeseenResource, turn: Turn) -> None:
+        resource.state = turn.state
         for event in turn.events:
             row = self._models.apply(next(self._positions), event)
-            self._index.note(event.subject, self._models.status.get(event.subject, row))
+            self._index.update(event.subject, self._models.status.get(event.subject, row))
             if event.key.namespace == SYSTEM_NAMESPACE:
                 self._definitions.apply(event)
                 self.configurations.apply(event)
             match event.data:
                 case ActionDecided(action):
-                    mine.actions.append(self._foreseen(mine, action))
+                    resource.actions.append(self._build_action(resource, action))
                 case OwnershipClaimed():
-                    mine.claims.append(event.data)
+                    resource.claims.append(event.data)
                 case OwnershipReleased():
-                    mine.releases.append(event.data)
+                    resource.releases.append(event.data)
                 case _:
                     pass
 
-    def _foreseen(self, mine: ForeseenResource, action: Action) -> ForeseenAction:
-        approved, mine.is_approved = mine.is_approved, False
-        changes = Comparison.of(mine.state, self._context(mine.key)).changes(action)
-        parts, is_step = self._parts(mine, action)
+    def _build_action(self, resource: ForeseenResource, action: Action) -> ForeseenAction:
+        approved, resource.is_approved = resource.is_approved, False
+        changes = Comparison.of(resource.state, self._context(resource.key)).changes(action)
+        parts, has_next = self._part_changes(resource, action)
         return ForeseenAction(
-            action, changes, needs_approval=approved, parts=parts, goes_on=is_step
+            action, changes, needs_approval=approved, parts=parts, goes_on=has_next
         )
 
-    def _parts(self, mine: ForeseenResource, action: Action) -> tuple[list[PartChange], bool]:
-        kind, spec = self.kinds.find(mine.key.kind), mine.state.desired.spec
+    def _part_changes(
+        self, resource: ForeseenResource, action: Action
+    ) -> tuple[list[PartChange], bool]:
+        kind, spec = self.kinds.find(resource.key.kind), resource.state.desired.spec
         if kind is None or kind.composition is None or spec is None:
             return [], False
-        seen = mine.state.observed.object
-        if seen is not None:
-            seen = msgspec.structs.replace(seen, fields=self._whole(seen.fields))
-        action = msgspec.structs.replace(action, fields=self._whole(action.fields))
-        parts = part_changes(mine.key, action, seen)
-        return parts, has_next_step(kind, mine.key, spec.fields, action)
+        existing = resource.state.observed.object
+        if existing is not None:
+            existing = msgspec.structs.replace(
+                existing, fields=self._with_contents(existing.fields)
+            )
+        action = msgspec.structs.replace(action, fields=self._with_contents(action.fields))
+        parts = part_changes(resource.key, action, existing)
+        return parts, has_next_step(kind, resource.key, spec.fields, action)
 
-    def _whole(self, fields: Fields) -> Fields:
-        """Return an object's fields, with content that is stored separately."""
+    def _with_contents(self, fields: Fields) -> Fields:
+        """Return an object's fields with the content that is stored separately."""
         return {**fields, **self._contents.get(fields.get(CONTENT, ""), {})}
 
-    # --- what comes in
+    # --- messages
 
-    async def _results(self) -> dict[ResourceKey, list[IntakeData]]:
-        """Return results for all actions: each succeeds, and pending approvals are given."""
+    async def _action_results(self) -> dict[ResourceKey, list[IntakeData]]:
+        """Return a successful result for each action, and an approval for each pending plan."""
         results: dict[ResourceKey, list[IntakeData]] = {}
-        for key, mine in list(self.found.items()):
-            flight, outcome = mine.state.actions.in_flight, mine.state.outcome
-            approval = mine.state.holds.approval
+        for key, resource in list(self.resources.items()):
+            flight, outcome = resource.state.actions.in_flight, resource.state.outcome
+            approval = resource.state.holds.approval
             waits = flight is None and outcome is not None and outcome.reason == Hold.APPROVAL
             if waits and approval is not None:
-                mine.is_approved = True
+                resource.is_approved = True
                 results[key] = [Approved(Hold.APPROVAL, plan=approval.plan)]
                 continue
             if flight is None or flight.is_held or flight.action.action_id in self._blocked:
                 continue
-            if not any(each.action.action_id == flight.action.action_id for each in mine.actions):
-                parts, is_step = self._parts(mine, flight.action)
-                under_way = ForeseenAction(flight.action, [], True, parts=parts, goes_on=is_step)
-                mine.actions.append(under_way)
-            told = await self._part_messages(mine, mine.actions[-1].parts)
-            report = self._report(key, mine)
-            if isinstance(told, str):
+            if not any(
+                each.action.action_id == flight.action.action_id for each in resource.actions
+            ):
+                parts, has_next = self._part_changes(resource, flight.action)
+                under_way = ForeseenAction(flight.action, [], True, parts=parts, goes_on=has_next)
+                resource.actions.append(under_way)
+            part_messages = await self._part_messages(resource, resource.actions[-1].parts)
+            report = self._report(key, resource)
+            if isinstance(part_messages, str):
                 self._blocked.add(flight.action.action_id)
-                error = ActionError("NotDone", told)
+                error = ActionError("NotDone", part_messages)
                 report = msgspec.structs.replace(report, error=error, object=None)
             else:
-                for part, said in told.items():
-                    results.setdefault(part, []).append(said)
+                for part, message in part_messages.items():
+                    results.setdefault(part, []).append(message)
             results.setdefault(key, []).append(report)
         return results
 
     async def _part_messages(
-        self, mine: ForeseenResource, parts: Sequence[PartChange]
+        self, resource: ForeseenResource, parts: Sequence[PartChange]
     ) -> dict[ResourceKey, IntakeData] | str:
-        """Declare and withdraw parts like the provider, or return why a part is not its own."""
+        """Declare and withdraw parts like the provider, or describe a conflict over a part."""
         await self._load_resources({each.key: () for each in parts})
-        told: dict[ResourceKey, IntakeData] = {}
+        messages: dict[ResourceKey, IntakeData] = {}
         for each in parts:
-            part = self.found.get(each.key)
+            part = self.resources.get(each.key)
             if part is None:
                 continue
             desired = part.state.desired
             labels = {} if desired.spec is None else desired.spec.labels
             other_owner = (
-                describe_part_conflict(str(each.key), labels, mine.key.tokens)
+                describe_part_conflict(str(each.key), labels, resource.key.tokens)
                 if desired.is_declared
                 else ""
             )
             if other_owner and each.step == "Declare":
                 return other_owner
             if each.wanted is not None:
-                told[each.key] = Declared(each.wanted)
-            elif not other_owner:  # a part that belongs to another resource stays
-                told[each.key] = Withdrawn()
-        for key, said in told.items():
-            self.found[key].part_of = mine.key
-            self.found[key].is_withdrawn = isinstance(said, Withdrawn)
-        return told
+                messages[each.key] = Declared(each.wanted)
+            elif not other_owner:  # keep a part of another resource
+                messages[each.key] = Withdrawn()
+        for key, message in messages.items():
+            self.resources[key].part_of = resource.key
+            self.resources[key].is_withdrawn = isinstance(message, Withdrawn)
+        return messages
 
-    def _report(self, key: ResourceKey, mine: ForeseenResource) -> Reported:
-        flight = mine.state.actions.in_flight
+    def _report(self, key: ResourceKey, resource: ForeseenResource) -> Reported:
+        flight = resource.state.actions.in_flight
         assert flight is not None
         outputs = [
             name
@@ -436,93 +443,100 @@ class Foresight:
             for name in reference.fields
             if name.startswith("outputs.")
         ]
-        return expected_report(flight.action, flight.attempt, mine.state, outputs, self._now)
+        return expected_report(flight.action, flight.attempt, resource.state, outputs, self._now)
 
     async def _follow_up_messages(self) -> list[tuple[ResourceKey, IntakeData]]:
         """Return the messages that the sweeper and the observer would publish now."""
         rows, damaged = self._models.status, self._models.damage
-        concerned = self._index.take_moved()
-        messages = reference_messages(concerned, self._index, self._models)
+        affected = self._index.take_changed()
+        messages = reference_messages(affected, self._index, self._models)
         for name in sorted(self._redefined):
             kind = self.kinds.find(name)
             if kind is not None and kind.definition is not None:
                 messages += definition_messages(kind.definition, name, rows, damaged)
         self._redefined.clear()
-        told: list[tuple[ResourceKey, IntakeData]] = [(each.key, each.data) for each in messages]
-        told += [
-            (row.key, SecretReported(secret, _UNKNOWN_DIGEST))
-            for row in rows_of(concerned.targets, rows)
-            for secret, known in row.secrets.items()
-            if not known and row.declared and row.key in self.found
+        follow_ups: list[tuple[ResourceKey, IntakeData]] = [
+            (each.key, each.data) for each in messages
         ]
-        told += self._repeated_observations()
+        follow_ups += [
+            (row.key, SecretReported(secret, _UNKNOWN_DIGEST))
+            for row in select_rows(affected.targets, rows)
+            for secret, known in row.secrets.items()
+            if not known and row.declared and row.key in self.resources
+        ]
+        follow_ups += self._repeated_observations()
         changed, self._reconfigured = sorted(self._reconfigured), set()
         for name in changed:
-            told += await self._configuration_messages(name)
-        return told
+            follow_ups += await self._configuration_messages(name)
+        return follow_ups
 
     def _repeated_observations(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
-        """Yield known objects for resources that wait for the next listing, once for each."""
-        for key, mine in self.found.items():
-            seen, last, spec = mine.state.observed, mine.state.outcome, mine.state.desired.spec
+        """Yield known objects for resources that wait for the next listing, once per resource."""
+        for key, resource in self.resources.items():
+            state = resource.state
+            observed, last, spec = state.observed, state.outcome, state.desired.spec
             if spec is not None and last is not None and last.reason == AWAITING_LISTING:
                 if key not in self._observed_again:
                     self._observed_again.add(key)
                     as_of, evidence = next(self._positions), "CompleteListing"
-                    place = (spec.provider_config, spec.external_name)
-                    yield key, Observed(*place, None, evidence, as_of, self._now)
+                    target = (spec.provider_config, spec.external_name)
+                    yield key, Observed(*target, None, evidence, as_of, self._now)
                 continue
-            if mine.state.desired.is_declared or last is None or last.reason != AWAITING_READ:
+            if resource.state.desired.is_declared or last is None or last.reason != AWAITING_READ:
                 continue
-            if seen.object is None or key in self._observed_again:
+            if observed.object is None or key in self._observed_again:
                 continue
             self._observed_again.add(key)
-            shown = Observed(
-                seen.provider_config,
-                seen.object.name,
-                seen.object,
+            observation = Observed(
+                observed.provider_config,
+                observed.object.name,
+                observed.object,
                 "CompleteListing",
                 next(self._positions),
                 self._now,
-                UnmanagedCount(seen.unmanaged or 0, seen.total or 0),
+                UnmanagedCount(observed.unmanaged or 0, observed.total or 0),
                 belongs_to="",
-                known_version=mine.state.version,
+                known_version=resource.state.version,
             )
-            yield key, shown
+            yield key, observation
 
     async def _configuration_messages(self, name: str) -> list[tuple[ResourceKey, IntakeData]]:
         """Wake resources that wait for a changed configuration, and list its known objects."""
         configs = self.configurations.by_name
         rows = [row for row in self._models.status.values() if row.provider_config == name]
-        told: list[tuple[ResourceKey, IntakeData]] = [
+        messages: list[tuple[ResourceKey, IntakeData]] = [
             (row.key, TimerFired("ConfigChanged"))
             for row in rows
-            if has_its_configuration_now(row, configs, self.kinds)
+            if is_configuration_ready(row, configs, self.kinds)
         ]
         config = configs.get(name)
         if config is None:
-            return told
-        if self._places.get(name, config.endpoint) != config.endpoint:
-            self.elsewhere[name] = sum(row.owned for row in rows)
-            return told  # only a listing shows the objects of another API
+            return messages
+        if self._endpoints.get(name, config.endpoint) != config.endpoint:
+            self.moved_objects[name] = sum(row.owned for row in rows)
+            return messages  # only a listing can show the objects of another API
         await self._load_resources({row.key: () for row in rows})
         for kind in self.kinds.of_provider(config.provider):
             objects = self._known_objects(name, kind.name, config)
             if objects:
-                seen = await self._observations_of(name, kind.name, objects)
-                told += [(key, each) for key, said in seen.items() for each in said]
-        return told
+                observations = await self._observations_of(name, kind.name, objects)
+                messages += [(key, each) for key, data in observations.items() for each in data]
+        return messages
 
     def _known_objects(
         self, name: str, kind: str, config: ProviderConfigSpec
     ) -> dict[str, ExternalObject]:
-        """Return the objects in the log that are in a configuration's scope."""
+        """Return the known objects of a kind in a configuration's scope."""
         known: dict[str, ExternalObject] = {}
-        for mine in self.found.values():
-            seen = mine.state.observed.object
-            is_of_it = mine.state.provider_config == name and mine.key.kind == kind
-            if is_of_it and seen is not None and config.scope.has(seen.name, seen.labels):
-                known[f"{seen.name}\n{seen.uid}"] = seen
+        for resource in self.resources.values():
+            existing = resource.state.observed.object
+            is_listed = resource.state.provider_config == name and resource.key.kind == kind
+            if (
+                is_listed
+                and existing is not None
+                and config.scope.has(existing.name, existing.labels)
+            ):
+                known[f"{existing.name}\n{existing.uid}"] = existing
         return known
 
     async def _observations_of(
@@ -537,10 +551,10 @@ class Foresight:
         listing.add(objects.values())
         complete = listing.complete(len(objects))
         rows, damage = self._models.status, self._models.damage.values()
-        findings = await observations(listing, complete, rows, config, self._log.log_id, damage)
+        findings = await compare_listing(listing, complete, rows, config, self._log.log_id, damage)
         work: dict[ResourceKey, list[IntakeData]] = {}
-        for key, seen in findings.observed:
-            work.setdefault(key, []).append(seen)
+        for key, observation in findings.observed:
+            work.setdefault(key, []).append(observation)
         return work
 
     # --- the inputs of `decide`

@@ -1,4 +1,4 @@
-"""Detect events that the log has lost at the end of histories, from the stored read models."""
+"""Detect from the stored read models that the log has lost events at the end of histories."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LogEnds(Protocol):
     """The last positions of the log and of each resource."""
 
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return the position of each resource's newest event, 0 for none."""
+        """Return the position of each resource's newest event, or 0 if it has none."""
         ...
 
     async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return the version of each resource's newest event, 0 for none."""
+        """Return the version of each resource's newest event, or 0 if it has none."""
         ...
 
     async def last_position(self) -> int:
@@ -41,11 +41,11 @@ class LogWithGaps(LogEnds, Protocol):
     """A log that counts its positions without an event."""
 
     async def missing_events(self) -> int:
-        """Return the number of positions without an event. A log never deletes any."""
+        """Return the number of positions without an event. A log never deletes events."""
         ...
 
     async def newest_state(self) -> tuple[str, int]:
-        """Return the resource and the position of the newest cached state; "" and 0 for none."""
+        """Return the resource and position of the newest cached state, or "" and 0."""
         ...
 
 
@@ -53,11 +53,11 @@ class NamedRows(RowStore, Protocol):
     """Rows that can be read separately."""
 
     async def get(self, names: Sequence[str]) -> Mapping[str, bytes]:
-        """Read some rows. Missing ones are omitted."""
+        """Read rows by name. Missing ones are omitted."""
         ...
 
     async def matching(self, pattern: str) -> Mapping[str, bytes]:
-        """Read the rows whose names match a pattern with the wildcards of subjects."""
+        """Read the rows whose names match a pattern with subject wildcards."""
         ...
 
 
@@ -79,33 +79,33 @@ class LogTooShortError(ReconcilerError):
 async def find_short_end(
     log: LogWithGaps, rows: NamedRows, accepted: ReadModels | None = None
 ) -> LogDamage | None:
-    """Return the damage of a log that ends before what stored rows or cached states contain.
+    """Return the damage of a log that ends before events that stored rows or states contain.
 
-    ``accepted``: the losses that earlier starts have accepted are no damage. Raises
-    ``NotFoundOnBusError`` if nothing can store rows.
+    ``accepted``: read models with losses that earlier starts have accepted, which are no damage.
+    Raises ``NotFoundOnBusError`` if the store of the rows does not exist.
     """
     checkpoint, _ = await rows.checkpoint()
     known = read_checkpoint(checkpoint)
-    of_rows = 0 if known is None else known.position
-    resource, of_states = await log.newest_state()
+    row_position = 0 if known is None else known.position
+    resource, state_position = await log.newest_state()
     if accepted is not None and accepted.lost_earlier(resource):
-        of_states = 0  # the newest state is older than the accepted loss
+        state_position = 0  # the newest state is older than the accepted loss
     last = await log.last_position()  # read last, because the log only grows
-    position = max(of_rows, of_states)
+    position = max(row_position, state_position)
     if position <= last:
         return None
-    source = "the stored rows" if position == of_rows else "the cached states"
+    source = "the stored rows" if position == row_position else "the cached states"
     expected = f"a log that ends at position {position} or later, according to {source}"
     return LogDamage("Lost", position, 0, expected, f"one that ends at position {last}")
 
 
 async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> list[LogDamage]:
-    """Return the damage of resources whose newest events the log has lost, from the stored rows.
+    """Return the damage of resources with lost newest events, according to the stored rows.
 
-    ``models``: the rows that the process has read, empty if it needs none.
+    ``models``: the read models of the process, empty if it needs none.
 
     Raises:
-        LogTooShortError: the rows do not contain all these resources.
+        LogTooShortError: the rows do not account for all lost events.
     """
     short = await find_short_end(log, rows)
     if short is None and not await log.missing_events():
@@ -120,14 +120,14 @@ async def find_lost(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> li
 
 
 async def _check_attributed(log: LogWithGaps, rows: NamedRows, models: ReadModels) -> None:
-    """Raise ``LogTooShortError`` unless rows explain all events that the log's end has lost.
+    """Raise ``LogTooShortError`` unless rows account for all events lost at the log's end.
 
-    Losses that earlier starts have accepted neither count as lost nor explain anything.
+    Losses that earlier starts have accepted are excluded on both sides.
     """
     short = await find_short_end(log, rows, accepted=models)
     if short is not None:
         lost = short.position - await log.last_position()
-        # Rows that lost events amid the log do not explain its end.
+        # Rows whose lost events are within the log do not account for its end.
         if await _count_attributed(log, models) < lost + await log.missing_events():
             raise LogTooShortError(short)
 
@@ -136,30 +136,30 @@ async def _count_attributed(log: LogEnds, models: ReadModels) -> int:
     """Count the lost events that belong to resources with a row."""
     rows = [row for name, row in models.status.items() if not models.lost_earlier(name)]
     newest = await log.newest_positions([row.key for row in rows])
-    cut = [row for row in rows if row.position > newest.get(row.key, 0)]
-    versions = await log.newest_versions([row.key for row in cut])
+    truncated = [row for row in rows if row.position > newest.get(row.key, 0)]
+    versions = await log.newest_versions([row.key for row in truncated])
     return sum(
         row.version - versions.get(row.key, 0)
-        for row in cut
+        for row in truncated
         if versions.get(row.key) or not newest.get(row.key)  # an unreadable event has no version
     )
 
 
 async def stored_losses(rows: NamedRows) -> list[LogDamage]:
-    """Return the lost events that the stored rows contain."""
+    """Return the losses that the stored rows record."""
     losses: list[LogDamage] = []
     for payload in (await rows.matching(f"{DAMAGE}.>")).values():
         with suppress(DecodeError):  # written by another client, so the rows are rebuilt
             losses.append(decode_damage(payload))
-    return [one for one in losses if one.problem == "Lost"]
+    return [each for each in losses if each.problem == "Lost"]
 
 
 async def mark_lost(log: LogEnds, models: ReadModels) -> None:
-    """Hold the resources with events in the read models that the log has lost.
+    """Hold the resources whose rows contain events that the log has lost.
 
-    It reads the newest event of every resource, so it is called only if something is missing.
+    This reads the newest event of every resource, so call it only if events are missing.
     """
     newest = await log.newest_positions([row.key for row in models.status.values()])
-    for damage in models.lost(newest):
+    for damage in models.find_losses(newest):
         models.mark_damage(damage)
     models.record_lost_end(await log.last_position())

@@ -1,6 +1,6 @@
 """The projector: maintains the rows of the read models in their store.
 
-Folded changes form batches. Each is one atomic write of rows with their checkpoint. After a stop
+Folded changes form batches, each an atomic write of rows and their checkpoint. If the process stops
 between two batches, the next start continues from the rows (ADR 0019).
 """
 
@@ -19,7 +19,7 @@ from events.integrity import LogDamage
 from events.log import LogEvent
 from projections.read_models import (
     CHECKPOINT,
-    NOTHING,
+    EMPTY_CHECKPOINT,
     SCHEMA,
     Checkpoint,
     OutdatedRowsError,
@@ -36,13 +36,13 @@ GATHER_SECONDS = 0.1
 """Time to collect changes, so that a busy resource is written once instead of five times."""
 
 STANDBY_SECONDS = 0.5
-"""Interval of checks for another projector's writes. After two without any, this one writes."""
+"""Interval between checks for another projector. After two without its writes, this one writes."""
 
-_ROWS_OVER = 4
-"""Rows beyond a batch's size: its last event may change two more, and the fleet's row."""
+_EXTRA_ROWS = 4
+"""Rows beyond a batch's size, because its last event may add two and the fleet's row."""
 
-MAX_WAITING = 16
-"""Limit of batches in memory. Beyond it, reading the log pauses while batches are being written."""
+MAX_WAITING_BATCHES = 16
+"""Limit on batches in memory. Beyond it, reading the log pauses while batches are written."""
 
 _IDLE_CHECKS = 2
 _RETRY_SECONDS = 1.0
@@ -50,7 +50,7 @@ _logger = structlog.get_logger(__name__)
 
 
 async def load_models(store: RowStore) -> ReadModels:
-    """Load the stored read models; empty if the rows cannot be used."""
+    """Load the stored read models, or empty ones if the rows are unusable."""
     rows = await store.load()
     if not rows:
         return ReadModels()
@@ -62,14 +62,14 @@ async def load_models(store: RowStore) -> ReadModels:
 
 
 class _Stored(NamedTuple):
-    """The store's checkpoint, or None if its rows cannot be continued, and its revision."""
+    """The store's revision, and its checkpoint, which is None if the rows are unusable."""
 
     checkpoint: Checkpoint | None
     revision: int
 
 
 class Projector:
-    """Writes the changes of the read models. Of several projectors, one writes."""
+    """Writes changes of the read models. If several projectors run, only one of them writes."""
 
     def __init__(self, models: ReadModels, store: RowStore) -> None:
         self._models = models
@@ -77,11 +77,11 @@ class Projector:
         self._batch_rows = store.rows_at_once
         self._waiting = deque(_loss_batches(models, store.rows_at_once))
         self._changed = asyncio.Event()
-        self._filled = asyncio.Event()
+        self._is_batch_full = asyncio.Event()
         self._progress = asyncio.Event()
-        self._has_moved = False
+        self._has_progressed = False
         self._is_stuck = False  # the last round wrote none of the waiting batches
-        self._stored: _Stored | None = None  # none: must be read
+        self._stored: _Stored | None = None  # None: must be read
         self._stands_by = False
         self._idle_checks = 0
         if self._waiting:
@@ -90,21 +90,21 @@ class Projector:
     def apply(self, position: int, event: LogEvent) -> None:
         """Fold an event. The change is written soon."""
         self._models.apply(position, event)
-        self._note_change()
+        self._handle_change()
 
     def fold_damage(self, damage: LogDamage) -> None:
         """Fold damage in the order of events. The change is written soon."""
         self._models.fold_damage(damage)
-        self._note_change()
+        self._handle_change()
 
     def mark_damage(self, damage: LogDamage) -> None:
         """Mark damage at any position. The change is written soon."""
         self._models.mark_damage(damage)
-        self._note_change()
+        self._handle_change()
 
-    async def has_room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the number of waiting batches is below the limit, unless writing fails."""
-        while len(self._waiting) > MAX_WAITING and not self._is_stuck:
+        while len(self._waiting) > MAX_WAITING_BATCHES and not self._is_stuck:
             self._progress.clear()
             await self._progress.wait()
 
@@ -113,11 +113,11 @@ class Projector:
         try:
             while True:
                 await self._changed.wait()
-                await self._gather()
+                await self._collect_changes()
                 self._changed.clear()
                 await self._write_or_wait()
         finally:
-            await self._write_at_the_end()
+            await self._write_at_shutdown()
 
     async def flush(self) -> None:
         """Write all changes so far, unless another projector does."""
@@ -126,19 +126,19 @@ class Projector:
 
     # --- folding
 
-    def _note_change(self) -> None:
+    def _handle_change(self) -> None:
         if self._models.changed_rows >= self._batch_rows:
             self._end_batch()
-            self._filled.set()
+            self._is_batch_full.set()
         self._changed.set()
 
     def _end_batch(self) -> None:
         changes = self._models.take_changes()
         if changes is None:
             return
-        if self._is_stuck and len(self._waiting) > MAX_WAITING:
-            # Larger than a batch, to bound the number of batches in memory.
-            changes = self._waiting.pop().then(changes)
+        if self._is_stuck and len(self._waiting) > MAX_WAITING_BATCHES:
+            # Enlarge the last batch, to bound the number of batches in memory.
+            changes = self._waiting.pop().merge(changes)
         self._waiting.append(changes)
 
     # --- writing
@@ -152,21 +152,21 @@ class Projector:
                 if self._drop_if_stored(stored.checkpoint):
                     continue
                 if stored.checkpoint is None or stored.checkpoint < self._waiting[0].after:
-                    await self._start_over(stored.revision)
+                    await self._rewrite_all(stored.revision)
                 await self._save(self._waiting[0])
         except RowsConflictError:
             await self._stand_by()
 
     async def _save(self, batch: RowChanges) -> None:
-        """Write a batch, in several parts if it has grown while the store failed."""
+        """Write a batch, in several parts if it was enlarged while the store failed."""
         rows = list(batch.rows.items())
-        at_once = self._batch_rows + _ROWS_OVER
-        partly = replace(batch.after, is_whole=False)
-        for start in range(0, max(1, len(rows)), at_once):
-            is_last = start + at_once >= len(rows)
-            checkpoint = batch.checkpoint if is_last else partly
-            await self._save_batch(rows[start : start + at_once], checkpoint)
-        self._forget_first()
+        limit = self._batch_rows + _EXTRA_ROWS
+        incomplete = replace(batch.after, is_whole=False)
+        for start in range(0, max(1, len(rows)), limit):
+            is_last = start + limit >= len(rows)
+            checkpoint = batch.checkpoint if is_last else incomplete
+            await self._save_batch(rows[start : start + limit], checkpoint)
+        self._drop_first()
 
     async def _save_batch(
         self, rows: Sequence[tuple[str, bytes | None]], checkpoint: Checkpoint
@@ -179,21 +179,21 @@ class Projector:
         self._stored = _Stored(checkpoint if checkpoint.is_whole else None, revision)
         reach(Failpoint.PROJECTOR_SAVED)
 
-    async def _start_over(self, revision: int) -> None:
+    async def _rewrite_all(self, revision: int) -> None:
         """Clear the store, and write all rows, because the stored ones are unusable or too old."""
         self._stored = _Stored(None, revision)
         # First exclude other writers: the purge would delete rows that they write before it.
-        await self._save_batch([], replace(NOTHING, is_whole=False))
+        await self._save_batch([], replace(EMPTY_CHECKPOINT, is_whole=False))
         await self._store.clear(self._stored.revision)
-        self._stored = _Stored(NOTHING, self._stored.revision)
-        if self._waiting[0].after > NOTHING:
+        self._stored = _Stored(EMPTY_CHECKPOINT, self._stored.revision)
+        if self._waiting[0].after > EMPTY_CHECKPOINT:
             self._waiting.clear()
             self._waiting.append(self._models.take_all())
 
-    # --- beside another projector
+    # --- coordination with another projector
 
     async def _read_checkpoint(self) -> _Stored:
-        """Read the checkpoint in one read. That of a later release also counts as newer."""
+        """Read the checkpoint. A checkpoint of a later release counts as newer."""
         payload, revision = await self._store.checkpoint()
         checkpoint = read_checkpoint(payload)
         if checkpoint is not None and (checkpoint.schema, checkpoint.is_whole) < (SCHEMA, True):
@@ -202,7 +202,7 @@ class Projector:
         return self._stored
 
     def _drop_if_stored(self, stored: Checkpoint | None) -> bool:
-        """Drop the first batch if its rows, or newer ones, are stored. Return whether they are."""
+        """Drop the first batch if its rows, or newer ones, are stored. Return whether it was."""
         first = self._waiting[0]
         if stored is None or stored < first.checkpoint:
             return False
@@ -210,12 +210,12 @@ class Projector:
             if stored == first.checkpoint:
                 return False
             self._models.mark_damage_changed()
-        self._forget_first()
+        self._drop_first()
         return True
 
-    def _forget_first(self) -> None:
+    def _drop_first(self) -> None:
         self._waiting.popleft()
-        self._has_moved = True
+        self._has_progressed = True
         self._progress.set()
 
     async def _stand_by(self) -> None:
@@ -243,32 +243,32 @@ class Projector:
 
     # --- rounds
 
-    async def _gather(self) -> None:
+    async def _collect_changes(self) -> None:
         if self._stands_by:
             await asyncio.sleep(STANDBY_SECONDS)
         elif not self._waiting:
-            self._filled.clear()
+            self._is_batch_full.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(GATHER_SECONDS):
-                    await self._filled.wait()
-        if not self._waiting:  # otherwise the incomplete batch continues to collect
+                    await self._is_batch_full.wait()
+        if not self._waiting:  # otherwise, the incomplete batch collects further changes
             self._end_batch()
 
     async def _write_or_wait(self) -> None:
-        self._has_moved, failed = False, False
+        self._has_progressed, failed = False, False
         try:
             await self._write_waiting()
         except Exception as error:  # noqa: BLE001 - the rows are a cache
             _logger.warning("writing the read models failed; retrying", error=str(error))
             failed = True
-        self._is_stuck = bool(self._waiting) and not self._has_moved
+        self._is_stuck = bool(self._waiting) and not self._has_progressed
         self._progress.set()
         if failed or self._models.changed_rows:
             self._changed.set()
         if failed:
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _write_at_the_end(self) -> None:
+    async def _write_at_shutdown(self) -> None:
         try:
             async with asyncio.timeout(_RETRY_SECONDS):
                 await self.flush()
@@ -282,7 +282,7 @@ class Projector:
 def _loss_batches(models: ReadModels, batch_rows: int) -> Iterator[RowChanges]:
     """Yield the losses found before the first fold, in batches.
 
-    Any subset of them may be stored with the old checkpoint, because the next start finds the rest.
+    Any subset may be stored with the old checkpoint, because the next start finds the others.
     """
     changes = models.take_changes()
     if changes is None:

@@ -1,9 +1,8 @@
 """The scrubber: verifies the whole log periodically, to find damage before it is needed.
 
-Readers of the log process each event once, and a disk may lose it much later. File systems scrub
-for the same reason. A periodic pass uses a small share of one processor; a pass because the log
-counts more positions without an event than at the last one uses half of it, because the rows of the
-damaged resources are wrong until it finds them.
+Readers process each event only once, and a disk may lose it much later. File systems scrub for the
+same reason. A periodic pass uses a small share of one processor. If the log has new gaps, a pass
+uses half of it, because the rows of the damaged resources are wrong until it finds them.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import structlog
 
 from reconciler.ports import DamageListener, EventLog
 
-FIRST_AFTER_SECONDS: Final = 20.0
+FIRST_DELAY_SECONDS: Final = 20.0
 CHECK_SECONDS: Final = 15.0
-EVERY_SECONDS: Final = 6 * 3_600.0
-_SHARE: Final = 0.1  # of the time
+INTERVAL_SECONDS: Final = 6 * 3_600.0
+_SHARE: Final = 0.1  # fraction of the time
 _URGENT_SHARE: Final = 0.5
 
 _logger = structlog.get_logger(__name__)
@@ -39,8 +38,8 @@ class Scrubber:
         self._log = log
         self._damaged = damaged
         self._clock = clock
-        self._gaps = 0  # counted before the last pass; a start with gaps begins with a pass
-        self._next_pass = clock() + FIRST_AFTER_SECONDS
+        self._gaps = 0  # number at the last pass; 0 at the start, so that gaps trigger a pass
+        self._next_pass = clock() + FIRST_DELAY_SECONDS
 
     async def run(self) -> None:
         """Scrub until canceled."""
@@ -57,15 +56,15 @@ class Scrubber:
         has_new_gaps = gaps > self._gaps
         if has_new_gaps or self._clock() >= self._next_pass:
             await self.scrub(share=_URGENT_SHARE if has_new_gaps else _SHARE)
-            self._gaps, self._next_pass = gaps, self._clock() + EVERY_SECONDS
+            self._gaps, self._next_pass = gaps, self._clock() + INTERVAL_SECONDS
 
     async def scrub(self, *, share: float = _SHARE) -> int:
         """Verify the whole log once. Return the number of valid events."""
-        sound = 0
+        valid_events = 0
         async with self._log.follow(0, damaged=self._damaged) as feed:
             while not feed.caught_up:
                 began = self._clock()
-                sound += len(await feed.next_events())
+                valid_events += len(await feed.next_events())
                 await asyncio.sleep((self._clock() - began) * (1 / share - 1))
-        _logger.debug("verified the log", events=sound)
-        return sound
+        _logger.debug("verified the log", events=valid_events)
+        return valid_events

@@ -31,18 +31,18 @@ class Definitions(SystemResources):
         self._kinds = kinds
         self._generations: dict[str, int] = {}
 
-    async def catch_up(self, log: EventLog, met: Mapping[str, int]) -> None:
-        """Read definitions of which other processes have used a newer generation.
+    async def catch_up(self, log: EventLog, generations: Mapping[str, int]) -> None:
+        """Read definitions of which another process has used a newer generation.
 
-        ``met``: generation by the kind's name, at least 1 for an unknown kind.
+        ``generations``: generation by kind, at least 1 for an unknown kind.
         """
-        behind = [
+        outdated = [
             name
-            for name, generation in met.items()
+            for name, generation in generations.items()
             if self._generations.get(name, 0) < generation and self._may_be_defined(name)
         ]
-        if behind:
-            keys = [ResourceKey(SYSTEM_NAMESPACE, self.kind, name) for name in behind]
+        if outdated:
+            keys = [ResourceKey(SYSTEM_NAMESPACE, self.kind, name) for name in outdated]
             await self.load_histories(log, keys)
 
     def _may_be_defined(self, name: str) -> bool:
@@ -53,8 +53,8 @@ class Definitions(SystemResources):
         """Register the newest definition of a kind."""
         self._generations[name] = data.generation
         try:
-            self._kinds.define(self._built(name, data.fields, data.generation))
-        except InvalidManifestError as error:  # its installed kind may be missing here
+            self._kinds.define(self._build_kind(name, data.fields, data.generation))
+        except InvalidManifestError as error:  # this process may lack the installed kind
             _log.error("invalid KindDefinition", name=name, error=str(error))
             self.withdraw(name)
 
@@ -67,7 +67,7 @@ class Definitions(SystemResources):
     def check(self, key: ResourceKey, fields: Fields) -> None:
         """Raise ``InvalidManifestError`` for a definition that this process cannot use."""
         if key.kind == KIND_DEFINITION_KIND:
-            self._built(key.name, fields, 1)
+            self._build_kind(key.name, fields, 1)
 
-    def _built(self, name: str, fields: Fields, generation: int) -> Kind:
+    def _build_kind(self, name: str, fields: Fields, generation: int) -> Kind:
         return build_defined_kind(self._kinds, name, fields, generation)

@@ -12,18 +12,18 @@ from events.integrity import LogDamage
 from events.log import LogEvent
 from reconciler.ports import DamageListener, EventLog
 
-REMEMBERED_RESOURCES = 50_000
-"""Number of resources (up to twice as many) whose new events are checked to continue the last.
+MAX_TRACKED_RESOURCES = 50_000
+"""Number of resources (at most twice as many) whose new events must continue the last ones.
 
-It takes about 300 bytes per resource. The scrubber checks all resources periodically.
+Each takes about 300 bytes. The scrubber checks all resources periodically.
 """
 
 _logger = structlog.get_logger(__name__)
 
 Subscriber = Callable[[int, LogEvent], object]
-"""Receives the position of each event and the event, in order. Must not block."""
+"""Receives each event and its position, in order. Must not block."""
 
-Pace = Callable[[], Awaitable[None]]
+Backpressure = Callable[[], Awaitable[None]]
 """Awaited before more events are read, so that the memory of subscribers stays bounded."""
 
 
@@ -36,7 +36,7 @@ class LogFeed:
         self._subscribers: list[Subscriber] = []
         self._damage_listeners: list[DamageListener] = []
         self._pending_damage: list[LogDamage] = []
-        self._paces: list[Pace] = []
+        self._backpressures: list[Backpressure] = []
         self.caught_up = asyncio.Event()
         self.position = after
         self._progress = asyncio.Event()
@@ -52,17 +52,17 @@ class LogFeed:
         """
         self._damage_listeners.append(listener)
 
-    def keep_pace(self, pace: Pace) -> None:
-        """Await `pace` before reading more. Call it before ``run``."""
-        self._paces.append(pace)
+    def add_backpressure(self, wait_for_room: Backpressure) -> None:
+        """Await `wait_for_room` before reading more. Call it before ``run``."""
+        self._backpressures.append(wait_for_room)
 
-    def _damaged(self, damage: LogDamage) -> None:
+    def _record_damage(self, damage: LogDamage) -> None:
         _logger.error("the log is damaged", where=str(damage), problem=damage.problem)
         self._pending_damage.append(damage)
 
-    def _report_damage(self, before: float = math.inf) -> None:
-        """Report the damage found before a position."""
-        while self._pending_damage and self._pending_damage[0].position < before:
+    def _report_damage(self, end_position: float = math.inf) -> None:
+        """Report pending damage before ``end_position``."""
+        while self._pending_damage and self._pending_damage[0].position < end_position:
             damage = self._pending_damage.pop(0)
             for listener in self._damage_listeners:
                 listener(damage)
@@ -70,7 +70,7 @@ class LogFeed:
     async def run(self) -> None:
         """Follow the log until canceled."""
         async with self._log.follow(
-            self._after, damaged=self._damaged, max_resources=REMEMBERED_RESOURCES
+            self._after, damaged=self._record_damage, max_resources=MAX_TRACKED_RESOURCES
         ) as feed:
             while True:
                 self._report_damage()
@@ -85,8 +85,8 @@ class LogFeed:
                 self._report_damage()
                 self.position = max(self.position, feed.position)
                 self._progress.set()
-                for pace in self._paces:
-                    await pace()
+                for wait_for_room in self._backpressures:
+                    await wait_for_room()
 
     async def catch_up(self, seconds: float) -> None:
         """Wait until all subscribers have received the log's current end; raises `TimeoutError`."""

@@ -1,4 +1,4 @@
-"""Run long loops in slices, so that leases, requests and other APIs are served in between."""
+"""Run long loops in slices, so that leases, requests and other APIs are not delayed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import AsyncGenerator, Iterable
 from itertools import islice
 from typing import Final, TypeVar
 
-SLICE: Final = 500  # about 10 ms of comparisons, the most expensive work per item
+SLICE_SIZE: Final = 500  # about 10 ms of comparisons, the most expensive work per item
 
 _T = TypeVar("_T")
 
 
-async def with_pauses(items: Iterable[_T]) -> AsyncGenerator[list[_T]]:
-    """Yield the items in slices, and let other tasks run in between.
+async def in_slices(items: Iterable[_T]) -> AsyncGenerator[list[_T]]:
+    """Yield the items in slices, and let other tasks run after each one.
 
-    ``items`` must not change meanwhile, so pass a copy.
+    ``items`` must not change during the iteration, so pass a copy.
     """
-    rest = iter(items)
-    while some := list(islice(rest, SLICE)):
-        yield some
+    iterator = iter(items)
+    while items_of_slice := list(islice(iterator, SLICE_SIZE)):
+        yield items_of_slice
         await asyncio.sleep(0)

@@ -15,17 +15,17 @@ from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.search_turns import SearchTurns
-from reconciler.roles.runtime.secret_guard import SecretiveProvider, secretive, without_secret
+from reconciler.roles.runtime.secret_guard import GuardedProvider, guard_provider, without_secret
 
 _MAX_CALL_SECONDS = 120.0
 
 _Stamp = tuple[int, int, int]
 _Basis = tuple[ProviderConfigSpec, tuple[_Stamp | None, ...]]
-_Opened = tuple[_Basis, SecretiveProvider]
+_Opened = tuple[_Basis, GuardedProvider]
 
 
 class ProviderPool:
-    """Creates providers on first use, and again if their configuration or its files change.
+    """Creates providers on first use, and recreates them if their configuration or files change.
 
     No error of a provider contains its secret.
     """
@@ -55,14 +55,14 @@ class ProviderPool:
         if config is None:
             raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared; declare it")
         kind = self._kinds.as_defined(kind_name, definition)
-        basis, place = (config, _stamps(config)), (config_name, kind_name, kind.connect)
-        opened = self._open.get(place)
+        basis, key = (config, _stamps(config)), (config_name, kind_name, kind.connect)
+        opened = self._open.get(key)
         if opened is not None and opened[0] == basis:
             return opened[1]
         provider = self._build(config_name, config, kind)
         if opened is not None:
             self._close_later(opened[1])
-        self._open[place] = (basis, provider)
+        self._open[key] = (basis, provider)
         return provider
 
     def capabilities(self, kind_name: str) -> Capabilities | None:
@@ -70,7 +70,7 @@ class ProviderPool:
         kind = self._kinds.find(kind_name)
         return None if kind is None else kind.capabilities
 
-    def _build(self, name: str, config: ProviderConfigSpec, kind: Kind) -> SecretiveProvider:
+    def _build(self, name: str, config: ProviderConfigSpec, kind: Kind) -> GuardedProvider:
         if kind.connect is None or kind.provider != config.provider:
             raise ConfigurationError(
                 f"ProviderConfig {name!r} has provider {config.provider!r}, but {kind.name} "
@@ -78,11 +78,11 @@ class ProviderPool:
             )
         secrets = self._stores.for_api(resolve_secret(config.credentials_ref))
         with without_secret(secrets.secrecy):
-            return secretive(kind.connect(config, secrets, CallPermit()), secrets)
+            return guard_provider(kind.connect(config, secrets, CallPermit()), secrets)
 
-    def _close_later(self, provider: SecretiveProvider) -> None:
-        """Close a replaced client after its calls, which would otherwise have unknown results."""
-        task = asyncio.create_task(_closed_when_idle(provider))
+    def _close_later(self, provider: GuardedProvider) -> None:
+        """Close a replaced client after its calls, whose results would otherwise be unknown."""
+        task = asyncio.create_task(_close_when_idle(provider))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
@@ -93,7 +93,7 @@ class ProviderPool:
         self._open.clear()
 
 
-async def _closed_when_idle(provider: SecretiveProvider) -> None:
+async def _close_when_idle(provider: GuardedProvider) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MAX_CALL_SECONDS):
             await provider.until_idle()
@@ -121,7 +121,7 @@ def resolve_secret(reference: CredentialsRef | None) -> str | None:
     """Read a secret. Only the client gets it (invariant 12).
 
     Raises:
-        ConfigurationError: it cannot be read. The text names the place, never the content.
+        ConfigurationError: it cannot be read. The text names its location, never its content.
     """
     if reference is None:
         return None

@@ -1,6 +1,6 @@
-"""A provider whose errors contain no secrets, and whose responses have bounded memory.
+"""A provider whose errors contain no secrets, and whose responses use bounded memory.
 
-The returned objects may contain secrets. ``roles.object_secrets`` hides them before they are
+Returned objects may contain secrets. ``roles.objects.object_secrets`` masks them before they are
 reported, because that requires the strings that are already in the log.
 """
 
@@ -22,12 +22,12 @@ from reconciler.provider.secrets import Secrets
 from reconciler.secrecy import Secrecy
 
 MAX_PAGES: Final = 20_000
-"""Limit of pages per listing, for listings without an end: 250,000 objects at 13 per page."""
+"""Limit on pages per listing, for endless listings: 250,000 objects at 13 per page."""
 
 MAX_ERROR_CHARACTERS: Final = 16_384
-"""Limit of an error's text, which is cut before the search for secrets.
+"""Limit on an error's text, which is truncated before it is searched for secrets.
 
-An API may repeat megabytes in its response, and searching one MiB blocks this process for a second.
+An API may respond with megabytes, and searching 1 MiB blocks this process for a second.
 """
 
 _SUPPRESSED = (
@@ -36,8 +36,8 @@ _SUPPRESSED = (
 )
 
 
-class SecretiveProvider:
-    """Implements ``reconciler.provider.Provider`` with another provider, and counts its calls."""
+class GuardedProvider:
+    """Wraps a ``reconciler.provider.Provider``, and counts its calls."""
 
     def __init__(self, provider: Provider, secrets: Secrets) -> None:
         self._provider = provider
@@ -66,7 +66,7 @@ class SecretiveProvider:
                 self._secrets.has_other_value(each, action.namespace)
                 for each in resolved_secrets_in(action.fields)
             ):
-                # The API may return its response to an earlier call, with a value that this process
+                # The API may repeat its response to an earlier call, with a value that this process
                 # never had.
                 error.message = _SUPPRESSED
                 error.args = (_SUPPRESSED,)
@@ -118,8 +118,8 @@ class SecretiveProvider:
             await self._provider.close()
 
 
-class SecretiveWatchingProvider(SecretiveProvider):
-    """Implements ``reconciler.provider.WatchingProvider`` with another provider."""
+class GuardedWatchingProvider(GuardedProvider):
+    """Wraps a ``reconciler.provider.WatchingProvider``."""
 
     def __init__(self, provider: WatchingProvider, secrets: Secrets) -> None:
         super().__init__(provider, secrets)
@@ -131,35 +131,35 @@ class SecretiveWatchingProvider(SecretiveProvider):
             return await self._watching.changes(after)
 
 
-def secretive(provider: Provider, secrets: Secrets) -> SecretiveProvider:
-    """Return an equivalent provider whose errors contain no secrets."""
+def guard_provider(provider: Provider, secrets: Secrets) -> GuardedProvider:
+    """Wrap a provider, so that its errors contain no secrets."""
     if isinstance(provider, WatchingProvider):
-        return SecretiveWatchingProvider(provider, secrets)
-    return SecretiveProvider(provider, secrets)
+        return GuardedWatchingProvider(provider, secrets)
+    return GuardedProvider(provider, secrets)
 
 
 @contextmanager
 def without_secret(secrecy: Secrecy) -> Generator[None]:
-    """Remove secrets from errors. An error that cannot be cleaned is replaced."""
+    """Mask secrets in errors. An error that cannot be changed is replaced."""
     try:
         yield
     except ProviderError as error:
-        error.message = _cleaned(error.message, secrecy)
-        error.args = tuple(_hidden(each, secrecy) for each in error.args)
+        error.message = _mask(error.message, secrecy)
+        error.args = tuple(_mask_part(each, secrecy) for each in error.args)
         if _is_in_cause(error, secrecy):
             error.__cause__ = error.__context__ = None
         raise
     except ConfigurationError as error:
         if not _is_in(str(error), secrecy) and not _is_in_cause(error, secrecy):
             raise
-        raise ConfigurationError(_cleaned(str(error), secrecy)) from None
+        raise ConfigurationError(_mask(str(error), secrecy)) from None
     except Exception as error:
         if not _is_in(repr(error), secrecy) and not _is_in_cause(error, secrecy):
             raise
-        raise ProviderError(_cleaned(f"{type(error).__name__}: {error}", secrecy)) from None
+        raise ProviderError(_mask(f"{type(error).__name__}: {error}", secrecy)) from None
 
 
-def _cleaned(text: str, secrecy: Secrecy) -> str:
+def _mask(text: str, secrecy: Secrecy) -> str:
     return secrecy.hide_start(text, MAX_ERROR_CHARACTERS)
 
 
@@ -168,17 +168,17 @@ def _is_in(text: str, secrecy: Secrecy) -> bool:
     return len(text) > MAX_ERROR_CHARACTERS or secrecy.is_in(text)
 
 
-def _hidden(part: object, secrecy: Secrecy) -> object:
-    return _cleaned(part, secrecy) if isinstance(part, str) else part
+def _mask_part(argument: object, secrecy: Secrecy) -> object:
+    return _mask(argument, secrecy) if isinstance(argument, str) else argument
 
 
 def _is_in_cause(error: BaseException, secrecy: Secrecy) -> bool:
     """Return whether an error's causes may contain a secret, which a traceback would show."""
-    looked_at = {id(error)}  # a provider may raise an error from itself
-    seen: BaseException | None = error.__cause__ or error.__context__
-    while seen is not None and id(seen) not in looked_at:
-        if _is_in(f"{seen!r} {seen}", secrecy):
+    visited = {id(error)}  # a provider may raise an error from itself
+    cause: BaseException | None = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in visited:
+        if _is_in(f"{cause!r} {cause}", secrecy):
             return True
-        looked_at.add(id(seen))
-        seen = seen.__cause__ or seen.__context__
+        visited.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
     return False

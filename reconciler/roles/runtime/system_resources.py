@@ -19,7 +19,7 @@ Listener = Callable[[str], None]
 
 
 class SystemResources:
-    """All resources of one kind of the system, updated by the events passed to it.
+    """All resources of one system kind, updated by the events passed to it.
 
     A resource with a damaged history is not used at all, because its valid part may be an older
     declaration with another scope or API.
@@ -43,7 +43,7 @@ class SystemResources:
 
     @property
     def names(self) -> set[str]:
-        """All resources that were ever declared."""
+        """Names of all resources that were ever declared."""
         return self._versions.keys() | self._damaged
 
     def version(self, name: str) -> int:
@@ -57,12 +57,12 @@ class SystemResources:
             known[stored.event.key] = stored.position
             self.apply(stored.event)
         newest = await log.newest_positions(list(known))
-        cut = [key for key, position in known.items() if newest[key] != position]
-        if cut:
-            await self.load_histories(log, cut)
+        outdated = [key for key, position in known.items() if newest[key] != position]
+        if outdated:
+            await self.load_histories(log, outdated)
 
     async def load_histories(self, log: EventLog, keys: Sequence[ResourceKey]) -> None:
-        """Read histories with further events: newer ones, or some after damage."""
+        """Read histories that have further events, such as newer ones or events after damage."""
         for resource in (await log.load(keys, use_cache=False)).values():
             if resource.damage is not None:
                 self.mark_damage(resource.damage)
@@ -74,18 +74,18 @@ class SystemResources:
         name = self._name(damage.resource)
         if name is None or name in self._damaged:
             return
-        what = f"a {self.kind} is ignored because its log is damaged"
-        _log.error(what, name=name, where=str(damage))
+        message = f"a {self.kind} is ignored because its log is damaged"
+        _log.error(message, name=name, where=str(damage))
         self._damaged.add(name)
         self.withdraw(name)
         self._notify(name)
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener`` at every later change."""
+        """Call ``listener`` on every later change."""
         self._listeners.append(listener)
 
     def apply(self, event: LogEvent) -> None:
-        """Fold an event of any resource. Most do not concern these."""
+        """Fold an event of any resource; events of other kinds are ignored."""
         if type(event.data) not in (SpecDeclared, SpecWithdrawn):
             return
         name = self._name(event.subject)
@@ -101,8 +101,8 @@ class SystemResources:
         self._notify(name)
 
     def _name(self, resource: str) -> str | None:
-        is_one = resource.startswith(self._prefix)
-        return resource.removeprefix(self._prefix) if is_one else None
+        is_of_kind = resource.startswith(self._prefix)
+        return resource.removeprefix(self._prefix) if is_of_kind else None
 
     def _notify(self, name: str) -> None:
         for listener in self._listeners:

@@ -1,1 +1,1 @@
-"""The sweeper: wakes waiting resources, and reports references and their targets."""
+"""The sweeper, which wakes waiting resources, and reports references and their targets."""

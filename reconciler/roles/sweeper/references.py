@@ -1,9 +1,9 @@
 """Report references to their targets, and the targets' states to the referrers.
 
-Two resources are two aggregates without access to each other. This module compares their rows in
-the read models, level-triggered: after a lost or repeated message, the next sweep finds the same
-difference. Before a reference is reported, a target that is withdrawn at that moment may be
-deleted. Its referrer then waits.
+Two resources are aggregates without access to each other. This module compares their rows in the
+read models, and is level-triggered: after a lost or repeated message, the next sweep finds the same
+difference. A target that is withdrawn before a reference is reported may be deleted. Its referrer
+then waits.
 """
 
 from __future__ import annotations
@@ -30,62 +30,69 @@ from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
 from reconciler.resource.cycle import find_cycle
-from reconciler.roles.sweeper.reference_index import Concerned, NamedSecret, ReferenceIndex, rows_of
+from reconciler.roles.sweeper.reference_index import (
+    AffectedResources,
+    NamedSecret,
+    ReferenceIndex,
+    select_rows,
+)
 
 MAX_REFERRERS: Final = 500
-"""Limit of references that a target records. When one is removed, it records a further one."""
+"""Limit on references that a target records. When one is removed, it records another."""
 
 MAX_VALUE_BYTES: Final = 64 * 1024
-"""Limit of the values that a resource takes from others, because its row and state contain them."""
+"""Limit on values from referenced resources, because a resource's row and state contain them."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _Rows = Mapping[str, StatusRow]
 
 
 def reference_messages(
-    concerned: Concerned, index: ReferenceIndex, models: ReadModels
+    affected: AffectedResources, index: ReferenceIndex, models: ReadModels
 ) -> list[IntakeMessageOut]:
     """Return the messages about changed references.
 
-    ``index`` contains the references of all rows. Damaged resources are excluded: they may still be
-    declared, and a target that is kept for them would be released.
+    ``index`` contains the references of all rows. Damaged resources are excluded, because they may
+    still be declared, and their targets must not be released.
     """
     every_row, damaged = models.status, models.damage
-    rows = [row for row in rows_of(concerned.referrers, every_row) if str(row.key) not in damaged]
-    messages = [*_to_references(rows, every_row, damaged)]
-    for target in sorted(concerned.targets):
+    rows = [
+        row for row in select_rows(affected.referrers, every_row) if str(row.key) not in damaged
+    ]
+    messages = [*_target_messages(rows, every_row, damaged)]
+    for target in sorted(affected.targets):
         if target in damaged:
             continue
         row = every_row.get(target)
         known = {} if row is None else row.references
-        wanted = _first(_wanted(target, index, every_row, damaged), known)
-        for by, (referrer, reference) in wanted.items():
+        current = _limit_referrers(_current_references(target, index, every_row, damaged), known)
+        for by, (referrer, reference) in current.items():
             if known.get(by) != reference.on_withdrawal:
                 data = Referenced(by, reference.on_withdrawal)
-                # A new id at each version of the target: an older message may arrive late and undo
-                # this one, and the bus would drop a repetition as a duplicate. A target without a
-                # row may have changed with any event of the log.
+                # Each version of the target needs a new id: an older message may arrive late and
+                # undo this one, and the bus would drop a repetition as a duplicate. A target
+                # without a row may have changed with any event of the log.
                 version = f"at-{models.position}" if row is None else row.version
                 basis = f"{by}/{referrer.version}/{version}"
                 messages.append(_message(ResourceKey.parse(target), data, basis))
         if row is None:
             continue
-        gone = (by for by in sorted(known.keys() - wanted.keys()) if by not in damaged)
-        messages += [_message(row.key, Unreferenced(by), f"{by}/{row.version}") for by in gone]
+        removed = (by for by in sorted(known.keys() - current.keys()) if by not in damaged)
+        messages += [_message(row.key, Unreferenced(by), f"{by}/{row.version}") for by in removed]
     return messages
 
 
 def secret_messages(
-    concerned: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
+    affected: Iterable[StatusRow], digests: Mapping[NamedSecret, str]
 ) -> list[IntakeMessageOut]:
-    """Return the messages about secrets whose digest differs from that in a resource's row."""
+    """Return the messages about secrets whose digest differs from the one in a resource's row."""
     return [
         _message(
             row.key,
             SecretReported(secret, digest, row.version),
             f"{secret}/{digest}/{row.version}",
         )
-        for row in concerned
+        for row in affected
         for secret, known in row.secrets.items()
         if row.declared
         and (digest := digests.get(NamedSecret(row.namespace, secret))) is not None
@@ -111,44 +118,43 @@ def definition_messages(
     ]
 
 
-def _wanted(
+def _current_references(
     target: str, index: ReferenceIndex, every_row: _Rows, damaged: Container[str]
 ) -> dict[str, tuple[StatusRow, Reference]]:
-    """Return the references to a target by resource."""
+    """Return the references to a target by referring resource."""
 
     def leaving(name: str) -> Iterable[str]:
-        met = every_row.get(name)
-        is_leaving = met is not None and name not in damaged and not met.declared
-        return [each.target for each in met.refers] if met is not None and is_leaving else ()
+        node = every_row.get(name)
+        is_leaving = node is not None and name not in damaged and not node.declared
+        return [each.target for each in node.refers] if node is not None and is_leaving else ()
 
     return {
         str(row.key): (row, reference)
-        for row in rows_of(index.referrers(target), every_row)
+        for row in select_rows(index.referrers(target), every_row)
         if str(row.key) not in damaged
         if _permits(every_row.get(target), target, row.namespace)
-        # Withdrawn members of a cycle would be kept for each other, so they are deleted in any
-        # order.
+        # Withdrawn members of a cycle would keep each other, so their order is ignored.
         if row.declared or not find_cycle(str(row.key), [target], leaving)
         for reference in row.refers
         if reference.target == target
     }
 
 
-def _first(
-    wanted: dict[str, tuple[StatusRow, Reference]], known: Container[str]
+def _limit_referrers(
+    current: dict[str, tuple[StatusRow, Reference]], known: Container[str]
 ) -> dict[str, tuple[StatusRow, Reference]]:
     """Return the references that a target records, at most `MAX_REFERRERS`, to bound its row.
 
-    The target is not deleted while further references exist, because it records them before it
-    removes the first.
+    The target is kept while further references exist, because it records them before the last
+    recorded one is removed.
     """
-    if len(wanted) <= MAX_REFERRERS:
-        return wanted
+    if len(current) <= MAX_REFERRERS:
+        return current
 
     def rank(by: str) -> tuple[bool, bool, str]:
-        return wanted[by][1].on_withdrawal != "Keep", by not in known, by
+        return current[by][1].on_withdrawal != "Keep", by not in known, by
 
-    return {by: wanted[by] for by in sorted(wanted, key=rank)[:MAX_REFERRERS]}
+    return {by: current[by] for by in sorted(current, key=rank)[:MAX_REFERRERS]}
 
 
 def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
@@ -156,20 +162,20 @@ def _permits(target: StatusRow | None, name: str, namespace: str) -> bool:
     return may_refer(ResourceKey.parse(name), namespace, permitted)
 
 
-def _to_references(
+def _target_messages(
     rows: Iterable[StatusRow], every_row: _Rows, damaged: Container[str]
 ) -> Iterator[IntakeMessageOut]:
     for row in rows:
         if not row.declared:
             continue
-        room = MAX_VALUE_BYTES
+        remaining_bytes = MAX_VALUE_BYTES
         for reference in row.refers:
             if reference.target in damaged:
                 continue
             known = row.targets.get(reference.target)
-            state = _state_of(row, reference, known, every_row)
-            room -= len(_encoder.encode(state.values)) if state.values else 0
-            if room < 0 and state.values:
+            state = _target_state(row, reference, known, every_row)
+            remaining_bytes -= len(_encoder.encode(state.values)) if state.values else 0
+            if remaining_bytes < 0 and state.values:
                 state = replace(state, values={})
             if state != known:
                 state_digest = hashlib.blake2b(_encoder.encode(state), digest_size=8).hexdigest()
@@ -177,14 +183,14 @@ def _to_references(
                 yield _message(row.key, data, f"{reference.target}/{state_digest}/{row.version}")
 
 
-def _state_of(
+def _target_state(
     row: StatusRow, reference: Reference, known: TargetState | None, every_row: _Rows
 ) -> TargetState:
     target = every_row.get(reference.target)
     if target is None or not target.declared:
         return TargetState(False)
     if not _permits(target, reference.target, row.namespace):
-        # As if it did not exist, because the namespace may not read its state.
+        # Report it as missing, because the namespace may not read its state.
         return TargetState(False)
     was_ready = known is not None and known.ready
     is_ready = was_ready or (target.outcome == "Converged" and target.not_ready is None)
@@ -196,12 +202,12 @@ def _state_of(
     is_open = known is None or bool(known.cycle) or row.outcome == "Waiting"
 
     def refers(name: str) -> Iterable[str]:
-        met = every_row.get(name)
-        return [each.target for each in met.refers] if met is not None and met.declared else ()
+        node = every_row.get(name)
+        return [each.target for each in node.refers] if node is not None and node.declared else ()
 
-    closed = find_cycle(str(row.key), [reference.target], refers) if is_open else ()
+    cycle = find_cycle(str(row.key), [reference.target], refers) if is_open else ()
     # A target without an object, for example one declared absent, is never ready.
-    return TargetState(True, is_ready and bool(target.owned), values, closed)
+    return TargetState(True, is_ready and bool(target.owned), values, cycle)
 
 
 def _message(
@@ -209,5 +215,5 @@ def _message(
     data: Referenced | Unreferenced | TargetReported | SecretReported | DefinitionReported,
     basis: str,
 ) -> IntakeMessageOut:
-    """Build a message whose id contains its basis, so that several observers publish it once."""
+    """Build a message with an id from its basis, so that several observers publish it only once."""
     return IntakeMessageOut("reference", key, data, f"{type(data).__name__}/{key}/{basis}")

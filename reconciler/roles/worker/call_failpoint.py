@@ -1,4 +1,4 @@
-"""The failpoint between two requests of one action, at which its effect can be interrupted."""
+"""The failpoint between two requests of one action, at which the action can be interrupted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from reconciler.roles.gate.api_gate import Calls
 
 
 class CallFailpoint:
-    """Permits the requests of one action, with the failpoint before each but the first.
+    """Permits the requests of one action, with the failpoint before each except the first.
 
-    A context in place of ``Calls``, used only if that failpoint is armed.
+    This context replaces ``Calls`` only if that failpoint is armed.
     """
 
     is_free = False  # every request must call `wait`
@@ -39,11 +39,11 @@ class CallFailpoint:
 
     @property
     def pace_seconds(self) -> float:
-        """Seconds between two requests of the rate limit; 0.0 without one."""
+        """Seconds between requests under the rate limit; 0.0 if there is none."""
         return self._calls.pace_seconds
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        """Wait until the next request may be sent; raises ``TurnedAwayError``."""
+        """Wait until the next request may be sent; raises ``GateClosedError``."""
         if not self._calls.is_free:
             await self._calls.wait(goes_first=goes_first)
         if self._has_called:

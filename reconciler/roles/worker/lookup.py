@@ -13,14 +13,14 @@ from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.resource.owner_label import OWNER_LABEL
 
 MAX_LABELED_UIDS: Final = 8
-"""Limit of reported uids of objects with the same owner label, each of which an operator checks."""
+"""Limit on reported uids of objects with the same owner label, which an operator must check."""
 
 
 class LookupResult(Effect, frozen=True):
     """The current object of an action.
 
-    ``labeled_uids``: uids of all objects that the label marks as the result of a creation, if there
-    are several, because another client can copy a label.
+    ``labeled_uids``: if several objects have the creation's label, their uids. Another client may
+    have copied the label.
     """
 
     labeled_uids: tuple[str, ...] = ()
@@ -36,9 +36,9 @@ async def look_up(
 ) -> LookupResult:
     """Return the current object of an action; raises the same errors as ``Provider.read``.
 
-    If names are not unique, the id of a created object is unknown, and the first object of its name
-    may be foreign. Then the object with our label or key is searched (ADR 0031). ``known_uids``:
-    objects that existed before the action.
+    If names are not unique, the id of a created object is unknown, and the first object with its
+    name may be foreign. Its owner label or idempotency key then identifies it (ADR 0031).
+    ``known_uids``: uids of objects that existed before the action.
     """
     if capabilities is None or capabilities.deterministic_names:
         return LookupResult(await provider.read(action.external_name, action.uid))
@@ -47,7 +47,7 @@ async def look_up(
     page_size, own_label = config.limits.page_size, action.labels.get(OWNER_LABEL)
     if capabilities.listing:
         return await _search(provider, action, config.scope, page_size, known_uids)
-    # A plain read might return a foreign object of that name with its own label.
+    # A plain read might return a foreign object with this name and another label.
     if own_label is not None:
         scope = Scope(prefix=action.external_name, labels={OWNER_LABEL: own_label})
         result = await _search(provider, action, scope, page_size, known_uids)
@@ -59,12 +59,12 @@ async def look_up(
 async def _search(
     provider: Provider, action: Action, scope: Scope, page_size: int, known_uids: Collection[str]
 ) -> LookupResult:
-    """Return the object that a creation has made, or another one of its name.
+    """Return the object that the action created, or else another object with its name.
 
-    The idempotency key proves it. The label does if only one object has it.
+    The idempotency key identifies the created object. So does its label if no other object has it.
     """
     own_label, labeled = action.labels.get(OWNER_LABEL), list[ExternalObject]()
-    another: ExternalObject | None = None
+    same_name: ExternalObject | None = None
     try:
         async for page in provider.pages(scope, page_size=page_size):
             for each in page:
@@ -74,11 +74,11 @@ async def _search(
                     return LookupResult(each)
                 if own_label is not None and each.labels.get(OWNER_LABEL) == own_label:
                     labeled.append(each)
-                another = another or each
+                same_name = same_name or each
     except UnreadableObjectsError as error:
         if error.may_have(action.external_name):
             raise
     if len(labeled) > 1:
         uids = [each.uid or "" for each in labeled[:MAX_LABELED_UIDS]]
         return LookupResult(labeled[0], labeled_uids=tuple(uids))
-    return LookupResult(labeled[0] if labeled else another)
+    return LookupResult(labeled[0] if labeled else same_name)

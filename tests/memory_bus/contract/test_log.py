@@ -160,7 +160,7 @@ async def test_a_hole_in_one_history_holds_that_resource_only(bus: Bus) -> None:
     await bus.log.append([ResourceAppend(sound, events(sound, 1, 5), 0)])
     repository = ResourceRepository(bus.log)
     assert list(await repository.get([broken, sound])) == [sound]
-    assert "expected event 2, found event 3" in str(repository.broken[broken])
+    assert "expected event 2, found event 3" in str(repository.errors[broken])
 
 
 async def test_all_events_of_a_kind_are_read(bus: Bus) -> None:
