@@ -591,7 +591,7 @@ class Decider:
         return Context(
             key=key,
             now=now,
-            begins=begins,
+            takes_steps=begins,
             bus_time=self._bus_time,
             jitter=self._jitter(),
             log_id=self._log.log_id,
@@ -601,7 +601,7 @@ class Decider:
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,
-            refers=self._refers,
+            reference_graph=self._refers,
             check_definition=self._definitions.check,
             check_part=self._kinds.check,
             check_part_name=self._kinds.check_name,
