@@ -14,17 +14,16 @@ from typing import Final
 _MIB: Final = 1024 * 1024
 
 MAX_ANSWER_BYTES: Final = 128 * _MIB
-"""Decoded size: 32 MiB of JSON whose values have 20 characters."""
+"""Maximum decoded size of a response, such as 32 MiB of JSON with values of 20 characters."""
 
 MAX_CALLS_BYTES: Final = 2 * MAX_ANSWER_BYTES
-"""Of all responses that the calls of one API use at the same time."""
+"""Limit for all responses that the calls of one API use at the same time."""
 
 MAX_LISTING_BYTES: Final = 4 * MAX_ANSWER_BYTES
-"""Of all pages of a listing: about 100,000 objects of 1 KiB, which are in memory together."""
+"""Limit for all pages of a listing: about 100,000 objects of 1 KiB, in memory together."""
 
 _VALUE_BYTES: Final = 64
-"""Memory of a Python value in addition to its text: an empty list 56 and its place 8, a number 32.
-"""
+"""Memory of a Python value in addition to its text: 56 for an empty list and 8 for its slot."""
 
 _NO_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
 
@@ -34,16 +33,16 @@ class AnswerTooLargeError(ValueError):
 
 
 class AnswerBudget:
-    """Memory that several responses may use together. ``what`` names them in errors."""
+    """Memory that several responses may use together. ``subject`` names them in errors."""
 
-    def __init__(self, what: str, most: int) -> None:
-        self._what = what
-        self._most = most
+    def __init__(self, subject: str, max_bytes: int) -> None:
+        self._subject = subject
+        self._max_bytes = max_bytes
         self._used = 0
 
     @contextmanager
     def share(self) -> Generator[Share]:
-        """Open a share of it. At its end, the share returns the memory that was taken."""
+        """Open a share, which returns its memory at the end."""
         share = Share(self)
         try:
             yield share
@@ -53,9 +52,9 @@ class AnswerBudget:
     def take(self, size: int) -> None:
         """Count a response. Raises ``AnswerTooLargeError``."""
         self._used += size
-        if self._used > self._most:
+        if self._used > self._max_bytes:
             raise AnswerTooLargeError(
-                f"{self._what} exceed the limit of {self._most // _MIB} MiB of memory"
+                f"{self._subject} exceed the limit of {self._max_bytes // _MIB} MiB of memory"
             )
 
 

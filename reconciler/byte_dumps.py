@@ -1,4 +1,4 @@
-"""Bytes that a text shows as numbers, as programs dump a request or print a buffer."""
+"""Finds bytes that a text shows as numbers, such as a dumped request or a printed buffer."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
 
-MAX_CHARACTERS_OF_BYTE: Final = 16
-"""A number and what separates it from the next one, such as a comma, a line break and spaces."""
+MAX_CHARACTERS_PER_BYTE: Final = 16
+"""Maximum length of a number and its separator, such as a comma, a line break and spaces."""
 
 
 _MIN_BYTES: Final = 6
-"""Fewer numbers in a row are not decoded: no shorter secret is searched."""
+"""Fewer numbers in a row are not decoded, because shorter secrets are not searched for."""
 
 
 def _classes(digits: bytes) -> bytes:
-    """Return a table that turns each byte into its class: a digit, an ``x``, a letter, a gap."""
+    """Return a table that maps each byte to its class: a digit, an ``x``, a letter or a gap."""
     classes = bytearray(b"." * 256)
     for each in range(256):
         if chr(each).isascii() and chr(each).isalnum():
@@ -28,7 +28,7 @@ def _classes(digits: bytes) -> bytes:
 _DIGIT: Final = ord("d")
 _HEXADECIMAL: Final = _classes(b"0123456789abcdefABCDEF")
 _DECIMAL: Final = _classes(b"0123456789")
-# On classes, because a search for letters that do not vary is ten times as fast.
+# These match classes, because a search for constant letters is ten times as fast.
 _HEXADECIMAL_RUN: Final = re.compile(
     rb"dd\.(?:\.{0,15}+(?:dx|x|a\.)?(?:dd)++(?![dax])(?:\.|\Z)){2,}+"
 )
@@ -49,7 +49,7 @@ _LINE: Final = re.compile(
 _PAIR: Final = re.compile(rb"(?:[0-9a-f]x)?([0-9a-f]{2})", re.IGNORECASE)
 _NUMBER: Final = re.compile(rb"([0-9]{1,3})")
 _MAX_BYTE: Final = 255
-_BYTES_OF_NUMBERS: Final = {
+_BYTE_BY_NUMBER: Final = {
     f"{number:0{digits}}".encode(): number if number <= _MAX_BYTE else 0
     for digits in (1, 2, 3)
     for number in range(10**digits)
@@ -60,20 +60,20 @@ _GAPS: Final = bytes(each if each in b"0123456789" else ord(" ") for each in ran
 _UUID_CHARACTERS: Final = 36
 
 _NUMBER_COST: Final = 8  # in bytes of plain text, see ``secrecy.Search``
-_OFFSET: Final = b"dddd"  # it has four digits or more
+_OFFSET: Final = b"dddd"  # an offset has at least four digits
 _RUN_COST: Final = 96
 _LINE_COST: Final = 192
-_COST_AT_ONCE: Final = 128 * 1024
-_LINES_AT_ONCE: Final = 2048
-_NUMBERS_AT_ONCE: Final = 4096
+_COST_PER_STEP: Final = 128 * 1024
+_LINES_PER_STEP: Final = 2048
+_NUMBERS_PER_STEP: Final = 4096
 
 
 _Line = tuple[int, int, int, int]
-"""The offset that a line of a dump begins with, where its bytes are, and where it ends."""
+"""Offset at the start of a dump line, the start and end of its bytes, and its own end."""
 
 
 class _Part(NamedTuple):
-    """Where the numbers of some bytes are in a text, how many count, and where their line ends."""
+    """Start and end of the numbers of some bytes, how many count, and the end of their line."""
 
     start: int
     stop: int
@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ByteDump:
-    """Decoded bytes without zeros: the number of a character may have more digits than a byte.
+    """Decoded bytes without zeros, as the number of a character may have more digits than a byte.
 
     ``content`` has a line break between parts that do not follow one another.
     """
@@ -94,43 +94,43 @@ class ByteDump:
     is_decimal: bool = False
     are_lines: bool = False
 
-    def places(self) -> Generator[int, None, list[tuple[int, int]]]:
-        """Return where the text shows each byte: a line that ends with text, until its end."""
+    def spans(self) -> Generator[int, None, list[tuple[int, int]]]:
+        """Return the span of each byte; in a line that ends with text, up to its end."""
         number, base = (_NUMBER, 10) if self.is_decimal else (_PAIR, 16)
-        places: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for part in self._parts:
-            if places and not self.are_lines:
-                places.append(places[-1])
+            if spans and not self.are_lines:
+                spans.append(spans[-1])
             rest = islice(number.finditer(self._text, part.start, part.stop), part.size)
-            while some := list(islice(rest, _NUMBERS_AT_ONCE)):
-                places += [
+            while chunk := list(islice(rest, _NUMBERS_PER_STEP)):
+                spans += [
                     (found.start(), max(found.end(), part.line_end))
-                    for found in some
+                    for found in chunk
                     if 0 < int(found[1], base) <= _MAX_BYTE
                 ]
-                yield _RUN_COST // 2 * len(some)
-        return places
+                yield _RUN_COST // 2 * len(chunk)
+        return spans
 
 
 def dumps_in(text: bytes) -> Generator[int, None, list[ByteDump]]:
-    """Return the bytes that a text shows as numbers, where several follow one another.
+    """Return the bytes that a text shows as several consecutive numbers.
 
-    There are at most three dumps, whatever the text: one search of each is cheaper than one of each
-    run of numbers. Yields after each piece of work how many bytes of plain text take as long.
+    There are at most three dumps, because searching these is cheaper than searching each run of
+    numbers. Yields the cost of each step in bytes of plain text.
     """
     runs, lines = yield from _hexadecimal_runs(text)
     dumps: list[ByteDump] = []
     if runs:
-        shown = _joined(text, runs, b" 0a ")
+        shown = _join(text, runs, b" 0a ")
         content = bytes.fromhex(_PREFIX.sub(b"", shown).translate(None, _NO_DIGITS).decode())
         dumps.append(ByteDump(_without_zeros(content), text, runs))
         yield _NUMBER_COST * len(content)
     if lines:
         dumps.append((yield from _dump_of_lines(text, lines)))
     if runs := (yield from _decimal_runs(text)):
-        numbers = _joined(text, runs, b" 10 ").translate(_GAPS).split()
+        numbers = _join(text, runs, b" 10 ").translate(_GAPS).split()
         yield len(text)
-        content = bytes(map(_BYTES_OF_NUMBERS.__getitem__, numbers))
+        content = bytes(map(_BYTE_BY_NUMBER.__getitem__, numbers))
         dumps.append(ByteDump(_without_zeros(content), text, runs, is_decimal=True))
         yield _NUMBER_COST * len(numbers)
     return dumps
@@ -148,18 +148,18 @@ def _hexadecimal_runs(text: bytes) -> Generator[int, None, tuple[list[_Part], li
         first = _with_prefix(classes, digit)
         start = first if (run.start() - digit) % 2 == 0 else digit + 1
         cost += _RUN_COST + stop - start
-        if cost > _COST_AT_ONCE:
+        if cost > _COST_PER_STEP:
             yield cost
             cost = 0
         if classes.count(b"d", start, stop) < 2 * _MIN_BYTES or _is_uuid(text, start, stop):
-            continue  # most often it is a date, a time or an id
+            continue  # usually a date, a time or an id
         runs.append(_Part(start, stop, stop))
         at = max(first, at)
         while line := _line_in(text, classes, at, stop):
             at = line.end()
             lines.append((int(line[1] or line[2], 16), *line.span(3), at))
             cost += _LINE_COST
-            if cost > _COST_AT_ONCE:
+            if cost > _COST_PER_STEP:
                 yield cost
                 cost = 0
     yield cost
@@ -167,7 +167,7 @@ def _hexadecimal_runs(text: bytes) -> Generator[int, None, tuple[list[_Part], li
 
 
 def _dump_of_lines(text: bytes, lines: Sequence[_Line]) -> Generator[int, None, ByteDump]:
-    """Decode each line: no more than the next offset leaves, for text may look like bytes."""
+    """Decode each line up to the offset of the next one, because text may look like bytes."""
     digits: list[bytes] = []
     parts: list[_Part] = []
     for (offset, start, stop, end), after in zip(lines, [*lines[1:], None], strict=True):
@@ -175,8 +175,8 @@ def _dump_of_lines(text: bytes, lines: Sequence[_Line]) -> Generator[int, None, 
         size = min(count, stop - start) if count > 0 else stop - start
         digits.append(text[start:stop].translate(None, _NO_DIGITS)[: 2 * size])
         parts.append(_Part(start, stop, size, end))
-        if len(parts) % _LINES_AT_ONCE == 0:
-            yield _RUN_COST * _LINES_AT_ONCE
+        if len(parts) % _LINES_PER_STEP == 0:
+            yield _RUN_COST * _LINES_PER_STEP
     content = bytes.fromhex(b"".join(digits).decode())
     return ByteDump(_without_zeros(content), text, parts, are_lines=True)
 
@@ -185,14 +185,14 @@ def _decimal_runs(text: bytes) -> Generator[int, None, list[_Part]]:
     classes = text.translate(_DECIMAL)
     runs: list[_Part] = []
     for run in _DECIMAL_RUN.finditer(classes):
-        start = max(_first_digit(classes, run.start()), run.start() - 2)  # of three digits at most
+        start = max(_first_digit(classes, run.start()), run.start() - 2)  # at most three digits
         runs.append(_Part(start, run.end(), run.end()))
-        if len(runs) % _LINES_AT_ONCE == 0:
-            yield _RUN_COST * _LINES_AT_ONCE
+        if len(runs) % _LINES_PER_STEP == 0:
+            yield _RUN_COST * _LINES_PER_STEP
     return runs
 
 
-def _joined(text: bytes, parts: Sequence[_Part], line_break: bytes) -> bytes:
+def _join(text: bytes, parts: Sequence[_Part], line_break: bytes) -> bytes:
     return line_break.join([text[part.start : part.stop] for part in parts])
 
 
@@ -201,7 +201,7 @@ def _without_zeros(content: bytes) -> bytes:
 
 
 def _line_in(text: bytes, classes: bytes, at: int, stop: int) -> re.Match[bytes] | None:
-    """Return the first line of a dump within a run, to its end behind the run."""
+    """Return the first dump line in a run, up to its end after the run."""
     at = classes.find(_OFFSET, at, stop)
     if at < 0:
         return None
@@ -215,7 +215,7 @@ def _line_in(text: bytes, classes: bytes, at: int, stop: int) -> re.Match[bytes]
 
 
 def _is_uuid(text: bytes, start: int, stop: int) -> bool:
-    is_as_long = _UUID_CHARACTERS <= stop - start <= _UUID_CHARACTERS + 1  # with what follows it
+    is_as_long = _UUID_CHARACTERS <= stop - start <= _UUID_CHARACTERS + 1  # with a separator
     return is_as_long and text[start + 8 : start + 24 : 5] == b"----"
 
 

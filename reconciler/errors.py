@@ -1,4 +1,4 @@
-"""The exceptions of this project: one tree, each saying what, where and what to do.
+"""The exceptions of this project: one tree, in which each states what, where and what to do.
 
 A provider reports what happened by the class of its ``ProviderError`` (ADR 0070)::
 
@@ -6,12 +6,12 @@ A provider reports what happened by the class of its ``ProviderError`` (ADR 0070
     ├── NotDoneError            nothing was changed: retried
     │   ├── NotCalledError
     │   └── UntrustedApiError
-    ├── RefusedError            nothing was changed, ever: waits for a new generation
+    ├── RefusedError            nothing was or will be changed: waits for a new generation
     ├── ConflictError           nothing was changed: the known state was outdated
     ├── NotFoundError           nothing was changed: the known state was outdated
-    ├── ThrottledError          a part may have been done: retried when the API accepts calls
+    ├── ThrottledError          may have been done in part: retried when the API accepts calls
     ├── UnknownResultError      may have been done: retried with the same key, or looked up
-    └── ListingExpiredError     of a listing, which starts again
+    └── ListingExpiredError     a listing expired, and starts again
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class ReconcilerError(Exception):
 
 
 class ConfigurationError(ReconcilerError):
-    """A configured value cannot work: an option, a manifest, a ``ProviderConfig``."""
+    """A configured value cannot work, such as an option, a manifest or a ``ProviderConfig``."""
 
 
 class HostError(ConfigurationError):
     """The host of a process lacks a variable, file, program or library.
 
-    The message is for the users of the roles, ``local_text`` for those of the process itself.
+    The message is for users of the roles. ``local_text`` is for users of the process itself.
     """
 
     def __init__(self, problem: str, remedy: str = "") -> None:
@@ -51,7 +51,7 @@ class MissingExtraError(HostError):
 
 
 class UnknownKindError(ConfigurationError):
-    """No kind of that name is registered."""
+    """No kind with that name is registered."""
 
 
 class DeclarationRefusedError(ReconcilerError):
@@ -75,8 +75,8 @@ class ProviderError(ReconcilerError):
     """A call to an external API did not succeed. The class decides what happens next.
 
     ``obstacle``: the object that prevents the call, if known. For a creation that was permanently
-    refused after its first calls, the object that these calls created. ``retry_after_seconds``:
-    requested by the API. ``replayed``: the API returned its stored response to the action's key.
+    refused after its first calls, the object that these calls created. ``retry_after_seconds``: the
+    delay that the API requests. ``replayed``: the API returned its stored response to the key.
     """
 
     error_class: ErrorClass = "Unknown"
@@ -101,7 +101,7 @@ class ProviderError(ReconcilerError):
 class NotDoneError(ProviderError):
     """Nothing was changed, and the same call may succeed later.
 
-    The API refused the call in its response, or no call was sent. A failed read is one too. A
+    The API refused the call in its response, or no call was sent. A failed read also raises this. A
     failure that proves less is an ``UnknownResultError``.
     """
 
@@ -149,8 +149,8 @@ class RefusedError(ProviderError):
 class UnknownResultError(ProviderError):
     """The call may have been executed, or may still be: nothing proves that it was not.
 
-    No response, a cut connection, a response that cannot be read or classified, or a failure after
-    the first of several calls of one action.
+    The causes are no response, a cut connection, a response that cannot be read or classified, and
+    a failure after the first of several calls of one action.
     """
 
     error_class: ErrorClass = "Unknown"
@@ -166,7 +166,7 @@ class UnreadableObjectsError(ProviderError):
     error_class: ErrorClass = "NotDone"
 
     def __init__(self, message: str, objects: Collection[tuple[str | None, str | None]]) -> None:
-        # shows nothing about the API's health
+        # this status reveals nothing about the API's health
         super().__init__(message, status=HTTPStatus.CONFLICT)
         self.objects = objects
 

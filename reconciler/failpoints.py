@@ -1,20 +1,20 @@
-"""Failpoints: named steps at which a process can be made to die, to stop, or to fail, for tests.
+"""Failpoints: named steps at which tests make a process die, stop or fail.
 
 The environment variable ``RECONCILER_FAILPOINT`` arms one of them for a process, when its roles
 start: ``NAME[/OPERATION][:ARRIVAL][=ACTION]``.
 
-- ``OPERATION`` (``Create``, ``Update``, ``Delete``): count only arrivals with that operation; for
-  the worker's steps, which know it.
-- ``ARRIVAL``: at which arrival it happens, 1 by default. It happens once.
+- ``OPERATION`` (``Create``, ``Update``, ``Delete``): count only arrivals with that operation, at
+  those steps of the worker that belong to an action.
+- ``ARRIVAL``: number of the arrival at which the action happens, once. The default is 1.
 - ``ACTION``: ``kill`` (SIGKILL to the process itself, the default), ``kill:PID`` (SIGKILL to
-  another process, such as the NATS server, at exactly this step), ``stop`` (SIGSTOP to itself: a
-  paused process that others hold for dead) or ``error`` (``OSError`` is raised).
+  another process, such as the NATS server, at exactly this step), ``stop`` (SIGSTOP to itself, so
+  that other processes consider it dead) or ``error`` (``OSError`` is raised).
 
-For example ``worker.called/Delete:2=stop``. What cannot be read is a ``ConfigurationError`` at the
-start. Before it acts it says so in a line on standard error.
+For example ``worker.called/Delete:2=stop``. An invalid value raises ``ConfigurationError`` at the
+start. A failpoint that is reached writes a line to standard error.
 
-Unset, a step costs a call and one comparison with None. The idea is that of FreeBSD's fail(9) and
-of etcd's gofail: a crash at each step can only be tested where each step has a name.
+If none is armed, a step costs a call and one comparison with None. As in FreeBSD's fail(9) and
+etcd's gofail, a crash at a step can be tested because the step has a name.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ VARIABLE = "RECONCILER_FAILPOINT"
 
 
 class Failpoint(StrEnum):
-    """Every step that has a name, in the order in which a declaration passes them."""
+    """Every named step, in the order in which a declaration passes it."""
 
     INIT_STEP = "init.step"
-    """``init`` has made or upgraded one stream or consumer; others are to come."""
+    """``init`` has created or upgraded one stream or consumer; more follow."""
 
     RESTORE_STEP = "restore.step"
-    """``restore`` has taken one more step; ``INIT_STEP`` comes in between."""
+    """``restore`` has completed one more step; ``INIT_STEP`` occurs in between."""
 
     DECIDER_TOOK = "decider.took"
-    """A batch was taken from the intake; nothing is decided."""
+    """A batch was pulled from the intake; nothing is decided yet."""
 
     DECIDER_DEAD_LETTERED = "decider.dead-lettered"
     """Dead letters are stored; their messages are not acknowledged."""
@@ -54,56 +54,56 @@ class Failpoint(StrEnum):
     """The first event of a turn of two is in the log, the second is not."""
 
     DECIDER_BATCH_HALF_SENT = "decider.batch_half_sent"
-    """The server has all messages of an atomic batch but the one that commits it."""
+    """The server has all messages of an atomic batch except the one that commits it."""
 
     DECIDER_APPENDED = "decider.appended"
-    """The events are in the log; timers, answers, rejections and dead letters are not sent."""
+    """The events are in the log; timers, replies, rejections and dead letters are not sent."""
 
     DECIDER_TOLD = "decider.told"
-    """All of it is sent; the messages are not acknowledged."""
+    """Timers, replies, rejections and dead letters are sent; nothing is acknowledged."""
 
     DECIDER_ACKED = "decider.acked"
-    """The batch is acknowledged, as far as this process knows: that may not have been sent."""
+    """This process acknowledged the batch; the acknowledgment may not have been sent."""
 
     WORKER_CLAIMED = "worker.claimed"
-    """An action was taken, and nothing was looked up or called."""
+    """A worker received an action; nothing is looked up or called yet."""
 
     WORKER_BEFORE_CALL = "worker.before_call"
-    """The action is known to be open; the API is called next."""
+    """The action is still open; the API is called next."""
 
     WORKER_BETWEEN_CALLS = "worker.between_calls"
-    """A request of the action was made, and its next one is about to be: where it needs several."""
+    """One of several requests of an action was made; the next one follows."""
 
     WORKER_CALLED = "worker.called"
-    """The call has ended, with an answer or without; nothing is reported."""
+    """The call has ended, with or without a response; nothing is reported yet."""
 
     WORKER_REPORTED = "worker.reported"
     """The result is in the intake; the action is not acknowledged."""
 
     WORKER_ACKED = "worker.acked"
-    """The action is acknowledged, as far as this process knows."""
+    """This process acknowledged the action."""
 
     OBSERVER_LISTED = "observer.listed"
-    """A listing, or the read of one object, is compared; nothing is published."""
+    """A listing, or the read of one object, is compared; nothing is published yet."""
 
     OBSERVER_PUBLISHED = "observer.published"
-    """What it showed is in the intake."""
+    """The results of the comparison are in the intake."""
 
     SWEEPER_FOUND = "sweeper.found"
-    """Resources were found that should have been woken; nothing is published."""
+    """Overdue resources were found; nothing is published yet."""
 
     SWEEPER_WOKE = "sweeper.woke"
-    """They are woken."""
+    """The overdue resources are woken."""
 
     PROJECTOR_FOLDED = "projector.folded"
-    """Changes of the read models were gathered; no row is written."""
+    """Changes to the read models were collected; no row is written yet."""
 
     PROJECTOR_SAVED = "projector.saved"
     """The rows and their checkpoint are written."""
 
     @property
-    def knows_operation(self) -> bool:
-        """Whether an arrival here belongs to one action, so that its operation is known."""
+    def has_operation(self) -> bool:
+        """Whether an arrival here belongs to one action, which has an operation."""
         return self in _WITH_OPERATION
 
 
@@ -121,8 +121,8 @@ _SYNTAX = re.compile(
 _FORM = "NAME[/OPERATION][:ARRIVAL][=ACTION]"
 
 
-class _Armed:
-    """One failpoint that waits for its arrival."""
+class _ArmedFailpoint:
+    """An armed failpoint, which counts its arrivals."""
 
     def __init__(self, text: str) -> None:
         found = _SYNTAX.fullmatch(text)
@@ -130,21 +130,21 @@ class _Armed:
             raise ConfigurationError(f"{VARIABLE}={text!r}: invalid; write {_FORM}")
         self.point = _point(found["name"])
         self.operation = _operation(self.point, found["operation"])
-        self.left = int(found["arrival"] or 1)
-        if self.left < 1:
+        self.arrivals_left = int(found["arrival"] or 1)
+        if self.arrivals_left < 1:
             raise ConfigurationError(f"{VARIABLE}={text!r}: the arrival must be at least 1")
         self.action, self.pid = _action(found["action"] or "kill")
 
     def arrive(self, point: Failpoint, operation: str) -> bool:
-        """Count an arrival; return whether it is the one."""
+        """Count an arrival, and return whether the failpoint must act."""
         if point is not self.point or self.operation not in ("", operation):
             return False
-        self.left -= 1
-        return self.left == 0
+        self.arrivals_left -= 1
+        return self.arrivals_left == 0
 
     def act(self) -> None:
-        """Do what was asked for; raises ``OSError`` if that is it."""
-        if self.pid:  # before it is told: who reads it may start that process again
+        """Perform the action. Raises ``OSError`` for ``error``."""
+        if self.pid:  # before the message, because its reader may restart that process
             os.kill(self.pid, _SIGNALS[self.action])
         sys.stderr.write(f"failpoint {self.point} reached: {self.action}\n")
         sys.stderr.flush()
@@ -155,38 +155,38 @@ class _Armed:
 
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_armed: _Armed | None = None
+_armed: _ArmedFailpoint | None = None
 
 
 def arm(text: str | None) -> None:
-    """Arm one failpoint in this process, in place of another one; None or nothing disarms.
+    """Arm one failpoint in this process instead of any other. None or an empty text disarms it.
 
-    Raises ``ConfigurationError`` for text that is not of the form of the module's description.
+    Raises ``ConfigurationError`` for text in a form other than the one described above.
     """
-    global _armed  # noqa: PLW0603 - one failpoint a process, read at every step
-    _armed = _Armed(text) if text else None
+    global _armed  # noqa: PLW0603 - one failpoint per process, read at every step
+    _armed = _ArmedFailpoint(text) if text else None
 
 
 def arm_from_environment() -> None:
-    """Arm what the environment asks for; raises ``ConfigurationError``."""
+    """Arm the failpoint that the environment names. Raises ``ConfigurationError``."""
     text = os.environ.get(VARIABLE)
     if text:
         arm(text)
 
 
 def reach(point: Failpoint, operation: Operation | str = "") -> None:
-    """Report that this process has come to a step; nothing happens unless that one is armed."""
+    """Report that this process has reached a step. Nothing happens unless it is armed."""
     if _armed is None:
         return
-    _arrived(_armed, point, operation)
+    _count_arrival(_armed, point, operation)
 
 
 def is_armed(point: Failpoint) -> bool:
-    """Whether this point is armed: for a step that would have to be prepared."""
+    """Return whether a failpoint is armed, for a step that needs preparation."""
     return _armed is not None and _armed.point is point
 
 
-def _arrived(armed: _Armed, point: Failpoint, operation: str) -> None:
+def _count_arrival(armed: _ArmedFailpoint, point: Failpoint, operation: str) -> None:
     if armed.arrive(point, operation):
         arm(None)
         armed.act()
@@ -210,7 +210,7 @@ def _operation(point: Failpoint, operation: str | None) -> str:
         raise ConfigurationError(
             f"{VARIABLE}: unknown operation {operation!r}; use one of {', '.join(known)}"
         )
-    if not point.knows_operation:
+    if not point.has_operation:
         allowed = ", ".join(sorted(_WITH_OPERATION))
         raise ConfigurationError(
             f"{VARIABLE}: {point} does not support an operation; omit it, or use one of {allowed}"

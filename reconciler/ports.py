@@ -42,8 +42,8 @@ class StoredEvent(NamedTuple):
 class LoadedResource(msgspec.Struct, frozen=True, gc=False):
     """The history of one resource in the log: a stored state, and the events after it.
 
-    ``last_position`` is that of the newest event, 0 for a resource without events. ``damage`` is
-    the reason if the history must not be folded. The events are then those before the damage.
+    ``last_position`` is the position of the newest event, or 0 if there is none. ``damage`` is the
+    reason if the history must not be folded. ``events`` then end before the damage.
     """
 
     last_position: int
@@ -65,7 +65,7 @@ DamageListener = Callable[[LogDamage], object]
 
 
 class AppendLostError(Exception):
-    """A compare-and-set failed: nothing of the whole append was stored."""
+    """A compare-and-set failed, so nothing was stored."""
 
 
 class AppendRefusedError(Exception):
@@ -76,7 +76,7 @@ class AppendRefusedError(Exception):
 
 
 class EventFeed(Protocol):
-    """The events of the log in order, in lists, without an end."""
+    """An endless feed of the log's events, in order and in lists."""
 
     @property
     def caught_up(self) -> bool:
@@ -89,7 +89,7 @@ class EventFeed(Protocol):
         ...
 
     async def next_events(self) -> Sequence[StoredEvent]:
-        """Wait for the next events. An empty list reports that the end was reached."""
+        """Wait for the next events. An empty list means that the end was reached."""
         ...
 
 
@@ -102,7 +102,7 @@ class EventLog(Protocol):
 
     @property
     def log_id(self) -> str:
-        """Random name that this log got when it was created. No two logs have the same."""
+        """Random name that this log got when it was created. Each log has another name."""
         ...
 
     @property
@@ -122,27 +122,27 @@ class EventLog(Protocol):
         from_leader: bool = False,
         use_cache: bool = True,
     ) -> Mapping[ResourceKey, LoadedResource]:
-        """Load many resources. ``from_leader``: after a conflict, because a follower may lag."""
+        """Load many resources. Use ``from_leader`` after a conflict, as a follower may lag."""
         ...
 
     async def append(self, appends: Sequence[ResourceAppend]) -> Sequence[int]:
         """Append to many resources, all or nothing. Return the new last position of each.
 
-        Raises ``AppendLostError`` if another writer was first for at least one of them, and
+        Raises ``AppendLostError`` if another writer appended first to at least one of them, and
         ``AppendRefusedError`` if at least one event can never be stored.
         """
         ...
 
     async def save_states(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
-        """Store states with their positions. A lost one only costs time."""
+        """Store states with their positions. A lost state only costs time."""
         ...
 
     async def newest_positions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
-        """Return each resource's newest position as known to the leader, 0 for none."""
+        """Return each resource's newest position from the leader, or 0 if it has no events."""
         ...
 
     async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
-        """Read every event of the resources of one kind in a namespace, up to the leader's last."""
+        """Read every event of a kind's resources in a namespace, up to the leader's last event."""
         ...
 
     def follow(
@@ -154,15 +154,15 @@ class EventLog(Protocol):
     ) -> AbstractAsyncContextManager[EventFeed]:
         """Follow the log after a position.
 
-        ``damaged`` is called where the log differs from what was written. Events of a resource
-        after its damage are not delivered. ``max_resources`` limits the number of resources whose
-        newest event the feed remembers, in order to check that the next event follows it
+        ``damaged`` is called if the log differs from what was written. Events of a resource after
+        its damage are not delivered. ``max_resources`` limits the number of resources whose newest
+        event the feed remembers, to check that the next event follows it
         (``events.integrity.LogChains``).
         """
         ...
 
     async def missing_events(self) -> int:
-        """Return the number of positions without an event. A log never deletes any."""
+        """Return the number of positions without an event. A log never deletes events."""
         ...
 
     async def last_position(self) -> int:
@@ -171,10 +171,10 @@ class EventLog(Protocol):
 
 
 class IntakeDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A message of the intake. It is acknowledged when its events are in the log.
+    """A message in the intake. It is acknowledged when its events are in the log.
 
     ``position`` is its position in the intake. ``receipt`` belongs to the implementation.
-    ``stored_at`` is when the bus stored it, by the clock of the bus. ``user`` is the publisher
+    ``stored_at`` is the time at which the bus stored it, by its clock. ``user`` is the publisher
     according to the server; empty if the server does not name it.
     """
 
@@ -198,19 +198,19 @@ class IntakeReader(Protocol):
         ...
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
-        """Return the available messages. Wait for at least one, unless told otherwise."""
+        """Return the available messages. With ``wait``, wait for at least one."""
         ...
 
     async def extend(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Delay the next delivery of these, because they still wait for a decision."""
+        """Delay the redelivery of these messages, which still wait for a decision."""
         ...
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
-        """Acknowledge these."""
+        """Acknowledge these messages."""
         ...
 
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
-        """Request a second delivery of these."""
+        """Request the redelivery of these messages after a delay."""
         ...
 
     async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
@@ -249,8 +249,8 @@ class IntakeMessageOut(NamedTuple):
 class NotStoredError(Exception):
     """At least one of several messages was not stored, or may not have been.
 
-    ``missing`` are the indexes of these. Publish only these again: if there is room for a few
-    messages at a time, a repeat of all would store the first ones again and again.
+    ``missing`` contains their indexes. Publish only these again. If there is room for only a few
+    messages at a time, repeating all of them would store the first ones again and again.
     """
 
     def __init__(self, why: Exception, missing: Sequence[int]) -> None:
@@ -282,9 +282,9 @@ class Rejection(NamedTuple):
 class DeadLetter(NamedTuple):
     """A message that could not be processed, and the reason.
 
-    ``dedup_key`` identifies the subject of letters that would recur, such as an object of a listing
-    or an action. The newest letter about it is not repeated while its ``content``, a digest, is the
-    same. ``usable``: the message itself is correct, so it is never discarded.
+    ``dedup_key`` identifies the cause of dead letters that would recur, such as an object in a
+    listing or an action. The newest one is not repeated while the digest ``content`` is the same.
+    ``usable``: the message itself is correct, so it is never discarded.
     """
 
     stage: Stage | Literal["quota"]
@@ -307,7 +307,7 @@ class DecisionSink(Protocol):
     """Destination of a decider's output that is not an event of the log."""
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
-        """Schedule wake-ups. A lost one only costs time."""
+        """Schedule wake-ups. A lost timer only costs time."""
         ...
 
     async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
@@ -321,14 +321,15 @@ class DecisionSink(Protocol):
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
         """Store dead letters; count those beyond the share of their namespace.
 
-        Returns those for which there is no room now. Raises if it is unknown which are stored.
+        Returns those for which there is currently no room. Raises if it is unknown which are
+        stored.
         """
         ...
 
     async def discard(self, letters: Sequence[DeadLetter]) -> None:
         """Count messages that are discarded without a dead letter.
 
-        If this raises, they may be counted.
+        If this raises, they may have been counted.
         """
         ...
 
@@ -347,7 +348,7 @@ class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
 
 
 class NotTakenError(Exception):
-    """The bus has no room for the queue of a configuration now. The queues of others continue."""
+    """The bus currently has no room for a configuration's queue. Other queues continue."""
 
 
 class ActionReader(Protocol):
@@ -369,11 +370,11 @@ class ActionReader(Protocol):
         ...
 
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
-        """Acknowledge these: their results are stored."""
+        """Acknowledge these actions, because their results are stored."""
         ...
 
     async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
-        """Extend the leases of these."""
+        """Extend the leases of these actions."""
         ...
 
     async def close(self) -> None:
@@ -384,7 +385,8 @@ class ActionReader(Protocol):
 class ListingDelivery(msgspec.Struct, frozen=True, gc=False):
     """A part of another observer's listing. ``part`` is None if it could not be decoded.
 
-    ``stored_at`` is when the bus stored it, ``position`` its position in the stream of listings.
+    ``stored_at`` is the time at which the bus stored it. ``position`` is its position in the stream
+    of listings.
     """
 
     position: int
@@ -407,10 +409,10 @@ class ListingReader(Protocol):
 
 
 class LogCertainty(Protocol):
-    """Whether the log still is the one that this process has read.
+    """Whether the log is still the one that this process has read.
 
-    After a lost connection it may be another one, if a server returned with an older copy of its
-    data. Decisions of one log must not be executed for the other.
+    After a lost connection, it may be another log, if a server returned with an older copy of its
+    data. A process must not execute the decisions of one log for another.
     """
 
     @property
@@ -419,7 +421,7 @@ class LogCertainty(Protocol):
         ...
 
     async def until_certain(self, seconds: float) -> bool:
-        """Wait until this is certain, with a time limit. Return whether it is."""
+        """Wait for certainty, at most ``seconds``. Return whether the log is the same."""
         ...
 
 
@@ -431,18 +433,18 @@ class LogWatch(LogCertainty, Protocol):
         ...
 
     async def run(self) -> None:
-        """Compare without an end. Raises when it is another log."""
+        """Compare continually. Raises if the log is another one."""
         ...
 
 
 class RateConflictError(Exception):
-    """Another process has reserved calls in the meantime. Nothing was stored."""
+    """Another process reserved calls in the meantime. Nothing was stored."""
 
 
 class RateStore(Protocol):
     """Stores, for each rate limit, when its next call may start if calls are evenly spaced.
 
-    Times are seconds since 1970 by the clock of the bus, one for all processes.
+    Times are seconds since 1970 by the clock of the bus, which all processes share.
     """
 
     async def now(self) -> float:
@@ -450,11 +452,11 @@ class RateStore(Protocol):
         ...
 
     async def load(self, name: str) -> tuple[float, int]:
-        """Read a time and its revision; 0.0 and 0 if there is none yet."""
+        """Read a time and its revision; 0.0 and 0 if none is stored yet."""
         ...
 
     async def save(self, name: str, time: float, revision: int) -> int:
-        """Write a time over a revision, and return the new revision.
+        """Replace the time at a revision, and return the new revision.
 
         Raises ``RateConflictError``.
         """
@@ -462,13 +464,13 @@ class RateStore(Protocol):
 
 
 class RowsConflictError(Exception):
-    """Another projector has written in the meantime. Nothing was stored."""
+    """Another projector wrote in the meantime. Nothing was stored."""
 
 
 class RowStore(Protocol):
     """Stores the rows of the read models. The row ``checkpoint`` contains their log position.
 
-    Every save writes the checkpoint, so that its revision is that of all rows.
+    Every save writes the checkpoint, so its revision applies to all rows.
     """
 
     @property
@@ -485,7 +487,7 @@ class RowStore(Protocol):
         ...
 
     async def save(self, changes: Mapping[str, bytes | None], revision: int) -> int:
-        """Write changed rows and the checkpoint over a revision, all or nothing.
+        """Replace changed rows and the checkpoint at a revision, all or nothing.
 
         Returns the new revision. Raises ``RowsConflictError`` if another revision is stored.
         """

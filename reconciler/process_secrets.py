@@ -1,4 +1,4 @@
-"""The secrets of this process: its logs, errors and observations are without them."""
+"""The secrets of this process, which its logs, errors and observations must not contain."""
 
 from __future__ import annotations
 

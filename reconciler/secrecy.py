@@ -1,8 +1,8 @@
-"""Remember the secrets that this process has read, and hide them in text from outside.
+"""Remembers the secrets that this process has read, and hides them in text from outside.
 
 An API may repeat a secret in an error, a label or a listing, in any encoding (invariant 12). Text
-is searched as it is and decoded, so escapes of any mixture are found. Secrets are searched as they
-are, in Base64, and in dumps and lists of bytes. ADR 0058 has the reasons and the limits.
+is searched both unchanged and decoded, so that any mixture of escapes is found. The search covers
+plain secrets, Base64, and dumps and lists of bytes. ADR 0058 has the reasons and the limits.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
-from reconciler.byte_dumps import MAX_CHARACTERS_OF_BYTE, dumps_in
+from reconciler.byte_dumps import MAX_CHARACTERS_PER_BYTE, dumps_in
 
 HIDDEN: Final = "***"
 
 MIN_CHARACTERS: Final = 6
-"""Shorter secrets are not searched: they would be found in ordinary words and numbers."""
+"""Shorter secrets are not searched for, because they would match ordinary words and numbers."""
 
 MIN_LINE_CHARACTERS: Final = 12
-"""Shorter lines of a secret are searched only together with the lines around them."""
+"""Shorter lines of a secret are searched for only together with the lines around them."""
 
 MIN_CUT_CHARACTERS: Final = 12
 """A secret that was cut is hidden if this many characters remain, and at least half of it."""
 
 MAX_REMEMBERED: Final = 10_000
-"""Above this number of secrets, those that were last read before ``GRACE_SECONDS`` are dropped."""
+"""Above this number, secrets that were last read over ``GRACE_SECONDS`` ago are dropped."""
 
 GRACE_SECONDS: Final = 7 * 86_400.0
 
-_LEVELS: Final = 4  # of escapes within escapes, such as a URL in JSON in a log line
+_LEVELS: Final = 4  # of nested escapes, such as a URL in JSON in a log line
 _WINDOW: Final = 4  # bytes, because ``memoryview.cast("I")`` reads that many
-_ALIGNMENTS: Final = 3  # of Base64: bytes before the secret, modulo three
+_ALIGNMENTS: Final = 3  # of Base64: number of bytes before the secret, modulo three
 
-_MARKS: Final = (b"%", b"\\", b"&", b"=", b"\n")  # each escape has one of them
+_MARKS: Final = (b"%", b"\\", b"&", b"=", b"\n")  # each escape contains one of them
 _ESCAPE: Final = re.compile(
     rb"""
-    (  # each branch begins with a character, by which the search skips other text
+    (  # each branch begins with a character, so that the search skips other text
       %  (?: H{2} | [Uu][Dd][89ABab]H{2}%[Uu][Dd][C-Fc-f]H{2} | [Uu](?![Dd][89A-Fa-f])H{4} )
     | &  (?: (?: \#[0-9]{1,7} | \#[Xx]0{0,7}H{1,6} | [A-Za-z]\w{1,31} );
            | (?i: amp | lt | gt | quot ) (?!=\r?\n) )
@@ -56,10 +56,10 @@ _ESCAPE: Final = re.compile(
     )""".replace(b"H", b"[0-9A-Fa-f]"),
     re.VERBOSE,
 )
-"""The escapes of URLs, HTML, mail, JSON, Python, Git and shells; a line break with its indent.
+"""The escapes of URLs, HTML, mail, JSON, Python, Git and shells, and indented line breaks.
 
-Half of a surrogate pair, or what ends at a soft line break of mail, is left as it is: the next
-level may complete it.
+Half of a surrogate pair, or an escape that ends at a soft line break of mail, stays unchanged,
+because the next level may complete it.
 """
 
 _QUOTES: Final = ((b"'", b"''"), (b'"', b'""'), (b"'", b"'\"'\"'"))  # SQL, CSV, shells
@@ -73,38 +73,38 @@ _IN_URL: Final = re.compile(r"://[^/\s:@]*:([^/\s@]+)@")
 """The password in a URL."""
 
 _MAX_PARTS: Final = 64
-"""Passwords and lines of one secret that are searched in each encoding: a file may have thousands.
+"""Maximum number of passwords and lines of one secret to search for in each encoding.
 
-Of more lines than this, each is searched only as it is and escaped.
+If there are more lines, they are searched for only as plain and escaped text.
 """
 
-_PEM_MARK: Final = "-----"  # of BEGIN and END: every certificate has these lines
+_PEM_MARK: Final = "-----"  # starts the BEGIN and END lines, which every certificate has
 
-_ESCAPES_AT_ONCE: Final = 2048  # 0.5 ms, or 10 ms if each is another one
-_COST_AT_ONCE: Final = 256 * 1024
+_ESCAPES_PER_STEP: Final = 2048  # 0.5 ms, or 10 ms if all are different
+_COST_PER_STEP: Final = 256 * 1024
 _ESCAPE_COST: Final = 16  # in bytes of plain text
 _MATCH_COST: Final = 64
 
 _T = TypeVar("_T")
 Search = Generator[int, None, _T]
-"""A search in pieces of some milliseconds. It yields the cost of each in bytes of plain text.
+"""A search in steps of a few milliseconds. It yields the cost of each in bytes of plain text.
 
-A byte takes 20 ns. What takes longer, such as an escape, counts as more bytes.
+A byte takes 20 ns. Slower work, such as an escape, counts as more bytes.
 """
 
 
-class _Place(NamedTuple):
-    """Where a window is in a form, and how many bytes of the form must follow one another."""
+class _WindowPosition(NamedTuple):
+    """Offset of a window in a form, and the number of the form's bytes that must match."""
 
     offset: int
     needed: int
 
 
 class Secrecy:
-    """Hides every secret that was added, also after another one has replaced it.
+    """Hides every secret that was added, even after it was replaced.
 
-    A search takes the same time for one secret as for a thousand. ``clock`` is in seconds;
-    without one, no secret is ever dropped.
+    A search takes the same time for one secret as for a thousand. ``clock`` returns seconds.
+    Without it, no secret is ever dropped.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class Secrecy:
         self._clock = clock
         self._read_at: dict[str, float] = {}
         self._max = MAX_REMEMBERED
-        self._windows: dict[int, tuple[_Place, ...]] = {}
-        self._forms: dict[bytes, tuple[bytes, ...]] = {}  # by the bytes that are needed of them
-        self._starts = (0,)  # where windows begin; a form of six bytes needs them twice as dense
+        self._windows: dict[int, tuple[_WindowPosition, ...]] = {}
+        self._forms: dict[bytes, tuple[bytes, ...]] = {}  # by their required prefix
+        self._starts = (0,)  # offsets of the first windows; a form of six bytes needs two
         self._longest = 0
         self.add(secret or "")
 
@@ -123,7 +123,7 @@ class Secrecy:
         return f"Secrecy({len(self._read_at)} secrets)"
 
     def add(self, secret: str) -> None:
-        """Hide a secret from now on."""
+        """Hide a secret in all later searches."""
         secret = secret.strip()
         if len(secret) < MIN_CHARACTERS:
             return
@@ -136,23 +136,23 @@ class Secrecy:
 
     @property
     def reach_bytes(self) -> int:
-        """How much of a text must follow a position, to find a secret that begins there."""
-        return self._longest * MAX_CHARACTERS_OF_BYTE
+        """Number of bytes after a position that are needed to find a secret that begins there."""
+        return self._longest * MAX_CHARACTERS_PER_BYTE
 
     def is_in(self, text: str) -> bool:
         """Return whether a text contains a secret."""
         return complete(self.search(text))
 
     def search(self, text: str) -> Search[bool]:
-        """Do the same as ``is_in``, in pieces."""
-        return bool(self._forms) and bool((yield from self._find(_encoded(text))))
+        """Do the same as ``is_in``, in steps."""
+        return bool(self._forms) and bool((yield from self._find(_encode(text))))
 
     def is_in_json(self, content: bytes) -> bool:
-        """Return whether a string within JSON, or a number, contains a secret."""
+        """Return whether a string or number in JSON contains a secret."""
         return complete(self.search_json(content))
 
     def search_json(self, content: bytes) -> Search[bool]:
-        """Do the same as ``is_in_json``, in pieces."""
+        """Do the same as ``is_in_json``, in steps."""
         if not self._forms:
             return False
         return bool((yield from self._find(content, levels=_LEVELS + 1)))
@@ -164,42 +164,42 @@ class Secrecy:
     def _hide(self, text: str) -> Search[str]:
         if not self._forms:
             return text
-        content = _encoded(text)
+        content = _encode(text)
         found = yield from self._find(content)
-        return _decoded(_replaced(content, found)) if found else text
+        return _decode(_replace(content, found)) if found else text
 
-    def hide_start(self, text: str, most: int) -> str:
+    def hide_start(self, text: str, max_characters: int) -> str:
         """Return the first characters of a text without secrets, and search little more of it.
 
-        The beginning of a secret that a cut has shortened would not be found.
+        A cut before the search would leave the beginning of a secret, which is not found.
         """
-        content = _encoded(text[: most + self.reach_bytes])
+        content = _encode(text[: max_characters + self.reach_bytes])
         spans = complete(self._find(content)) if self._forms else []
-        end = len(_encoded(text[:most]))
+        end = len(_encode(text[:max_characters]))
         end = max([end, *(stop for start, stop in spans if start < end)])
-        # What is behind does not move to the front because what is hidden is shorter.
+        # Later text must not move forward because a hidden secret is shorter.
         kept = [span for span in spans if span[0] < end]
-        return _decoded(_replaced(content[:end], kept))[:most]
+        return _decode(_replace(content[:end], kept))[:max_characters]
 
     def hide_in(self, value: _T, known: AbstractSet[str] = frozenset()) -> _T:
-        """Return JSON-like data without secrets, in its keys too; ``known`` strings stay."""
+        """Return JSON-like data without secrets, including its keys. ``known`` strings stay."""
         return complete(self.search_and_hide(value, known))
 
     def search_and_hide(self, value: _T, known: AbstractSet[str] = frozenset()) -> Search[_T]:
-        """Do the same as ``hide_in``, in pieces."""
+        """Do the same as ``hide_in``, in steps."""
         if not self._forms:
             return value
-        return cast("_T", (yield from self._hidden(value, known)))
+        return cast("_T", (yield from self._hide_value(value, known)))
 
-    def _hidden(self, value: Any, known: AbstractSet[str]) -> Search[Any]:
+    def _hide_value(self, value: Any, known: AbstractSet[str]) -> Search[Any]:
         match value:
             case str():
                 return value if value in known else (yield from self._hide(value))
             case dict():
                 hidden_items: dict[Any, Any] = {}
                 for key, each in cast("dict[Any, Any]", value).items():
-                    hidden_key = yield from self._hidden(key, known)
-                    hidden_items[hidden_key] = yield from self._hidden(each, known)
+                    hidden_key = yield from self._hide_value(key, known)
+                    hidden_items[hidden_key] = yield from self._hide_value(each, known)
                 return hidden_items
             case list() | tuple():
                 items = cast("list[Any]", value)
@@ -207,7 +207,7 @@ class Secrecy:
                     return [HIDDEN]
                 hidden_list: list[Any] = []
                 for each in items:
-                    hidden_list.append((yield from self._hidden(each, known)))  # noqa: PERF401
+                    hidden_list.append((yield from self._hide_value(each, known)))  # noqa: PERF401
                 return hidden_list
             case None | bool():
                 return value
@@ -217,14 +217,14 @@ class Secrecy:
                 return value if hidden == text else hidden
 
     def _is_in_bytes(self, items: Sequence[Any]) -> Search[bool]:
-        """Return whether a list of numbers is bytes with a secret, as JSON shows a buffer."""
+        """Return whether a list of numbers is a buffer in JSON that contains a secret."""
         if len(items) < MIN_CHARACTERS or not all(type(each) is int for each in items):
             return False
         if min(items) < 0 or max(items) > 0xFF:  # noqa: PLR2004
             return False
         return bool((yield from self._find(bytes(items))))
 
-    # --- what is searched
+    # --- the index
 
     def _index(self, secret: str) -> None:
         for form in _forms(secret):
@@ -233,19 +233,19 @@ class Secrecy:
             self._forms[form[:needed]] = (*self._forms.get(form[:needed], ()), form)
             if needed < _WINDOW + _WINDOW - 1:
                 self._starts = (0, 2)
-            # Of four windows the search reads one, wherever in the content the form begins. The
-            # last ones differ most: tokens and keys often have a beginning in common.
+            # The search reads one of four windows, wherever in the content the form begins. The
+            # last windows differ most, because tokens and keys often have a common prefix.
             last = needed - _WINDOW
             for offset in range(max(0, last - _WINDOW + 1), last + 1):
                 number = int.from_bytes(form[offset : offset + _WINDOW], sys.byteorder)
-                place, places = _Place(offset, needed), self._windows.get(number, ())
-                if place not in places:
-                    self._windows[number] = (*places, place)
+                position, positions = _WindowPosition(offset, needed), self._windows.get(number, ())
+                if position not in positions:
+                    self._windows[number] = (*positions, position)
 
     def _drop_old(self) -> None:
         oldest = self._clock() - GRACE_SECONDS
         self._read_at = {each: at for each, at in self._read_at.items() if at >= oldest}
-        self._max = max(MAX_REMEMBERED, 2 * len(self._read_at))  # it is not looked for each time
+        self._max = max(MAX_REMEMBERED, 2 * len(self._read_at))  # to avoid a scan for each secret
         self._windows, self._forms, self._starts = {}, {}, (0,)
         for secret in self._read_at:
             self._index(secret)
@@ -253,14 +253,14 @@ class Secrecy:
     # --- the search
 
     def _find(self, content: bytes, *, levels: int = _LEVELS) -> Search[list[tuple[int, int]]]:
-        """Return where secrets are: in the content itself, or in what it is an encoding of."""
-        found = yield from self._find_shown(content)
+        """Return the spans of secrets, in the content itself or in what it encodes."""
+        found = yield from self._find_in_view(content)
         views = [content]
         while len(views) <= levels and any(mark in views[-1] for mark in _MARKS):
-            view = yield from _unescaped(views[-1])
+            view = yield from _unescape_all(views[-1])
             if view == views[-1]:
                 break
-            spans = yield from self._find_shown(view)
+            spans = yield from self._find_in_view(view)
             for outer in reversed(views) if spans else ():
                 origins = yield from _origins(outer)
                 spans = [(origins[start], origins[end]) for start, end in spans]
@@ -268,14 +268,14 @@ class Secrecy:
             views.append(view)
         return found
 
-    def _find_shown(self, content: bytes) -> Search[list[tuple[int, int]]]:
-        """Return where forms are: as they are, or as the numbers of their bytes."""
+    def _find_in_view(self, content: bytes) -> Search[list[tuple[int, int]]]:
+        """Return the spans of forms, as plain bytes or as numbers."""
         found = yield from self._find_forms(content)
         for dump in (yield from dumps_in(content)):
             spans = yield from self._find_forms(dump.content)
             if spans:
-                places = yield from dump.places()
-                found += [(places[start][0], places[end - 1][1]) for start, end in spans]
+                byte_spans = yield from dump.spans()
+                found += [(byte_spans[start][0], byte_spans[end - 1][1]) for start, end in spans]
         return found
 
     def _find_forms(self, content: bytes) -> Search[list[tuple[int, int]]]:
@@ -287,27 +287,31 @@ class Secrecy:
             if self._windows.keys().isdisjoint(windows):
                 continue
             for number, window in enumerate(windows):
-                for place in self._windows.get(window, ()):
-                    found += self._matches(content, start + number * _WINDOW - place.offset, place)
-                    cost += _MATCH_COST + place.needed
-                    if cost > _COST_AT_ONCE:
+                for position in self._windows.get(window, ()):
+                    found += self._matches(
+                        content, start + number * _WINDOW - position.offset, position
+                    )
+                    cost += _MATCH_COST + position.needed
+                    if cost > _COST_PER_STEP:
                         yield cost
                         cost = 0
         return found
 
-    def _matches(self, content: bytes, start: int, place: _Place) -> Iterator[tuple[int, int]]:
-        """Find the forms that begin at a position: whole, or their beginning."""
-        needed = content[start : start + place.needed] if start >= 0 else b""
+    def _matches(
+        self, content: bytes, start: int, position: _WindowPosition
+    ) -> Iterator[tuple[int, int]]:
+        """Return the spans of forms that begin at a position, complete or cut."""
+        needed = content[start : start + position.needed] if start >= 0 else b""
         for form in self._forms.get(needed, ()):
             part = content[start : start + len(form)]
             end = start + _common_length(part, form)
             is_cut = content[end - 1 : end] in _MARKS or not content[end : end + 1].isalnum()
-            if part == form or is_cut:  # else it only begins as the secret does
+            if part == form or is_cut:  # otherwise, only the beginning is the same
                 yield start, end
 
 
 def complete(search: Search[_T]) -> _T:
-    """Return the result of a search, and let no other work run meanwhile."""
+    """Run a search to its end without a pause, and return its result."""
     while True:
         try:
             next(search)
@@ -316,7 +320,7 @@ def complete(search: Search[_T]) -> _T:
 
 
 def strings_in(*values: object) -> frozenset[str]:
-    """Return all strings within JSON-like data, keys too."""
+    """Return all strings in JSON-like data, including keys."""
     return frozenset(_strings_in(values))
 
 
@@ -336,30 +340,30 @@ def _strings_in(value: object) -> Iterator[str]:
 
 
 def _forms(secret: str) -> Iterable[bytes]:
-    """Return how a secret may be written, once escapes are decoded."""
+    """Return the forms that a secret may have after escapes are decoded."""
     whole = {secret, *_passwords(secret)}
     lines = [each for each in map(str.strip, secret.splitlines()) if _is_secret_line(each)]
-    plain = {_encoded(each) for each in (*whole, *lines)}
+    plain = {_encode(each) for each in (*whole, *lines)}
     plain |= {b"".join(_latin(character) for character in each) for each in whole}
     texts: set[bytes] = set()
-    for each in plain:  # a file has thousands of lines: each is looked at by itself
+    for each in plain:  # a file may have thousands of lines, so each is processed separately
         written = {each, *(each.replace(old, new) for old, new in _QUOTES)}
-        written |= {text.replace(b" ", b"+") for text in written}  # of forms
+        written |= {text.replace(b" ", b"+") for text in written}  # as in HTML forms
         decoded = each
-        for _ in range(_LEVELS):  # what looks like an escape in it is decoded where it is quoted
-            decoded = complete(_unescaped(decoded))
+        for _ in range(_LEVELS):  # the search also decodes what looks like an escape in a secret
+            decoded = complete(_unescape_all(decoded))
             written.add(decoded)
         texts |= written
     for each in whole:
-        if len(each) >= MIN_CUT_CHARACTERS:  # a short one in capitals may be any word
-            content = _encoded(each)
-            texts |= {_encoded(changed) for changed in (each.lower(), each.upper())}
-            texts |= {_encoded(changed) for changed in (each.swapcase(), each[::-1])}
+        if len(each) >= MIN_CUT_CHARACTERS:  # a shorter one in capitals may be any word
+            content = _encode(each)
+            texts |= {_encode(changed) for changed in (each.lower(), each.upper())}
+            texts |= {_encode(changed) for changed in (each.swapcase(), each[::-1])}
             texts.add(base64.b32encode(content)[: 8 * len(content) // 5])
     for each in whole.union(lines if len(lines) <= _MAX_PARTS else ()):
-        content = _encoded(each)
+        content = _encode(each)
         texts |= {content.hex().encode(), content.hex().upper().encode()}
-        for shown in {content, _encoded(json.dumps(each)[1:-1])}:
+        for shown in {content, _encode(json.dumps(each)[1:-1])}:
             for before in range(_ALIGNMENTS):
                 standard = _base64_within(shown, before)
                 texts |= {standard, standard.translate(bytes.maketrans(b"+/", b"-_"))}
@@ -367,7 +371,7 @@ def _forms(secret: str) -> Iterable[bytes]:
 
 
 def _passwords(secret: str) -> Iterator[str]:
-    """Return the parts of a secret that are secrets by themselves."""
+    """Return the parts of a secret that are secrets on their own."""
     login = _LOGIN.fullmatch(secret)
     found = [] if login is None else [login[1]]
     for each in (*found, *islice(_IN_URL.findall(secret), _MAX_PARTS)):
@@ -381,24 +385,24 @@ def _is_secret_line(line: str) -> bool:
 
 
 def _base64_within(content: bytes, before: int) -> bytes:
-    """Return the characters that content alone determines, with ``before`` bytes in front of it."""
+    """Return the Base64 characters that depend only on content, after ``before`` other bytes."""
     encoded = base64.b64encode(bytes(before) + content)
     first = (8 * before + 5) // 6
     return encoded[first : 8 * (before + len(content)) // 6]
 
 
 def _windows(content: bytes, start: int) -> memoryview:
-    """Return content as numbers of ``_WINDOW`` bytes each; the rest at its end is left out."""
+    """Return content as numbers of ``_WINDOW`` bytes each, without the remainder."""
     whole = max(0, len(content) - start) // _WINDOW * _WINDOW
     return memoryview(content)[start : start + whole].cast("I")
 
 
-def _unescaped(content: bytes) -> Search[bytes]:
+def _unescape_all(content: bytes) -> Search[bytes]:
     """Decode one level of escapes."""
     yield len(content)
     pieces: list[bytes] = []
-    # ``sub`` would call a function for each escape, which takes longer than to split.
-    while len(parts := _ESCAPE.split(content, maxsplit=_ESCAPES_AT_ONCE)) > 1:
+    # ``sub`` would call a function for each escape, which is slower than splitting.
+    while len(parts := _ESCAPE.split(content, maxsplit=_ESCAPES_PER_STEP)) > 1:
         content = parts.pop()
         parts[1::2] = map(_unescape, parts[1::2])
         pieces += parts
@@ -407,17 +411,17 @@ def _unescaped(content: bytes) -> Search[bytes]:
 
 
 def _common_length(part: bytes, form: bytes) -> int:
-    """Return how many bytes two texts have in common from their beginning."""
-    least, most = 0, len(part) if form.startswith(part) else len(part) - 1
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if form.startswith(part[:middle]) else (least, middle - 1)
-    return least
+    """Return the length of the common prefix of two texts."""
+    low, high = 0, len(part) if form.startswith(part) else len(part) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if form.startswith(part[:middle]) else (low, middle - 1)
+    return low
 
 
 @lru_cache(maxsize=4096)
 def _unescape(text: bytes) -> bytes:
-    """Decode one escape; a line break becomes nothing."""
+    """Decode one escape. A line break is removed."""
     kind = text[1:2]
     if text.endswith(b"\n") and text.startswith(b"="):
         return b""
@@ -426,32 +430,32 @@ def _unescape(text: bytes) -> bytes:
     if text.startswith(b"%") and len(text) == len("%u0000"):
         return chr(int(text[2:], 16)).encode()
     if text.startswith(b"%"):
-        return _encoded(json.loads(b'"' + re.sub(rb"%[uU]", rb"\\u", text) + b'"'))
+        return _encode(json.loads(b'"' + re.sub(rb"%[uU]", rb"\\u", text) + b'"'))
     if text.startswith(b"&"):
-        return _encoded(html.unescape(text.decode()))
+        return _encode(html.unescape(text.decode()))
     if not text.startswith(b"\\"):
         return b""
     if kind == b"U" or text[2:3] == b"{":
         code = int(text[2:].strip(b"{}"), 16)
-        return _encoded(chr(code)) if code < _CODE_POINTS else b""
+        return _encode(chr(code)) if code < _CODE_POINTS else b""
     if kind == b"x":
         return bytes.fromhex(text[2:].decode())
     if kind == b"u" and len(text) == len(r"\u0000"):
         return chr(int(text[2:], 16)).encode()
     if kind == b"u":
-        return _encoded(json.loads(b'"' + text + b'"'))
+        return _encode(json.loads(b'"' + text + b'"'))
     if len(text) == len(r"\000"):
         return bytes([int(text[1:], 8)])
     return _CONTROLS.get(kind, kind)
 
 
 def _origins(content: bytes) -> Search[list[int]]:
-    """Return where each byte of the unescaped content comes from, and where its end does."""
+    """Return the origin of each byte of the unescaped content, and of its end."""
     origins: list[int] = []
     done = cost = 0
     for found in _ESCAPE.finditer(content):
         cost += _MATCH_COST
-        if cost > _COST_AT_ONCE:
+        if cost > _COST_PER_STEP:
             yield cost
             cost = 0
         origins += range(done, found.start())
@@ -462,7 +466,7 @@ def _origins(content: bytes) -> Search[list[int]]:
     return origins
 
 
-def _replaced(content: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
+def _replace(content: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
     parts: list[bytes] = []
     done = 0
     for start, end in sorted(spans):
@@ -472,14 +476,14 @@ def _replaced(content: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
     return b"".join([*parts, content[done:]])
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
 def _latin(character: str) -> bytes:
     r"""Encode as Python's escape ``\xdf`` and old forms' ``%DF`` do."""
-    return character.encode("latin-1") if ord(character) < 0x100 else _encoded(character)  # noqa: PLR2004
+    return character.encode("latin-1") if ord(character) < 0x100 else _encode(character)  # noqa: PLR2004
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     return content.decode("utf-8", "surrogatepass")

@@ -1,11 +1,11 @@
-"""Whether Python finds this project's packages, and not others of the same names.
+"""Checks that Python finds this project's packages, and not others with the same names.
 
 The wheel installs ``events``, ``infra``, ``projections`` and ``reconciler`` as top-level packages
 (ADR 0002). A folder earlier on the path *shadows* one of them; another distribution in the same
-environment *mixes* its files with ours. Both would show as an ``ImportError`` or worse in some
-module; ``check_packages`` says it before anything is imported.
+environment *mixes* its files with ours. Both would cause an ``ImportError`` or worse in some
+module, so ``check_packages`` reports them before anything is imported.
 
-Imports nothing of ours: what it would import is what it checks.
+This module imports nothing from this project, because it checks those packages.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class PackageConflictError(Exception):
 
 
 def check_packages(home: Path | None = None) -> None:
-    """Check that each of our packages is found beside this one, with our own files in it.
+    """Check that each of our packages is found beside this one, and contains our files.
 
-    ``home``: the folder that our packages are in. Raises ``PackageConflictError``.
+    ``home``: the folder that contains our packages. Raises ``PackageConflictError``.
     """
     ours = home if home is not None else Path(__file__).resolve().parents[1]
-    installed = dict(_recorded(ours))
+    installed = dict(_installed_digests(ours))
     for name in PACKAGES:
         expected = ours / name / "__init__.py"
         _check_not_shadowed(name, expected)
@@ -61,10 +61,10 @@ def _check_not_shadowed(name: str, expected: Path) -> None:
         )
 
 
-def _recorded(home: Path) -> Iterator[tuple[str, str]]:
-    """Return each package and the digest that its ``__init__.py`` was installed with.
+def _installed_digests(home: Path) -> Iterator[tuple[str, str]]:
+    """Return each package, with the digest of its ``__init__.py`` when it was installed.
 
-    None in a checkout. Read directly, since importing ``importlib.metadata`` takes 40 ms.
+    A checkout has none. The file is read directly, as importing ``importlib.metadata`` takes 40 ms.
     """
     for record in home.glob(_RECORD):
         with record.open(encoding="utf-8") as lines:
@@ -76,14 +76,14 @@ def _recorded(home: Path) -> Iterator[tuple[str, str]]:
 
 
 def _digest(path: Path) -> str:
-    """Digest a file the way ``RECORD`` does."""
+    """Return the digest of a file in the form that ``RECORD`` uses."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _other_owner(name: str) -> str:
-    """Name the other distribution that says it has installed this package, if one does."""
-    from importlib.metadata import distributions  # noqa: PLC0415 - 40 ms, only when it failed
+    """Return the other distribution that lists this package, or a general description."""
+    from importlib.metadata import distributions  # noqa: PLC0415 - takes 40 ms, so only after a failure
 
     for distribution in distributions():
         if distribution.name == DISTRIBUTION:

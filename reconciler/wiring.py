@@ -1,4 +1,4 @@
-"""The only place of this package that knows what implements the ports: JetStream is wired here."""
+"""Wires JetStream to the ports. Only this module selects their implementation."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from reconciler.roles.projector.lost_events import LogTooShortError, find_lost
 
 __all__ = ["ROLES", "Role", "Running", "connected", "initialise", "process_name", "running"]
 
-START_PATIENCE_SECONDS = 60.0
-"""Time that a process waits for the streams. A recovering node or an election must not end it."""
+START_TIMEOUT_SECONDS = 60.0
+"""Time that a process waits for the streams, so that it survives a recovery or an election."""
 
 
 SECRETS_VARIABLE = "RECONCILER_SECRETS"
@@ -43,7 +43,7 @@ SECRETS_VARIABLE = "RECONCILER_SECRETS"
 
 
 def process_name() -> str:
-    """Name this process in events and on the server: host and process id."""
+    """Return the name of this process in events and on the server: host and process id."""
     return f"reconciler@{socket.gethostname()}:{os.getpid()}"
 
 
@@ -51,9 +51,9 @@ def process_name() -> str:
 async def connected(
     url: str, *, access: Access = DEFAULT_ACCESS, patience_seconds: float = 30
 ) -> AsyncGenerator[Client]:
-    """Connect to a JetStream that is new enough, and close in order at the end.
+    """Connect to a JetStream server that is new enough, and close the connection at the end.
 
-    ``patience_seconds``: how long a server may take that is still starting. Raises
+    ``patience_seconds``: time to wait for a server that is still starting. Raises
     ``BusAccessError``, ``BusUnavailableError`` or ``IncompatibleServerError``.
     """
     nc = await connect(url, name=process_name(), access=access, patience_seconds=patience_seconds)
@@ -67,9 +67,9 @@ async def connected(
 async def initialise(
     nc: Client, *, replicas: int | None = None, namespaces: Sequence[str] = ()
 ) -> Topology:
-    """Make or upgrade every stream, consumer and bucket; doing it again changes nothing.
+    """Create or upgrade every stream, consumer and bucket. A repetition changes nothing.
 
-    ``namespaces``: those whose services read outcomes.
+    ``namespaces``: the namespaces whose services read outcomes.
     """
     arm_from_environment()
     return await ensure_topology(nc, replicas=replicas, namespaces=namespaces)
@@ -83,29 +83,29 @@ async def running(
     kinds: KindRegistry | None = None,
     secrets: Path | None = None,
 ) -> AsyncGenerator[Running]:
-    """Run roles until the context ends; the streams must exist (``initialise``).
+    """Run roles until the context ends. The streams must exist (``initialise``).
 
-    ``secrets`` is the folder of the secret store ``files``, in the place of the environment's.
+    ``secrets`` is the folder of the secret store ``files``, instead of the environment's.
 
-    When entered, the process knows all that the log has. A role that fails ends the context, and
-    its error comes out in an exception group. Raises ``ConfigurationError`` for a failpoint in the
-    environment that cannot be read (``reconciler.failpoints``).
+    When the context is entered, the process has read the whole log. If a role fails, the context
+    ends and raises its error in an exception group. Raises ``ConfigurationError`` for an invalid
+    failpoint in the environment (``reconciler.failpoints``).
     """
     arm_from_environment()
     known = kinds if kinds is not None else installed_kinds()
     stores = open_stores(secrets or secrets_folder())
     parts = await retry_read(
-        nc, lambda: _load(nc, roles, known, stores), seconds=START_PATIENCE_SECONDS
+        nc, lambda: _load(nc, roles, known, stores), seconds=START_TIMEOUT_SECONDS
     )
-    bus_tasks = [lambda: trim_periodically(nc)] if "decider" in roles else []
-    async with running_parts(parts, roles, bus_tasks=bus_tasks):
+    background = [lambda: trim_periodically(nc)] if "decider" in roles else []
+    async with running_parts(parts, roles, bus_tasks=background):
         yield parts
 
 
 def secrets_folder() -> Path | None:
     """Return the folder of the secret store ``files`` that the environment names."""
-    named = os.environ.get(SECRETS_VARIABLE)
-    return Path(named) if named else None
+    folder = os.environ.get(SECRETS_VARIABLE)
+    return Path(folder) if folder else None
 
 
 async def _load(
@@ -116,7 +116,7 @@ async def _load(
     try:
         await check_intake_positions(nc)
     except StreamReplacedError as error:
-        raise _doubtful(nc, error) from error
+        raise _retryable_in_cluster(nc, error) from error
     ports = Ports(
         watch=await watch_log(nc),
         name=process_name(),
@@ -134,9 +134,9 @@ async def _load(
     try:
         return await load(ports, roles, kinds)
     except LogTooShortError as error:
-        raise _doubtful(nc, error) from error
+        raise _retryable_in_cluster(nc, error) from error
 
 
-def _doubtful(nc: Client, error: Exception) -> Exception:
-    """Return an error to retry in a cluster, where a leader that was cut off may know less."""
+def _retryable_in_cluster(nc: Client, error: Exception) -> Exception:
+    """Return a retryable error in a cluster, where an isolated leader may have less data."""
     return BusUnavailableError(str(error)) if is_clustered(nc) else error

@@ -38,16 +38,16 @@ MAX_THROTTLED_SECONDS = 3_600.0
 """Maximum throttling in seconds. An absurd ``Retry-After`` must not stop all users of the API."""
 
 PROBE_TIMEOUTS = 2
-"""Timeout of a probe, as a multiple of the request timeout. Then another process may probe."""
+"""Timeout of a probe, as a multiple of the request timeout. After it, another process may probe."""
 
 MAX_NEWER_OBJECTS = 20
-"""Number of newer objects to record and list."""
+"""Maximum number of newer objects to record and list."""
 
 LISTINGS_FAILED: Final = "ListingsFailed"
 """Reason of a configuration while no listing of some kind completes (ADR 0069)."""
 
 _MAX_MESSAGE_CHARACTERS = 200
-_SHOWN_OBJECTS = 3
+_MAX_LISTED_OBJECTS = 3
 
 
 def report(data: ApiReported, state: ResourceState, context: Context) -> CommandResult:
@@ -59,7 +59,7 @@ def report(data: ApiReported, state: ResourceState, context: Context) -> Command
 def _new_event(data: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
     if not is_config(context.key) or not state.desired.is_declared:
         return None
-    # before the version check: its own probe request may have changed the breaker
+    # before the version check: the reporter's own probe request may have changed the breaker
     if data.state == "Stopping":
         return _end_probe(data, state, context)
     if data.state == "Twin":
@@ -101,9 +101,9 @@ def _record_throttling(
 ) -> ApiThrottled | None:
     """Return the event of a throttled API, unless a later time is already recorded."""
     wait = min(max(data.retry_after_seconds, 0.0), MAX_THROTTLED_SECONDS)
-    until = _whole_second(min(data.at, context.bus_now) + timedelta(seconds=wait))
+    until = _round_up_to_second(min(data.at, context.bus_now) + timedelta(seconds=wait))
     known = state.api.throttled_until
-    is_known = _lasts(known, state.api.throttled_seconds, context)
+    is_known = _is_pending(known, state.api.throttled_seconds, context)
     if until <= context.bus_now or (is_known and known is not None and until <= known):
         return None
     seconds = round((until - context.bus_now).total_seconds(), 3)
@@ -113,11 +113,11 @@ def _record_throttling(
 def _record_failure(
     data: ApiReported, state: ResourceState, context: Context
 ) -> BreakerOpened | None:
-    """Return the opening of the breaker, with a longer time after each failed probe."""
+    """Return the event that opens the breaker, for longer after each failed probe."""
     health = state.api
-    if _lasts(health.open_until, health.open_seconds, context):
+    if _is_pending(health.open_until, health.open_seconds, context):
         return None
-    breaker = _config(state).breaker
+    breaker = _read_config(state).breaker
     back_off = Retry(breaker.initial_seconds, breaker.max_seconds)
     wait = delay(back_off, health.openings + 1, context.jitter)
     seconds = round(wait.total_seconds(), 3)
@@ -129,13 +129,13 @@ def _record_failure(
 def _record_probe(
     data: ApiReported, state: ResourceState, context: Context
 ) -> BreakerProbed | None:
-    """Return the permission to probe, if the breaker's time is over and no other probe runs."""
+    """Return the permission to probe, if the breaker's wait is over and no other probe runs."""
     health = state.api
-    if health.open_until is None or _lasts(health.open_until, health.open_seconds, context):
+    if health.open_until is None or _is_pending(health.open_until, health.open_seconds, context):
         return None
-    if _lasts(health.probe_until, health.probe_seconds, context):
+    if _is_pending(health.probe_until, health.probe_seconds, context):
         return None
-    seconds = PROBE_TIMEOUTS * _config(state).limits.request_timeout_seconds
+    seconds = PROBE_TIMEOUTS * _read_config(state).limits.request_timeout_seconds
     return BreakerProbed(context.bus_now + timedelta(seconds=seconds), seconds, data.reporter)
 
 
@@ -147,7 +147,7 @@ def _end_probe(data: ApiReported, state: ResourceState, context: Context) -> Bre
     return BreakerProbed(context.bus_now, 0.0, "")
 
 
-def _lasts(until: datetime | None, seconds: float, context: Context) -> bool:
+def _is_pending(until: datetime | None, seconds: float, context: Context) -> bool:
     """Return whether a recorded time is in the future, and plausible for its duration."""
     return until is not None and not is_over(until, seconds, context.bus_now)
 
@@ -201,9 +201,11 @@ def _describe(twin: Twin) -> str:
     first = ", ".join(
         f"{each.kind} {each.name!r} (uid {each.uid}) by {each.action}, but this log has the "
         f"resource only up to version {each.known_version}"
-        for each in twin.objects[:_SHOWN_OBJECTS]
+        for each in twin.objects[:_MAX_LISTED_OBJECTS]
     )
-    more = f" and {twin.total - _SHOWN_OBJECTS} more" if twin.total > _SHOWN_OBJECTS else ""
+    more = (
+        f" and {twin.total - _MAX_LISTED_OBJECTS} more" if twin.total > _MAX_LISTED_OBJECTS else ""
+    )
     return (
         f"{plural(twin.total, 'object was', 'objects were')} written by actions that this log does "
         f"not contain: {first}"
@@ -213,7 +215,7 @@ def _describe(twin: Twin) -> str:
     )
 
 
-def _config(state: ResourceState) -> ProviderConfigSpec:
+def _read_config(state: ResourceState) -> ProviderConfigSpec:
     assert state.desired.spec is not None
     try:
         return msgspec.convert(state.desired.spec.fields, ProviderConfigSpec)
@@ -221,6 +223,6 @@ def _config(state: ResourceState) -> ProviderConfigSpec:
         return ProviderConfigSpec("", "")
 
 
-def _whole_second(at: datetime) -> datetime:
+def _round_up_to_second(at: datetime) -> datetime:
     floor = at.replace(microsecond=0)
     return floor if floor == at else floor + timedelta(seconds=1)

@@ -38,19 +38,21 @@ def approval_command(key: ResourceKey, *, abandon: bool = False) -> str:
 
 
 def require_approval(
-    step: Step, state: ResourceState, context: Context, compared: Comparison
+    step: Step, state: ResourceState, context: Context, comparison: Comparison
 ) -> Step:
     """Return the step, or the request or hold that precedes it while it is not approved."""
     if not isinstance(step, ActionDecided) or not _needs_approval(step.action, state, context):
         return step
-    request = _build_request(step.action, state, context, compared)
+    request = _build_request(step.action, state, context, comparison)
     known = state.holds.approval
     if known is None or known.plan != request.plan:
         return request
     if known.decision == "Proceed":
         return step
     if known.decision == "Reject":
-        return on_hold(Hold.NOT_APPROVED, f"{describe_plan(request)}; rejected {_by(known)}")
+        return on_hold(
+            Hold.NOT_APPROVED, f"{describe_plan(request)}; rejected {_decided_by(known)}"
+        )
     return on_hold(Hold.APPROVAL, f"{describe_plan(request)}; approve or reject it")
 
 
@@ -110,7 +112,7 @@ def _is_covered_by_approval(action: Action, state: ResourceState) -> bool:
 
 
 def _build_request(
-    action: Action, state: ResourceState, context: Context, compared: Comparison
+    action: Action, state: ResourceState, context: Context, comparison: Comparison
 ) -> ApprovalRequested:
     return ApprovalRequested(
         plan=_digest(action, state, context),
@@ -119,7 +121,7 @@ def _build_request(
         provider_config=action.provider_config,
         external_name=action.external_name,
         purpose=action.purpose,
-        changes=tuple(each for each, _ in compared.changes(action)),
+        changes=tuple(each for each, _ in comparison.changes(action)),
         level=level_of(action),
         declared_level=None if state.desired.is_declared else _declared_level(state),
     )
@@ -135,8 +137,8 @@ def _digest(action: Action, state: ResourceState, context: Context) -> str:
     if existing is not None and context.kind is not None:
         current = (context.kind.normalize(existing.fields), existing.labels, existing.uid)
     # The approval of a deletion for a replacement includes the replacement's content.
-    makes_way = action.operation == "Delete" and action.purpose == "Replace"
-    fields = state.desired.fields if makes_way else action.fields
+    is_replacement_deletion = action.operation == "Delete" and action.purpose == "Replace"
+    fields = state.desired.fields if is_replacement_deletion else action.fields
     content = (
         *(action.operation, action.purpose, action.generation, action.provider_config),
         *(_name(action), fields, action.labels, action.uid, current),
@@ -145,7 +147,7 @@ def _digest(action: Action, state: ResourceState, context: Context) -> str:
 
 
 def _name(action: Action) -> str:
-    """Return the external name, but not that of a replacement, which depends on the version."""
+    """Return the external name; empty for a replacement, whose name depends on the version."""
     return "" if action.purpose == "Replace" else action.external_name
 
 
@@ -165,5 +167,5 @@ def describe_plan(request: ApprovalRequested) -> str:
     return f"plan {request.plan[:SHORT_PLAN]} ({', '.join(parts)})"
 
 
-def _by(known: ApprovalState) -> str:
-    return f"by {known.by}{f': {known.reason}' if known.reason else ''}"
+def _decided_by(approval: ApprovalState) -> str:
+    return f"by {approval.by}{f': {approval.reason}' if approval.reason else ''}"

@@ -2,7 +2,7 @@
 
 A call without a conclusive response may or may not have taken effect. There are three steps for
 unknown results (ADR 0012). First the call is repeated with the same key, if that is safe. Then a
-worker looks the object up, after the consistency grace of the API. If the lookup is inconclusive,
+worker looks up the object, after the consistency grace of the API. If the lookup is inconclusive,
 an operator decides.
 """
 
@@ -47,7 +47,7 @@ from reconciler.resource.turn import (
     on_hold,
 )
 
-# consecutive conflicts with an immediate new decision; each further one waits like a failure
+# consecutive conflicts that are decided again immediately; further ones wait like failures
 MAX_CONFLICTS = 3
 MAX_REPEATS = 3  # consecutive unknown results before a lookup replaces the next repetition
 
@@ -114,7 +114,7 @@ def idempotency_key(log_id: str, action_id: str, epoch: str = "") -> str:
 # --- the action in flight
 
 
-def pursue(
+def advance_action(
     flight: InFlight,
     state: ResourceState,
     context: Context,
@@ -126,7 +126,7 @@ def pursue(
 
     Every attempt has the same key and parameters. The bus delivers an attempt to another worker if
     the first one stops, so an attempt has no deadline here. `blocked` is the conclusion while no
-    call is possible, and `forbidden` the one while only lookups are.
+    call is possible. `forbidden` is the conclusion while only lookups are possible.
     """
     generation, action = state.desired.generation, flight.action
     # First: the decision of an operator ends every wait.
@@ -153,15 +153,15 @@ def pursue(
         return _abandon(flight, forbidden.message, context)
     may_repeat = forbidden is None and (is_wanted or action.operation == "Create")
     next_call = choose_next_call(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
-    left = _until_visible(flight, state, context) if next_call == "Lookup" else timedelta()
+    remaining = _until_visible(flight, state, context) if next_call == "Lookup" else timedelta()
     retry_at = flight.retry_at
     is_due = retry_at is not None and is_over(retry_at, flight.retry_seconds, context.bus_now)
     # An existing wait may be too short for a lookup: it was meant for a call, or an operator ended
     # it.
-    is_short = retry_at is not None and retry_at < context.bus_now + left - _CLOCK_LAG
-    if retry_at is None or (left and (is_due or is_short)):
+    is_too_short = retry_at is not None and retry_at < context.bus_now + remaining - _CLOCK_LAG
+    if retry_at is None or (remaining and (is_due or is_too_short)):
         retry = Retry() if config is None else config.retry
-        at_least = max(flight.failed.retry_after_seconds or 0.0, left.total_seconds())
+        at_least = max(flight.failed.retry_after_seconds or 0.0, remaining.total_seconds())
         return _wait(
             retry, state.waits.failures, context, flight.failed.error_class, at_least, flight
         )
@@ -173,10 +173,10 @@ def pursue(
 
 
 def _until_visible(flight: InFlight, state: ResourceState, context: Context) -> timedelta:
-    """Return how long it takes until a lookup shows the effect of the last attempt.
+    """Return the time until a lookup shows the effect of the last attempt.
 
-    Counted by the bus clock: another decider, whose clock may be wrong, may have recorded the
-    failure.
+    It is measured by the bus clock, because another decider, whose clock may be wrong, may have
+    recorded the failure.
     """
     grace = min(context.grace_seconds(flight.action.provider_config, state), MAX_SECONDS)
     if flight.failed_at is None:
@@ -220,7 +220,7 @@ def rejection(state: ResourceState) -> Conclusion | None:
 def choose_next_call(
     flight: InFlight, context: Context, *, may_repeat: bool = True, is_wanted: bool = True
 ) -> NextCall:
-    """Return whether the next call repeats the action or looks its object up."""
+    """Return whether the next call repeats the action or looks up its object."""
     assert flight.failed is not None
     if not may_repeat:
         return "Lookup"
@@ -271,12 +271,12 @@ def _abandon(flight: InFlight, reason: str, context: Context) -> ActionAbandoned
 
 
 def is_known_by_key(action: Action, capabilities: Capabilities) -> bool:
-    """Return whether only its key shows which object an action has created."""
+    """Return whether only the idempotency key shows which object an action created."""
     return action.operation == "Create" and not capabilities.deterministic_names
 
 
 def is_unlisted(action: Action, capabilities: Capabilities) -> bool:
-    """Return whether no listing finds an object that an action creates late, by its name."""
+    """Return whether no listing would find, by name, an object that an action creates late."""
     is_unnamed = is_known_by_key(action, capabilities)
     return is_unnamed or (action.operation == "Create" and not capabilities.listing)
 
@@ -315,11 +315,11 @@ def retry_refused_deletion(
     state, context = situation.state, situation.context
     if has_waited(state, context):
         return new_action(state, context, "Delete", {}, {}, purpose=purpose)
-    return wait_longest(situation.config.retry, context, reason)
+    return wait_max_delay(situation.config.retry, context, reason)
 
 
-def wait_longest(retry: Retry, context: Context, reason: str) -> RetryScheduled:
-    """Return a wait of the maximum delay: only time or an operator can resolve the cause."""
+def wait_max_delay(retry: Retry, context: Context, reason: str) -> RetryScheduled:
+    """Return a wait of the maximum delay, because only time or an operator can help."""
     return _wait(replace(retry, initial_seconds=retry.max_seconds), 1, context, reason)
 
 
@@ -342,7 +342,7 @@ def _wait(
 
 Finding = FoundBy | Literal["NotDone", "Gone", "Another", "Unclear"]
 """Result of a lookup: success and its evidence, `NotDone`, `Gone` (the object does not exist),
-`Another` (a different object has the place) or `Unclear`."""
+`Another` (a different object is in its place) or `Unclear`."""
 
 
 def judge_lookup(action: Action, existing: ExternalObject | None, context: Context) -> Finding:
@@ -365,8 +365,8 @@ def judge_conflict(
     """Return whether the object that conflicts with a write is the result of an earlier attempt.
 
     `uncertain`: an earlier attempt may have taken effect. An API that stores keys would have
-    returned its first response. There, an object counts only by our label, and only if a creation
-    of ours had an unknown result.
+    returned its first response. With such an API, only our label identifies a result, and only if a
+    creation of ours had an unknown result.
     """
     has_keys = context.capabilities.idempotency_keys
     if obstacle is None or action.operation == "Delete":

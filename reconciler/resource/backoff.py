@@ -11,14 +11,14 @@ from datetime import datetime, timedelta
 from events.provider_config import Retry
 
 SPREAD = 0.1
-"""Jitter of a delay that the API requests, as a share of it. It distributes the retries."""
+"""Jitter of a delay that the API requests, as a fraction of the delay, to spread the retries."""
 
 MAX_SECONDS = 86_400.0
 """Maximum delay in seconds. An absurd ``Retry-After`` must not suspend a resource permanently."""
 
-CLOCKS_DIFFER_SECONDS = 60.0
-"""Maximum difference between the clocks of two deciders, in seconds. A larger one shows a wrong
-clock."""
+MAX_CLOCK_DIFFERENCE_SECONDS = 60.0
+"""Maximum difference between the clocks of two deciders, in seconds. A larger one means that a
+clock is wrong."""
 
 _MAX_DOUBLINGS = 32
 
@@ -27,8 +27,8 @@ def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = N
     """Return the delay after the ``failures``-th consecutive failure (from 1).
 
     ``at_least`` is the delay in seconds that the API requests. It may exceed the maximum of the
-    policy, but not ``MAX_SECONDS``. Its jitter is the larger of the initial delay and a share of
-    it.
+    policy, but not ``MAX_SECONDS``. Its jitter is up to the initial delay or a fraction of
+    ``at_least``, whichever is larger.
     """
     doublings = min(max(failures - 1, 0), _MAX_DOUBLINGS)
     ceiling = min(retry.max_seconds, retry.initial_seconds * 2.0**doublings, MAX_SECONDS)
@@ -40,10 +40,14 @@ def delay(retry: Retry, failures: int, jitter: float, at_least: float | None = N
 
 
 def is_over(until: datetime, wait_seconds: float, now: datetime) -> bool:
-    """Return whether a wait is over, or was set by a clock that was ahead.
+    """Return whether a wait is over, or was set by a clock that was fast.
 
     A wait that has more time left than its duration was set by a wrong clock. A wait without a
-    duration has ended at an event, whose time is by the clock of a decider.
+    duration was ended by an event, whose time comes from a decider's clock.
     """
-    left = (until - now).total_seconds()
-    return left <= 0 or wait_seconds == 0 or left > wait_seconds + CLOCKS_DIFFER_SECONDS
+    remaining = (until - now).total_seconds()
+    return (
+        remaining <= 0
+        or wait_seconds == 0
+        or remaining > wait_seconds + MAX_CLOCK_DIFFERENCE_SECONDS
+    )

@@ -1,7 +1,7 @@
 """Contention: another client repeatedly overwrites the fields that Reconciler writes (ADR 0041).
 
-The first corrections are immediate, because a user may try something, or a job may run once. Then
-the correction of that field is delayed, each time longer, up to the resync interval.
+The first corrections are immediate, because a user may try something, or a job may run once. Each
+further correction of that field is delayed longer, up to the resync interval.
 """
 
 from __future__ import annotations
@@ -72,9 +72,11 @@ def report_contention(situation: Situation) -> Conclusion | None:
 
 def _contended_paths(situation: Situation) -> list[PathDrift]:
     """Return the contended paths if they are all of the differences; empty otherwise."""
-    state, compared = situation.state, situation.compared
+    state, comparison = situation.state, situation.comparison
     known = {each.path: each for each in state.recent_drifts if each.times >= CONTENTION_DRIFTS}
-    paths = [MISSING] if compared.existing is None else [each.path for each in compared.differences]
+    paths = (
+        [MISSING] if comparison.existing is None else [each.path for each in comparison.differences]
+    )
     return [known[path] for path in paths] if all(path in known for path in paths) else []
 
 

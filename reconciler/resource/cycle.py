@@ -1,4 +1,4 @@
-"""Reference cycles: resources that would all wait for the next one."""
+"""Reference cycles: resources that would each wait for the next one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 MAX_CYCLE: Final = 32
-"""Maximum length of a cycle that is detected."""
+"""Maximum length of a detectable cycle."""
 
 
 def find_cycle(
-    start: str, targets: Iterable[str], refers: Callable[[str], Iterable[str]]
+    start: str, targets: Iterable[str], targets_of: Callable[[str], Iterable[str]]
 ) -> tuple[str, ...]:
     """Return the path of references from a resource back to itself; empty if none is found.
 
-    ``refers`` returns the targets of a declared resource.
+    ``targets_of`` returns the targets of a declared resource.
     """
     paths = [(start, target) for target in targets]
     visited: set[str] = set()
@@ -26,5 +26,5 @@ def find_cycle(
             continue
         visited.add(path[-1])
         if len(path) <= MAX_CYCLE:
-            paths += [(*path, each) for each in refers(path[-1])]
+            paths += [(*path, each) for each in targets_of(path[-1])]
     return ()

@@ -1,7 +1,7 @@
 """Decides about one resource: from commands and state to events of the log.
 
-Everything that could differ between two runs (clock, jitter, policy, ids) is an input. Deciding
-again what the log has recorded therefore gives the same events (invariant 10).
+Everything that could differ between two runs (clock, jitter, policy, ids) is an input. Repeating a
+recorded decision therefore yields the same events (invariant 10).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MAX_STEPS = 16  # a turn takes at most four steps; more indicate an endless loo
 
 
 class UnstableDecisionError(RuntimeError):
-    """A turn did not end. This is a defect of `next_step`, reported instead of looping."""
+    """A turn did not end. This is a bug in `next_step`, reported instead of looping forever."""
 
 
 def decide(state: ResourceState, commands: Sequence[Command], context: Context) -> Turn:
@@ -81,14 +81,14 @@ def decide(state: ResourceState, commands: Sequence[Command], context: Context) 
         history.record(command_result.events, command)
         if command_result.shows_object:
             events = observation.detect_loss_and_drift(
-                command, history.state, context, history.compared
+                command, history.state, context, history.comparison
             )
             history.record(events, command)
         replies.append(command_result.reply)
         if command_result.may_be_repeat:
             repeats.append(command)
         # A result ends an action, so its next steps are decided before the next command is folded.
-        if context.begins and (isinstance(command.data, Reported) or command is commands[-1]):
+        if context.takes_steps and (isinstance(command.data, Reported) or command is commands[-1]):
             _take_steps(history, command)
     return Turn(history.state, history.events, replies, repeats)
 
@@ -152,20 +152,20 @@ def _reject_outdated_plan(
     if command_result.reply is None or not command_result.reply.accepted:
         return command_result  # already refused for a more specific reason
     if state.version != data.plan.version:
-        moved = (
+        mismatch = (
             f"the plan is for version {data.plan.version}, but the resource is at version "
             f"{state.version}"
         )
-        return refuse(state, command, PLAN_OUTDATED, f"{moved}; plan again")
+        return refuse(state, command, PLAN_OUTDATED, f"{mismatch}; plan again")
     expected = _History(state, context)
     expected.record(command_result.events, command)
-    if context.begins:
+    if context.takes_steps:
         _take_steps(expected, command)
     if turn_digest(expected.events) == data.plan.digest:
         return command_result
     now = ", ".join(_describe(each) for each in expected.events) or "nothing"
-    otherwise = f"the result would now differ from the plan ({now}); plan again"
-    return refuse(state, command, PLAN_OUTDATED, otherwise)
+    message = f"the result would now differ from the plan ({now}); plan again"
+    return refuse(state, command, PLAN_OUTDATED, message)
 
 
 def _describe(event: LogEvent) -> str:
@@ -181,10 +181,10 @@ def _describe(event: LogEvent) -> str:
 def _take_steps(history: _History, cause: Command) -> None:
     context = history.context
     for _ in range(_MAX_STEPS):
-        state, compared = history.state, history.compared
-        step = next_step(state, context, compared)
+        state, comparison = history.state, history.comparison
+        step = next_step(state, context, comparison)
         if isinstance(step, (ActionDecided, ActionRetried)):
-            step = require_approval(hold_for_twin(step, context), state, context, compared)
+            step = require_approval(hold_for_twin(step, context), state, context, comparison)
         if isinstance(step, NothingToReport):
             return
         if isinstance(step, Conclusion):
@@ -201,21 +201,21 @@ def _take_steps(history: _History, cause: Command) -> None:
 class _History:
     """The state of a resource, and the events of this turn that led to it."""
 
-    __slots__ = ("_compared", "context", "events", "state", "subject")
+    __slots__ = ("_comparison", "context", "events", "state", "subject")
 
     def __init__(self, state: ResourceState, context: Context) -> None:
         self.state = state
         self.context = context
         self.subject = str(context.key)
         self.events: list[LogEvent] = []
-        self._compared: Comparison | None = None
+        self._comparison: Comparison | None = None
 
     @property
-    def compared(self) -> Comparison:
+    def comparison(self) -> Comparison:
         """Comparison of the current state, computed again only when an event changes an input."""
-        if self._compared is None or not self._compared.is_of(self.state):
-            self._compared = Comparison.of(self.state, self.context)
-        return self._compared
+        if self._comparison is None or not self._comparison.applies_to(self.state):
+            self._comparison = Comparison.of(self.state, self.context)
+        return self._comparison
 
     def record(self, events: Iterable[ResourceEvent], cause: Command) -> None:
         for data in events:
@@ -230,7 +230,7 @@ class _History:
                 resourceversion=version,
                 data=recorded,
                 causationid=cause.message_id,
-                causationposition=cause.counts_from,
+                causationposition=cause.effective_position,
                 actor=cause.actor,
             )
             self.state = evolve(self.state, event)

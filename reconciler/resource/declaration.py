@@ -29,7 +29,7 @@ from reconciler.resource.turn import (
     refuse,
 )
 
-_NO_POLICY = SpecDeclared(0, "", "", "", {}).policy  # the default, which events omit
+_DEFAULT_POLICY = SpecDeclared(0, "", "", "", {}).policy  # the default, which events omit
 
 
 def declare(
@@ -51,22 +51,22 @@ def declare(
     except (InvalidManifestError, InvalidNameError) as error:
         return refuse(state, command, "Invalid", str(error))
     desired, spec = state.desired, spec_of(event)
-    # A declaration that changes nothing leaves no event. A repeat therefore has the content of an
+    # A declaration that changes nothing records no event. A repeat therefore has the content of an
     # earlier generation.
     may_be_repeated = bool(desired.contents) and spec.digest in desired.contents
     if _repeats_older_message(command, state):
-        # Another decider may still process the first copy. Record the id, because no content
-        # identifies the next repeat then.
+        # Another decider may still process the first copy. Record the id, because the content will
+        # not identify the next repeat.
         traces = () if may_be_repeated else (DeclarationSuperseded(by=desired.generation),)
         return accept(state, command, *traces, reason="Duplicate")
     if desired.is_declared and desired.spec == spec:
         return accept(state, command, reason="Unchanged")
-    closed = _describe_cycle(event, state, context)
-    if closed:
-        return refuse(state, command, "DependencyCycle", closed)
-    moved = _explain_move(state, event) or _explain_redefinition(context, state, event)
-    if moved is not None:
-        return refuse(state, command, "Immutable", moved)
+    cycle = _describe_cycle(event, state, context)
+    if cycle:
+        return refuse(state, command, "DependencyCycle", cycle)
+    immutable = _explain_move(state, event) or _explain_redefinition(context, state, event)
+    if immutable is not None:
+        return refuse(state, command, "Immutable", immutable)
     return _next_generation(event, command, state, may_be_repeated=may_be_repeated)
 
 
@@ -106,7 +106,7 @@ def _reject_outdated(
 ) -> CommandResult | None:
     """Return the refusal of an outdated message, or None if it is current.
 
-    A message is outdated if a newer generation was accepted first, or if it expects another one.
+    It is outdated if a newer generation was accepted first, or if it expects another generation.
     """
     desired = state.desired
     if command.position < desired.position:
@@ -158,7 +158,7 @@ def _build_spec_declared(
         kind.check_namespace(context.key.namespace)
         labels = dict(manifest.metadata.labels)
         declaration = Declaration(
-            "", _NO_POLICY, manifest.metadata.name, dict(manifest.spec), labels
+            "", _DEFAULT_POLICY, manifest.metadata.name, dict(manifest.spec), labels
         )
         _check_provider(declaration, context)
         context.check_definition(context.key, declaration.fields)
@@ -261,5 +261,5 @@ def _describe_cycle(event: SpecDeclared, state: ResourceState, context: Context)
             f"{cyclic} already references this resource, so each would wait for the other; remove "
             "one of the references"
         )
-    path = find_cycle(str(context.key), targets, lambda name: context.refers.get(name, ()))
+    path = find_cycle(str(context.key), targets, lambda name: context.reference_graph.get(name, ()))
     return f"the references form a cycle, {' → '.join(path)}; remove one of them" if path else ""

@@ -71,7 +71,7 @@ def merge_desired(
 def without_ignored(
     content: Mapping[str, object], ignored: Collection[str], prefix: str = ""
 ) -> dict[str, Any]:
-    """Return a content without the ignored paths."""
+    """Return the content without the ignored paths."""
     return {
         name: without_ignored(_mapping(value), ignored, f"{prefix}{name}.")
         if ignored and _is_mapping(value)
@@ -102,7 +102,7 @@ class Comparison(msgspec.Struct, gc=False):
         """Return the comparison with the last observed object."""
         return cls(state.desired, state.owned, state.observed.object, context)
 
-    def is_of(self, state: ResourceState) -> bool:
+    def applies_to(self, state: ResourceState) -> bool:
         """Return whether the cached results apply to a state, by identity of its parts."""
         is_same_object = state.observed.object is self.existing
         return is_same_object and state.desired is self.desired and state.owned is self.owned
@@ -132,14 +132,14 @@ class Comparison(msgspec.Struct, gc=False):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether an object with another uid is in the place of the owned one."""
+        """Whether an object with another uid has replaced the owned one."""
         if self.owned is None or self.owned.uid is None or self.existing is None:
             return False
         return self.existing.uid not in (None, self.owned.uid)
 
     @property
     def is_applied(self) -> bool:
-        """Whether the desired content was last applied. Otherwise a difference is not drift."""
+        """Whether the last write applied the desired content. If not, differences are not drift."""
         applied = self._applied
         if applied is None or applied.in_doubt or self.desired.spec is None:
             return False
@@ -241,7 +241,7 @@ def needs_replacement(differences: Iterable[FieldDifference], kind: Kind) -> tup
 
 
 def value_at(path: str, fields: Mapping[str, object], labels: Mapping[str, str]) -> object:
-    """Return the value of a content at the path of a difference; None if there is none."""
+    """Return the value at the path of a difference; None if there is none."""
     if path.startswith(f"{LABELS}."):
         return labels.get(path.removeprefix(f"{LABELS}."))
     value: object = fields
@@ -321,7 +321,7 @@ def _merge(
 
 
 def _is_mapping(value: object) -> bool:
-    """Return whether a value is compared field by field. A secret is one value."""
+    """Return whether a value is compared field by field. A secret counts as one value."""
     return isinstance(value, dict) and "$secret" not in value
 
 

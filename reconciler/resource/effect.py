@@ -21,7 +21,7 @@ EFFECTS_BY_SEVERITY: Final = (
 def effect_after(known: Effect, attempt: Effect) -> Effect:
     """Return the effect of all attempts, including one more with the effect ``attempt``."""
     if known is Effect.HELD:
-        return known  # only an operator ends a hold
+        return known  # only an operator can end a hold
     if known is Effect.CHECKED:  # an earlier call may still arrive, whatever comes later
         return Effect.UNKNOWN if attempt.may_exist else known
     return max(known, attempt, key=EFFECTS_BY_SEVERITY.index)

@@ -86,8 +86,8 @@ from reconciler.resource.state import (
     declaration_id,
 )
 
-MAX_DECLARATIONS = 64  # ids and contents to remember, to recognize late repeats
-MAX_ENDED_ACTIONS = 16  # ended actions to remember, whose calls may still arrive or be reported
+MAX_DECLARATIONS = 64  # ids and contents to remember, to recognize late duplicates
+MAX_ENDED_ACTIONS = 16  # ended actions to remember: their calls may still arrive or be reported
 MAX_DISOWNED = 16  # uids to remember, because one of those actions may have created the object
 
 COMPLETED: frozenset[OutcomeName] = frozenset(
@@ -126,7 +126,7 @@ def evolve(state: ResourceState, event: LogEvent) -> ResourceState:
 def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
     """Apply the endings that both folds of the log share (ADR 0066).
 
-    An end of an action changes more in its own case.
+    Events that end an action also change more in their own case.
     """
     endings, holds = endings_of(data), state.holds
     if endings.wait and state.waits.until is not None:
@@ -319,7 +319,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, holds=replace(state.holds, references=references))
         case ReferenceRemoved() as data:
             references = {
-                by: asked for by, asked in state.holds.references.items() if by != data.by
+                by: policy for by, policy in state.holds.references.items() if by != data.by
             }
             holds = replace(state.holds, references=references)
             return replace(state, holds=holds, cause=event.id)
@@ -339,7 +339,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 refused_generation=0,
             )
             state = replace(state, desired=desired, waits=_NO_WAITS)
-            return _with_definition_done(state) if data.is_applied else state
+            return _clear_definition_change(state) if data.is_applied else state
         case DefinitionObserved(definition):
             desired = replace(state.desired, definition=definition)
             return replace(state, desired=desired, cause=event.id)
@@ -415,21 +415,21 @@ def spec_of(data: SpecDeclared) -> Spec:
 
 
 def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent) -> ResourceState:
-    """Start a generation. Its waits, inputs and approvals begin anew."""
+    """Start a generation, and reset the waits, inputs and approvals."""
     spec, desired, observed = spec_of(data), state.desired, state.observed
-    place, before = (data.provider_config, data.external_name), desired.spec
-    is_moved = before is None or (before.provider_config, before.external_name) != place
+    location, before = (data.provider_config, data.external_name), desired.spec
+    is_moved = before is None or (before.provider_config, before.external_name) != location
     if state.owned is not None or (state.released is not None and not is_moved):
         pass  # a replacement may have another name
-    elif observed.object is None or (observed.provider_config, observed.object.name) != place:
-        # The known object is in another place. Nothing of it applies to the new one.
+    elif observed.object is None or (observed.provider_config, observed.object.name) != location:
+        # The known object has another location, so none of its state applies.
         released_uid = None if is_moved else observed.released_uid
         observed = replace(observed, object=None, belongs_to="", released_uid=released_uid)
     if is_moved:
-        # The grace and the proof of absence are those of the previous API.
+        # The grace and the proof of absence belong to the previous API.
         observed = replace(observed, grace_seconds=0.0, absent_at=0)
     older = tuple(each for each in desired.contents if each != spec.digest)
-    # A declaration after a withdrawal starts over, because the row may have been deleted meanwhile.
+    # A declaration after a withdrawal starts over, because the row may have been deleted since.
     is_new = not desired.is_declared
     return replace(
         state,
@@ -460,8 +460,7 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
         holds=replace(state.holds, release_forced=False, orphan_forced=False),
         recent_drifts=(),
         cause=event.id,
-        # The endpoint may be a different one, so its health is unknown. A detected copy stays
-        # recorded.
+        # The endpoint may have changed, so its health is unknown. A detected copy stays recorded.
         api=ApiHealth(event.resourceversion if state.api.version else 0, twin=state.api.twin),
     )
 
@@ -560,14 +559,14 @@ def _with_disowned(before: ResourceState, after: ResourceState, version: int) ->
 def _is_retiring(state: ResourceState, data: OwnershipReleased) -> bool:
     """Return whether a release concerns the replaced object and not the current one."""
     before, owned = state.retiring, state.owned
-    place = (data.external_name, data.uid)
-    if before is None or (owned is not None and place == (owned.external_name, owned.uid)):
+    identity = (data.external_name, data.uid)
+    if before is None or (owned is not None and identity == (owned.external_name, owned.uid)):
         return False
-    return place == (before.external_name, before.uid)
+    return identity == (before.external_name, before.uid)
 
 
 def is_created_by(ended: Ended, existing: ExternalObject) -> bool:
-    """Return whether a creation created an object that the log does not own for it yet."""
+    """Return whether a creation produced an object whose ownership is not recorded yet."""
     if ended.action.operation != "Create":
         return False
     is_known = ended.reported_by or existing.uid in ended.created_uids
@@ -580,18 +579,18 @@ def _with_claim(ended: Ended, data: OwnershipClaimed, state: ResourceState) -> E
 
     The report of the creation may still arrive, and is then recorded.
     """
-    existing, place = (
-        data.object or state.observed.object,
-        (data.provider_config, data.external_name),
-    )
+    existing = data.object or state.observed.object
+    location = (data.provider_config, data.external_name)
     if existing is None or data.uid is None or existing.uid != data.uid:
         return ended
-    is_of_place = (ended.action.provider_config, ended.action.external_name) == place
+    has_same_location = (ended.action.provider_config, ended.action.external_name) == location
     keys = {each.action.idempotency_key for each in state.actions.ended}
-    is_of_other_key = existing.written_by in keys - {ended.action.idempotency_key}
-    is_beside = data.object is not None and ended.action.operation == "Create" and is_of_place
-    is_beside = is_beside and not is_of_other_key
-    if not (is_beside or is_created_by(ended, existing)):
+    has_other_key = existing.written_by in keys - {ended.action.idempotency_key}
+    is_second_object = (
+        data.object is not None and ended.action.operation == "Create" and has_same_location
+    )
+    is_second_object = is_second_object and not has_other_key
+    if not (is_second_object or is_created_by(ended, existing)):
         return ended
     unowned_uids = tuple(uid for uid in ended.unowned_uids if uid != data.uid)
     created_uids = (
@@ -659,8 +658,8 @@ def _schedule_repetition(
 def _clear_partial_effect(state: ResourceState) -> ResourceState:
     """Return the state after a lookup that found no effect of a throttled attempt."""
     flight = state.actions.in_flight
-    is_begun = flight is not None and flight.effect is Effect.PARTIAL
-    return _in_flight(state, effect=Effect.REFUSED) if is_begun else state
+    is_partial = flight is not None and flight.effect is Effect.PARTIAL
+    return _in_flight(state, effect=Effect.REFUSED) if is_partial else state
 
 
 def _with_approval(state: ResourceState, approval: ApprovalState | None) -> ResourceState:
@@ -687,8 +686,8 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
         return _remember_message(replace(_with_approval(state, approved), cause=event.id), event)
     flight = state.actions.in_flight
     if flight is None and data.hold == Hold.UNKNOWN_RESULT:
-        # The operator checked the object: a creation in doubt is ours only if the object gets our
-        # label.
+        # The operator checked the object: the result of a creation in doubt is ours only if it gets
+        # our label.
         ended = tuple(
             replace(each, in_doubt=False) if each.action.operation == "Create" else each
             for each in state.actions.ended
@@ -716,7 +715,7 @@ def _fold_approval(state: ResourceState, data: HoldApproved, event: LogEvent) ->
 
 
 def _fold_doubt(state: ResourceState, data: ActionDoubted) -> ResourceState:
-    """Record an unknown result: of a call of the action in flight, or of an ended action."""
+    """Record an unknown result of a call, for the action in flight or an ended one."""
     flight = state.actions.in_flight
     if flight is not None and flight.action.action_id == data.action_id:
         effect = effect_after(flight.effect, Effect.UNKNOWN)
@@ -742,7 +741,7 @@ def _fold_success(state: ResourceState, data: ActionSucceeded, event: LogEvent) 
     if flight is not None and (data.operation == "Create" or in_doubt):
         # A suspended worker may still make its call. It may then change another object or, if the
         # API stores no keys, create a second one.
-        ended = _with_ended(state, flight, in_doubt=in_doubt, reported_by=event.causationid)
+        ended = _append_ended(state, flight, in_doubt=in_doubt, reported_by=event.causationid)
         if data.operation == "Create":
             ended = (*ended[:-1], _record_creation(ended[-1], data))
     # Without keys, a call with an unknown result may still be in progress.
@@ -768,8 +767,12 @@ def _remaining_approval(
     approval: ApprovalState | None, data: ActionSucceeded
 ) -> ApprovalState | None:
     """Return the approval that remains. It covers one action, or both actions of a replacement."""
-    made_way = (data.operation, data.purpose, data.late) == ("Delete", "Replace", False)
-    if approval is None or approval.decision != "Proceed" or not made_way:
+    is_replacement_deletion = (data.operation, data.purpose, data.late) == (
+        "Delete",
+        "Replace",
+        False,
+    )
+    if approval is None or approval.decision != "Proceed" or not is_replacement_deletion:
         return None
     return replace(approval, is_replacing=True)
 
@@ -796,7 +799,7 @@ def _fold_partial_success(
 def _fold_late_success(
     state: ResourceState, data: ActionSucceeded, event: LogEvent
 ) -> ResourceState:
-    """Record the success of an action that had ended without one.
+    """Record the late success of an action that had already ended.
 
     Another action may be in flight.
     """
@@ -865,9 +868,13 @@ def _with_result(
     if data.operation == "Delete" and data.purpose == "Retire":
         return replace(state, retiring=None)
     known = state.desired.definition
-    is_by_it = ended is not None and known is not None and ended.action.definition == known.digest
-    if data.operation != "Delete" and is_by_it:  # an earlier action used the earlier definition
-        state = _with_definition_done(state)
+    uses_current_definition = (
+        ended is not None and known is not None and ended.action.definition == known.digest
+    )
+    if (
+        data.operation != "Delete" and uses_current_definition
+    ):  # an earlier action used the earlier definition
+        state = _clear_definition_change(state)
     if data.operation == "Delete":
         state = _with_uncertain_creation(state, data)
         state = replace(
@@ -893,20 +900,20 @@ def _with_result(
     )
     uid = existing.uid
     if action.operation == "Update" and state.owned is not None and state.owned.uid is not None:
-        uid = state.owned.uid  # the write may have met another object, which is not owned
+        uid = state.owned.uid  # the write may have reached another object, which is not owned
     base = ended.base or Applied(action.fields, action.labels)
     # A label may be on the object of an earlier creation, with different content. A key may be on
     # the result of the first of several calls. A repeated response may be older than another
     # client's change. None of these confirms the whole content.
-    is_whole = data.found_by not in ("Label", "Key") and not data.replayed
-    applied = replace(base, result=existing if is_whole else None)
+    is_complete = data.found_by not in ("Label", "Key") and not data.replayed
+    applied = replace(base, result=existing if is_complete else None)
     disproved = state.observed.is_listing_disproved and data.operation != "Create"
     keeps_label = OWNER_LABEL in existing.labels.keys() - action.labels.keys()
     if data.operation == "Update" and not state.desired.is_declared and keeps_label:
         state = replace(state, waits=replace(state.waits, failure=LABEL_KEPT))
     is_replaced = data.operation == "Create" and data.purpose == "Replace"
-    is_answer = data.operation == "Create" and data.found_by is None
-    responded_at = state.actions.effect_at if is_answer else None
+    is_creation_response = data.operation == "Create" and data.found_by is None
+    responded_at = state.actions.effect_at if is_creation_response else None
     return replace(
         state,
         owned=Owned(action.provider_config, action.external_name, uid, applied, responded_at),
@@ -930,7 +937,7 @@ def _record_source_version(state: ResourceState, name: str, event: LogEvent) -> 
     return replace(state.desired, recorded_by=recorded_by)
 
 
-def _with_definition_done(state: ResourceState) -> ResourceState:
+def _clear_definition_change(state: ResourceState) -> ResourceState:
     """Clear the changed definition, because the object now conforms to it."""
     known = state.desired.definition
     if known is None or not known.affected:
@@ -940,7 +947,7 @@ def _with_definition_done(state: ResourceState) -> ResourceState:
 
 
 def _possibly_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Applied | None:
-    """Return the base, extended by the content that an action may have written."""
+    """Return the base, extended with the content that an action may have written."""
     base = None if ended is None else ended.base
     applied = None if owned is None else owned.applied
     if owned is None or base is None:
@@ -955,7 +962,7 @@ def _possibly_applied(owned: Owned | None, ended: InFlight | Ended | None) -> Ap
 
 
 def _union(first: Fields, second: Fields) -> Fields:
-    """Return the union of two contents at every depth. The second one has precedence."""
+    """Return the union of two contents at every depth. The second one takes precedence."""
     result = {**first, **second}
     for name in first.keys() & second.keys():
         before, after = first[name], second[name]
@@ -965,11 +972,11 @@ def _union(first: Fields, second: Fields) -> Fields:
 
 
 def _is_nested(value: object) -> bool:
-    return isinstance(value, dict) and "$secret" not in value  # a secret is one value
+    return isinstance(value, dict) and "$secret" not in value  # a secret counts as one value
 
 
 def _without_doubt(state: ResourceState) -> ResourceState:
-    """Count a write as certain, because the object has its content."""
+    """Mark the last write as certain, because the object has its content."""
     applied = None if state.owned is None else state.owned.applied
     return state if applied is None else _with_applied(state, replace(applied, in_doubt=False))
 
@@ -992,7 +999,7 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
             waits=replace(waits, failures=waits.failures + data.error.attempted),
             cause=event.id,
         )
-    state = replace(_with_end(state, flight, data, event), cause=event.id)
+    state = replace(_end_failed_action(state, flight, data, event), cause=event.id)
     match data.consequence:
         case "Refused":
             desired = replace(state.desired, refused_generation=state.desired.generation)
@@ -1013,17 +1020,17 @@ def _fold_failure(state: ResourceState, data: ActionFailed, event: LogEvent) -> 
         return replace(state, retiring=None)
     if data.consequence == "Conflict":
         return state
-    place = state.observed.provider_config if flight is None else flight.action.provider_config
-    observed = replace(state.observed, object=data.object, provider_config=place)
+    location = state.observed.provider_config if flight is None else flight.action.provider_config
+    observed = replace(state.observed, object=data.object, provider_config=location)
     return replace(state, observed=observed)
 
 
-def _with_end(
+def _end_failed_action(
     state: ResourceState, flight: InFlight | None, data: ActionFailed, event: LogEvent
 ) -> ResourceState:
     """End the action in flight, and keep what it may have written or created."""
     may_arrive = flight is not None and flight.effect.may_arrive
-    ended = _with_obstacle(_with_ended(state, flight, in_doubt=may_arrive), data)
+    ended = _with_obstacle(_append_ended(state, flight, in_doubt=may_arrive), data)
     actions = replace(_with_effect(state.actions, data, event), in_flight=None, ended=ended)
     if flight is None:
         return replace(state, actions=actions)
@@ -1038,8 +1045,8 @@ def _with_end(
 
 def _with_obstacle(ended: tuple[Ended, ...], data: ActionFailed) -> tuple[Ended, ...]:
     """Remember the object that had the name of a creation."""
-    is_met = data.operation == "Create" and data.consequence in ("Conflict", "Observed")
-    if not is_met or data.object is None or not ended:
+    is_conflict = data.operation == "Create" and data.consequence in ("Conflict", "Observed")
+    if not is_conflict or data.object is None or not ended:
         return ended
     return (*ended[:-1], replace(ended[-1], obstacle=data.object.uid))
 
@@ -1067,7 +1074,7 @@ def _fold_abandonment(state: ResourceState, data: ActionAbandoned) -> ResourceSt
     actions = replace(
         state.actions,
         in_flight=None,
-        ended=_with_ended(state, flight, in_doubt=data.in_doubt),
+        ended=_append_ended(state, flight, in_doubt=data.in_doubt),
         uncertain_create=state.actions.uncertain_create
         or (data.operation == "Create" and (flight is None or not flight.had_no_effect)),
     )
@@ -1076,7 +1083,7 @@ def _fold_abandonment(state: ResourceState, data: ActionAbandoned) -> ResourceSt
     return _with_applied(replace(state, actions=actions, waits=waits), applied)
 
 
-def _with_ended(
+def _append_ended(
     state: ResourceState, flight: InFlight | None, *, in_doubt: bool, reported_by: str = ""
 ) -> tuple[Ended, ...]:
     """Return the remembered ended actions, including the one in flight."""

@@ -1,7 +1,7 @@
-"""Expected results of actions, with which `decide` computes a plan (ADR 0038).
+"""Expected results of actions, from which `decide` computes a plan (ADR 0038).
 
-Pure: it builds the report of a worker for which every call succeeds. A value that only the API can
-assign, such as an id or an address, is `UNKNOWN`.
+The module is pure. It builds the report of a worker whose calls all succeed. A value that only the
+API can assign, such as an id or an address, is `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from reconciler.resource.state import ResourceState
 UNKNOWN: Final = "(known after apply)"
 """Placeholder for a value that does not exist yet."""
 
-_WORKER: Final = "foresight"
+_WORKER: Final = "planner"
 _STAND_INS: Final[tuple[Any, ...]] = (UNKNOWN, 1, "1", 1.5, True, "2000-01-01T00:00:00Z", [], {})
 """Values to validate in place of an unknown one. The kind's schema accepts at least one of them."""
 
@@ -51,12 +51,12 @@ def turn_digest(events: Iterable[LogEvent]) -> str:
         if isinstance(each.data, SpecDeclared)
         else each.data
         for each in events
-        if not isinstance(each.data, _OF_THE_MOMENT)
+        if not isinstance(each.data, _TIME_DEPENDENT)
     ]
     return hashlib.blake2b(_encoder.encode(recorded), digest_size=16).hexdigest()
 
 
-_OF_THE_MOMENT = (RetryScheduled, RenewalScheduled, ProgressNoted)
+_TIME_DEPENDENT = (RetryScheduled, RenewalScheduled, ProgressNoted)
 
 
 def expected_report(
@@ -152,54 +152,54 @@ def _expected_object(
         labels=action.labels,
         written_by=action.idempotency_key,
         # An update is expected to keep the outputs, such as addresses.
-        outputs=_unknown(outputs) if before is None else before.outputs,
+        outputs=_unknown_outputs(outputs) if before is None else before.outputs,
     )
 
 
-def _unknown(paths: Sequence[str]) -> Fields:
+def _unknown_outputs(paths: Sequence[str]) -> Fields:
     outputs: Fields = {}
     for path in paths:
-        place = outputs
+        fields = outputs
         *parents, last = path.removeprefix("outputs.").split(".")
         for name in parents:
-            place = cast("Fields", place.setdefault(name, {}))
-        place[last] = UNKNOWN
+            fields = cast("Fields", fields.setdefault(name, {}))
+        fields[last] = UNKNOWN
     return outputs
 
 
 def with_unknown_values(kind: Kind) -> Kind:
     """Return a kind that accepts unknown values, and expects new objects to become ready."""
 
-    def ready(fields: Fields, shown: ExternalObject) -> Readiness:
-        return READY if shown.version == UNKNOWN else kind.ready(fields, shown)
+    def ready(fields: Fields, existing: ExternalObject) -> Readiness:
+        return READY if existing.version == UNKNOWN else kind.ready(fields, existing)
 
     known_renewal_time = kind.renewal_time
 
-    def renewal_time(fields: Fields, shown: ExternalObject) -> datetime | None:
-        if known_renewal_time is None or shown.version == UNKNOWN:
+    def renewal_time(fields: Fields, existing: ExternalObject) -> datetime | None:
+        if known_renewal_time is None or existing.version == UNKNOWN:
             return None
-        return known_renewal_time(fields, shown)
+        return known_renewal_time(fields, existing)
 
-    given: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         each.name: getattr(kind, each.name) for each in dataclasses.fields(kind)
     }
-    given["ready"] = ready
+    attributes["ready"] = ready
     if known_renewal_time is not None:
-        given["renewal_time"] = renewal_time
-    return _with_stand_ins(type(kind))(**given)
+        attributes["renewal_time"] = renewal_time
+    return _with_stand_ins(type(kind))(**attributes)
 
 
 @cache
 def _with_stand_ins(kind_type: type[Kind]) -> type[Kind]:
-    """Return a subclass of a type of kinds that accepts unknown values."""
+    """Return a subclass of a `Kind` type that accepts unknown values."""
 
-    class ForeseeingKind(kind_type):
+    class PlanningKind(kind_type):
         def checked_fields(self, fields: Fields) -> Fields:
             """Return validated fields. An unknown value is valid if any stand-in is."""
             refusal: InvalidManifestError | None = None
-            for stand_in in (*_STAND_INS, *_enumerated(msgspec.json.schema(self.schema))):
+            for stand_in in (*_STAND_INS, *_enum_values(msgspec.json.schema(self.schema))):
                 try:
-                    checked = super().checked_fields(_with(fields, stand_in))
+                    checked = super().checked_fields(_replace_unknown(fields, stand_in))
                 except InvalidManifestError as error:
                     refusal = refusal or error
                     if not _has_unknown(fields):
@@ -207,34 +207,34 @@ def _with_stand_ins(kind_type: type[Kind]) -> type[Kind]:
                     continue
                 if stand_in is UNKNOWN or not _has_unknown(fields):
                     return checked
-                return _unknown_again(checked, fields)
+                return _restore_unknown(checked, fields)
             assert refusal is not None
             raise refusal
 
-    return ForeseeingKind
+    return PlanningKind
 
 
-def _enumerated(schema: Any) -> Iterator[Any]:
+def _enum_values(schema: Any) -> Iterator[Any]:
     """Return every enumerated value of a schema."""
     if isinstance(schema, dict):
-        place = cast("Fields", schema)
-        yield from place.get("enum", ())
-        for each in place.values():
-            yield from _enumerated(each)
+        fields = cast("Fields", schema)
+        yield from fields.get("enum", ())
+        for each in fields.values():
+            yield from _enum_values(each)
     elif isinstance(schema, list):
         for each in cast("list[Any]", schema):
-            yield from _enumerated(each)
+            yield from _enum_values(each)
 
 
-def _with(value: Any, stand_in: Any) -> Any:
-    return _mapped(value, lambda each: stand_in if each == UNKNOWN else each)
+def _replace_unknown(value: Any, stand_in: Any) -> Any:
+    return _map_values(value, lambda each: stand_in if each == UNKNOWN else each)
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_values(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
-        return {name: _mapped(each, change) for name, each in cast("Fields", value).items()}
+        return {name: _map_values(each, change) for name, each in cast("Fields", value).items()}
     if isinstance(value, list):
-        return [_mapped(each, change) for each in cast("list[Any]", value)]
+        return [_map_values(each, change) for each in cast("list[Any]", value)]
     return change(value)
 
 
@@ -246,14 +246,16 @@ def _has_unknown(value: Any) -> bool:
     return value == UNKNOWN
 
 
-def _unknown_again(checked: Any, given: Any) -> Any:
+def _restore_unknown(checked: Any, original: Any) -> Any:
     """Restore the placeholders after the kind has validated their stand-ins."""
-    if given == UNKNOWN:
+    if original == UNKNOWN:
         return UNKNOWN
-    if isinstance(checked, dict) and isinstance(given, dict):
-        fields, given_fields = cast("Fields", checked), cast("Fields", given)
-        return {name: _unknown_again(each, given_fields.get(name)) for name, each in fields.items()}
-    if isinstance(checked, list) and isinstance(given, list):
-        both = zip(cast("list[Any]", checked), cast("list[Any]", given), strict=False)
-        return [_unknown_again(each, given_item) for each, given_item in both]
+    if isinstance(checked, dict) and isinstance(original, dict):
+        fields, original_fields = cast("Fields", checked), cast("Fields", original)
+        return {
+            name: _restore_unknown(each, original_fields.get(name)) for name, each in fields.items()
+        }
+    if isinstance(checked, list) and isinstance(original, list):
+        both = zip(cast("list[Any]", checked), cast("list[Any]", original), strict=False)
+        return [_restore_unknown(each, original_item) for each, original_item in both]
     return cast("Any", checked)

@@ -126,7 +126,7 @@ def request_reconcile(
 
 
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:
-    """Approve the hold that the message names, or decide about the waiting plan; or refuse it."""
+    """Approve the named hold, decide about the waiting plan, or refuse the message."""
     if data.hold == Hold.APPROVAL:
         return approval.decide_about(data, command, state)
     outcome = state.outcome
@@ -148,8 +148,8 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
             state, command, "Invalid", f"decision Reject: allowed only for hold {Hold.APPROVAL}"
         )
     if hold == Hold.TWIN and not state.api.twin.objects:
-        of_api = "approve it for the ProviderConfig that the resource's status message names"
-        return refuse(state, command, "Invalid", f"hold {Hold.TWIN}: {of_api}")
+        remedy = "approve it for the ProviderConfig that the resource's status message names"
+        return refuse(state, command, "Invalid", f"hold {Hold.TWIN}: {remedy}")
     if state.holds.approved == hold:
         return accept(state, command, reason="Unchanged")
     approved = HoldApproved(hold, data.decision, data.reason, approved_at=command.stored_at)
@@ -206,9 +206,9 @@ def record_secret(data: SecretReported, state: ResourceState) -> CommandResult:
 
 
 def _is_overtaken(name: str, known_version: int, state: ResourceState) -> bool:
-    """Return whether a newer report than the reporter had read is recorded.
+    """Return whether the log has a newer report than the reporter had read.
 
-    Reports may be redelivered or delayed. The reporter reads on, and reports again if necessary.
+    Reports may be redelivered or delayed. The reporter keeps reading, and reports again if needed.
     """
     return 0 < known_version < state.desired.recorded_by.get(name, 0)
 

@@ -60,30 +60,30 @@ def _is_outdated(kind: Kind, desired: Desired) -> bool:
 def compose(spec: Spec, situation: Situation) -> Step | None:
     """Return the event with the current parts of a composed object, or a conclusion, or None."""
     desired, kind, context = situation.state.desired, situation.kind, situation.context
-    composed = kind.composition
-    assert composed is not None
+    composition = kind.composition
+    assert composition is not None
     for reference in spec.references:
         waiting = _waiting_for(reference, desired)
         if waiting is not None:
             return waiting
     if desired.resolved is not None and _is_outdated(kind, desired):
         return None  # this process has not read the newer definition yet
-    existing = situation.compared.existing if situation.state.owned is not None else None
+    existing = situation.comparison.existing if situation.state.owned is not None else None
     digest = "" if kind.definition is None else kind.definition.digest
     fields, part = spec.fields, ""
     try:
         if kind.definition is not None:  # the definition may be newer than the declaration
             fields = kind.object_fields(kind.checked_fields(fields))
-        content = composed.composes(context.key, fields, existing)
+        content = composition.composes(context.key, fields, existing)
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()
         for each in manifests_of(content):  # one invalid part rejects all
             part = f"{each.key}: "
-            alike = (each.kind, content[CHILDREN][str(each.key)])
-            check = context.check_part_name if alike in checked else context.check_part
+            content_key = (each.kind, content[CHILDREN][str(each.key)])
+            check = context.check_part_name if content_key in checked else context.check_part
             check(each)
-            checked.add(alike)
+            checked.add(content_key)
     except UnknownKindError as error:
         return on_hold(Hold.UNKNOWN_KIND, f"{part}{error}")
     except (InvalidManifestError, InvalidNameError) as error:
@@ -91,7 +91,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     return SpecResolved(desired.generation, content, digest)
 
 
-def reliance(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
+def conclude_references(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
     """Return the conclusion of a resource that only references others, such as a ShapeRef."""
     for reference in spec.references:
         target = state.desired.targets.get(reference.target)
@@ -114,7 +114,7 @@ def _why_dangling(target: str, key: ResourceKey) -> str:
 def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
     """Return the conclusion while a reference blocks the resource; None if it does not.
 
-    Once all values were resolved, an unready target no longer blocks it.
+    Once all values have been resolved, an unready target no longer blocks it.
     """
     name, target = reference.target, desired.targets.get(reference.target)
     if target is None:

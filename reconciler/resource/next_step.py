@@ -1,7 +1,7 @@
 """The next step of a resource: the next event to record, or a conclusion.
 
 Level-triggered: nothing here depends on the message that triggered the decision (invariant 4).
-`decide` folds each step and calls `next_step` again, until there is none.
+`decide` folds each step and calls `next_step` again, until no step is left.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from reconciler.resource.api_health import conclude_api_health
 from reconciler.resource.approval import approval_command
 from reconciler.resource.attempt import (
     MAX_CONFLICTS,
+    advance_action,
     has_waited,
     is_paused,
     is_refused,
     new_action,
-    pursue,
     rejection,
     retry_refused_deletion,
     wait_after_conflicts,
@@ -44,13 +44,13 @@ from reconciler.resource.difference import (
     needs_replacement,
 )
 from reconciler.resource.evolve import is_created_by
-from reconciler.resource.inputs import compose, reliance, resolve
+from reconciler.resource.inputs import compose, conclude_references, resolve
 from reconciler.resource.observation import (
     AWAITING_LISTING,
     AWAITING_READ,
     awaits_first_listing,
     compute_grace,
-    find_labelled_resource,
+    find_labeled_resource,
     find_owner_namespace,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -90,18 +90,18 @@ _AWAITS_FIRST_LISTING = Conclusion(
 
 
 def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
-    state: ResourceState, context: Context, compared: Comparison
+    state: ResourceState, context: Context, comparison: Comparison
 ) -> Step:
     """Return the next event to record, or the conclusion if there is nothing to do.
 
-    The order of the guards is behavior. The comment above each guard explains its position.
+    The order of the guards matters. The comment above each guard explains its position.
     """
     kind, desired = context.kind, state.desired
-    # First: a resource without an object has no API and no action, which all other guards concern.
+    # First: all other guards concern an API or an action, and some kinds have neither.
     if kind is not None and not kind.is_external:
         return _conclude_without_object(state, context)
-    # Before everything that starts an action: a call that may have been made is pursued to its end.
-    # That also applies after a withdrawal, and while the kind or configuration is missing.
+    # Before everything that starts an action: a call that may have been made is followed to its
+    # end, even after a withdrawal or while the kind or configuration is missing.
     config = context.configs.get(state.provider_config)
     if state.actions.in_flight is not None:
         return _continue_action(state.actions.in_flight, state, context, config)
@@ -118,21 +118,21 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     # Before ownership: an object of another provider's API proves nothing.
     if config.provider != kind.provider:
         return _hold_for_wrong_provider(state.provider_config, config, kind, state)
-    situation = Situation(state, context, kind, config, compared)
+    situation = Situation(state, context, kind, config, comparison)
     # Before the pause, waits and holds: this only records known facts, under any policy.
     known = _claim_known_object(situation)
     if known is not None:
         return known
-    # For the same reason. The read that shows the replacement also records it, unless a crash
+    # Here for the same reason. The read that shows the replacement also records it, unless a crash
     # interrupted that turn.
-    if state.owned is not None and compared.is_replaced:
-        place = (state.owned.external_name, state.owned.uid)
-        return OwnershipReleased(*place, "Replaced", state.owned.provider_config)
+    if state.owned is not None and comparison.is_replaced:
+        identity = (state.owned.external_name, state.owned.uid)
+        return OwnershipReleased(*identity, "Replaced", state.owned.provider_config)
     # Before holds and waits: a paused resource takes no action that they could delay.
     if is_paused(state):
         return _claim_uncertain_creation(situation) or PAUSED
-    # Before the withdrawal: this may be the wrong API. Before the waits: the doubt does not end by
-    # itself.
+    # Before the withdrawal: this may be the wrong API. Before the waits: time does not resolve the
+    # doubt.
     if state.observed.doubted is not None and state.owned is not None:
         return _hold_for_losses(state.observed.doubted, state, context)
     # Before everything that calls the API, including deletions: the last calls failed, or other
@@ -140,7 +140,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - the ladder: one guard a step
     waiting = _report_wait(situation)
     if waiting is not None:
         return waiting
-    # Before permission and inputs: neither keeps the object of a withdrawn resource.
+    # Before permission and inputs: a withdrawal needs neither.
     if not desired.is_declared:
         return _finish_withdrawal(situation)
     spec = desired.spec
@@ -167,7 +167,7 @@ def _conclude_without_object(state: ResourceState, context: Context) -> Step:
         was_declared = bool(state.desired.generation)
         return Conclusion("Deleted", "Withdrawn") if was_declared else NOTHING_TO_REPORT
     if state.desired.spec is not None and state.desired.spec.references:
-        return reliance(state.desired.spec, state, context.key)
+        return conclude_references(state.desired.spec, state, context.key)
     return (
         _hold_for_unknown_provider(state, context)
         or conclude_api_health(state.api)
@@ -190,9 +190,9 @@ def _hold_for_unknown_provider(state: ResourceState, context: Context) -> Conclu
 
 
 def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport:
-    """Return the conclusion of a resource without a declaration and an object.
+    """Return the conclusion of a resource with neither a declaration nor an object.
 
-    It repeats the last outcome, so that only a first one is recorded.
+    It repeats the last outcome, so that only the first one is recorded.
     """
     last, belongs_to = state.outcome, state.observed.belongs_to
     if state.desired.spec is not None:
@@ -210,18 +210,18 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
 def _continue_action(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Step:
-    """Return the next step of the action in flight, unless a precondition changed meanwhile."""
+    """Return the next step of the action in flight, unless a precondition has changed."""
     if flight.failed is None:  # the attempt is in progress, or an operator must decide
-        return pursue(flight, state, context, config)
+        return advance_action(flight, state, context, config)
     blocked = _hold_for_changed_provider(flight.action.provider_config, state, context)
     forbidden = None if blocked else _hold_for_ended_permission(flight, state, context, config)
-    return pursue(flight, state, context, config, blocked, forbidden)
+    return advance_action(flight, state, context, config, blocked, forbidden)
 
 
 def _hold_for_changed_provider(
     name: str, state: ResourceState, context: Context
 ) -> Conclusion | None:
-    """Hold an action if its configuration has had another provider since the decision."""
+    """Hold an action if its configuration got another provider after the decision."""
     kind, config = context.kind, context.configs.get(name)
     if kind is None or config is None or config.provider == kind.provider:
         return None
@@ -231,7 +231,7 @@ def _hold_for_changed_provider(
 def _hold_for_ended_permission(
     flight: InFlight, state: ResourceState, context: Context, config: ProviderConfigSpec | None
 ) -> Conclusion | None:
-    """Hold the repetition of a write whose permission has ended. Deletions require none."""
+    """Hold the repetition of a write that is no longer permitted. Deletions need no permission."""
     if config is None or flight.action.operation == "Delete":
         return None
     if not state.desired.is_declared:
@@ -270,11 +270,12 @@ def _hold_for_wrong_provider(
 
 
 def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
-    """Claim an object that the log knows. A claim is not an action, so every policy allows it.
+    """Claim a known object. A claim is not an action, so every policy allows it.
 
-    Either a listing missed an owned object, or our call created one that no event owns yet.
+    Either a listing missed an owned object, or our call created one whose ownership is not
+    recorded yet.
     """
-    state, existing = situation.state, situation.compared.existing
+    state, existing = situation.state, situation.comparison.existing
     known = state.observed
     if state.owned is not None or existing is None or existing.uid is None or known.belongs_to:
         return None
@@ -282,25 +283,25 @@ def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
         return _claim(existing, "Returned", situation)
     if known.is_released:
         return None  # a creation that becomes known later does not revoke the release
-    is_made_by_us = any(is_created_by(each, existing) for each in state.actions.ended)
-    return _claim(existing, "Found", situation) if is_made_by_us else None
+    is_created_by_us = any(is_created_by(each, existing) for each in state.actions.ended)
+    return _claim(existing, "Found", situation) if is_created_by_us else None
 
 
 def would_claim(
-    existing: ExternalObject, place: str, state: ResourceState, context: Context
+    existing: ExternalObject, config_name: str, state: ResourceState, context: Context
 ) -> bool:
     """Return whether the resource would claim the object that conflicts with its creation.
 
-    The object lacks our owner label. For an undeclared resource the answer is no, because the
-    deletion guard and the next listing come before a claim.
+    The object lacks our owner label. An undeclared resource would not claim it, because the
+    deletion guard and the next listing come first.
     """
-    kind, config, spec = context.kind, context.configs.get(place), state.desired.spec
+    kind, config, spec = context.kind, context.configs.get(config_name), state.desired.spec
     if kind is None or config is None or config.provider != kind.provider:
         return False
     if state.owned is not None:
         return False
-    compared = Comparison(state.desired, state.owned, existing, context)
-    situation = Situation(state, context, kind, config, compared)
+    comparison = Comparison(state.desired, state.owned, existing, context)
+    situation = Situation(state, context, kind, config, comparison)
     if _claim_known_object(situation) is not None:
         return True
     if not state.desired.is_declared or spec is None or is_paused(state):
@@ -315,24 +316,24 @@ def would_claim(
 def _hold_for_losses(losses: LossCount, state: ResourceState, context: Context) -> Conclusion:
     """Hold the resource, because too many owned objects are missing from one listing."""
     config = state.provider_config
-    are = "is" if losses.missing == 1 else "are"
-    what = f"{losses.missing} of {losses.owned} owned objects in {config!r} {are} missing"
+    verb = "is" if losses.missing == 1 else "are"
+    summary = f"{losses.missing} of {losses.owned} owned objects in {config!r} {verb} missing"
     if state.holds.approved == Hold.LOSS_GUARD:
         return on_hold(
             Hold.LOSS_GUARD,
-            f"{what}; the loss is approved and takes effect with the next listing",
+            f"{summary}; the loss is approved and takes effect with the next listing",
         )
     restored = describe_restoration(context)
     hint = f"; {restored}: repeat the withdrawals made after it" if restored else ""
     return on_hold(
         Hold.LOSS_GUARD,
-        f"{what} from one listing{hint}; check that the ProviderConfig points to the right API, or "
-        "approve the loss to recreate them",
+        f"{summary} from one listing{hint}; check that the ProviderConfig points to the right API, "
+        "or approve the loss to recreate them",
     )
 
 
 def _report_wait(situation: Situation) -> Conclusion | None:
-    """Return the outcome during a wait after a failure, a conflict or contention; None: no wait."""
+    """Return the outcome of a resource that waits to retry, or None if it does not wait."""
     state = situation.state
     if state.waits.until is None or has_waited(state, situation.context):
         return None
@@ -360,20 +361,20 @@ def _check_prerequisites(spec: Spec, situation: Situation) -> Step | None:
     if forbidden is not None or spec.policy.mode == "Absent":
         return forbidden
     if situation.kind.composition is not None:
-        # Before the composition: its host access is that of the spec.
+        # Before the composition: the spec determines its host access.
         return host_access_not_permitted(state, context, config) or compose(spec, situation)
     if spec.references or spec.secrets or situation.kind.definition is not None:
         unresolved = resolve(spec, situation)
         if unresolved is not None:
             return unresolved
-    # After the resolution: the host access is that of the resolved fields.
+    # After the resolution: the resolved fields determine the host access.
     return host_access_not_permitted(state, context, config)
 
 
 def _keep_present(spec: Spec, situation: Situation) -> Step:
     """Return the step of a declared resource whose object must exist."""
     state, context, kind = situation.state, situation.context, situation.kind
-    existing, mode = situation.compared.existing, spec.policy.mode
+    existing, mode = situation.comparison.existing, spec.policy.mode
     # Before the creation: nothing proves the absence of the owned object yet.
     if existing is None and state.owned is not None:
         return Conclusion(
@@ -382,11 +383,11 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     if existing is None:
         return _create(spec, situation)
     # Before the comparison: the resource reads no content of an object that it does not own.
-    unclear = _settle_ownership(spec.policy, existing, situation)
-    if unclear is not None:
-        return unclear
+    ownership_step = _settle_ownership(spec.policy, existing, situation)
+    if ownership_step is not None:
+        return ownership_step
     # Before everything about writes: the object is as declared, even if the API rejected a write.
-    differences = situation.compared.differences
+    differences = situation.comparison.differences
     if not differences:
         return _conclude_as_declared(existing, spec, situation)
     # Before the rejection and the waits: they concern writes, and this mode writes nothing.
@@ -400,7 +401,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     rejected = rejection(state)
     if rejected is not None:
         return rejected
-    if situation.compared.is_kept_by_the_api:
+    if situation.comparison.is_kept_by_the_api:
         keeps = "the API accepted the write but keeps " + _describe_differences(differences)
         return Conclusion("Degraded", "NotAccepted", keeps)
     # Before the data guards: an operator is asked only when the write comes next.
@@ -409,7 +410,7 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
         return waiting
     if needs_replacement(differences, kind):
         return hold_for_definition(situation) or replacement(spec, existing, situation)
-    fields, labels = merge_desired(situation.compared.wanted, existing, kind.normalize)
+    fields, labels = merge_desired(situation.comparison.wanted, existing, kind.normalize)
     held = hold_for_data_loss(fields, situation) or hold_for_parts(situation)
     return held or new_action(state, context, "Update", fields, labels)
 
@@ -436,7 +437,7 @@ def _create(spec: Spec, situation: Situation) -> Step:
         return rejected
     if awaits_first_listing(state, context):
         return _AWAITS_FIRST_LISTING
-    labels = situation.compared.wanted.labels
+    labels = situation.comparison.wanted.labels
     waiting = wait_after_conflicts(situation) or contention_wait(situation)
     return waiting or new_action(
         state, context, "Create", state.desired.fields, labels, external_name=spec.external_name
@@ -454,7 +455,7 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
         ready = noted
     is_fixed = LABELS in kind.immutable  # an adopted object cannot get the label
     is_missing = state.owned is not None and not is_fixed and OWNER_LABEL not in existing.labels
-    if is_missing and OWNER_LABEL in situation.compared.wanted.labels:
+    if is_missing and OWNER_LABEL in situation.comparison.wanted.labels:
         stripped = "the log records ownership of the object, but the object lost its owner label"
         return Conclusion("Disputed", "LabelMissing", stripped, ready=ready)
     if state.retiring is not None and ready.is_ready and spec.policy.mode == "Present":
@@ -466,7 +467,7 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
 def _settle_ownership(
     policy: Policy, existing: ExternalObject, situation: Situation
 ) -> Step | None:
-    """Return the step that settles ownership; None: the resource owns the object, undisputed."""
+    """Return the step that settles ownership, or None if the resource clearly owns the object."""
     if situation.state.owned is None and policy.mode != "ObserveOnly":
         return _adopt(policy, existing, situation)
     if situation.state.owned is None:
@@ -480,7 +481,7 @@ def _settle_ownership(
 
 def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclusion | None:
     """Claim the result of an uncertain creation, or hold it. Neither is an action."""
-    state, existing = situation.state, situation.compared.existing
+    state, existing = situation.state, situation.comparison.existing
     if state.owned is not None or existing is None or state.observed.belongs_to:
         return None
     if situation.verdict.claim == "Found":
@@ -512,9 +513,9 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
     # For a declared resource, a reference to it does not contradict the claim.
     evidence = replace(situation.evidence, referenced=False)
     claim = verdict(evidence, situation.config.ownership).claim
-    is_old = state.observed.position < state.desired.position
+    is_stale = state.observed.position < state.desired.position
     may_be_ours = claim is not None or policy.adoption == "Adopt"
-    if may_be_ours and is_old and not context.capabilities.conditional_writes:
+    if may_be_ours and is_stale and not context.capabilities.conditional_writes:
         # Other clients may have written since that read. Without conditional writes, our write
         # would undo their changes.
         return Conclusion(
@@ -559,8 +560,8 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
 
 def _keep_absent(spec: Spec, situation: Situation) -> Step:
     """Return the step of a resource with mode Absent whose object the log does not own."""
-    if situation.compared.existing is not None:
-        return _adopt(spec.policy, situation.compared.existing, situation)
+    if situation.comparison.existing is not None:
+        return _adopt(spec.policy, situation.comparison.existing, situation)
     return (
         _AWAITS_FIRST_LISTING
         if awaits_first_listing(situation.state, situation.context)
@@ -588,11 +589,11 @@ def _finish_withdrawal(situation: Situation) -> Step:
     if owned is None:
         return _conclude_unowned(situation)
     # Before the finalizers: their holders need not act while the object is kept.
-    kept_for = references_with_policy(holds.references, "Keep")
-    if kept_for and not holds.release_forced:
+    referrers = references_with_policy(holds.references, "Keep")
+    if referrers and not holds.release_forced:
         return on_hold(
             Hold.REFERENCED,
-            f"kept because it is referenced by {some(kept_for)}",
+            f"kept because it is referenced by {some(referrers)}",
         )
     # Before a release and a deletion: both end what a holder may still use.
     waiting = _hold_for_finalizers(state)
@@ -629,19 +630,19 @@ def _policy(state: ResourceState) -> Policy:
 
 
 def _remove_owner_label(situation: Situation) -> ActionDecided | None:
-    """Return the action that removes our owner label before a release; None: no write is possible.
+    """Return the action that removes our owner label before a release, or None.
 
-    Also None if there is no label, or if the API cannot remove it or refused to. A label must not
-    block the release.
+    None if there is no label, if no write is possible, or if the API cannot remove the label or
+    refused to. A label must not block the release.
     """
     state, context, kind = situation.state, situation.context, situation.kind
-    existing, policy = situation.compared.existing, _policy(state)
+    existing, policy = situation.comparison.existing, _policy(state)
     if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
         return None
     if LABELS in kind.immutable:
         return None
-    is_ours_to_write = not (state.holds.orphan_forced or state.observed.belongs_to)
-    if not is_ours_to_write or policy.mode == "ObserveOnly" or policy.paused:
+    may_write = not (state.holds.orphan_forced or state.observed.belongs_to)
+    if not may_write or policy.mode == "ObserveOnly" or policy.paused:
         return None
     if state.waits.conflicts > MAX_CONFLICTS or is_refused(state):
         return None
@@ -662,12 +663,12 @@ def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
 
 def _conclude_unowned(situation: Situation) -> Step:
     """Return the step of an undeclared resource whose object the log does not own."""
-    state, context, existing = situation.state, situation.context, situation.compared.existing
+    state, context, existing = situation.state, situation.context, situation.comparison.existing
     if existing is None:
         return Conclusion("Deleted", "Gone")
     if state.observed.is_released:
         return _conclude_released(existing, state, context)
-    if state.observed.belongs_to:  # the other resource decides about the object
+    if state.observed.belongs_to:  # the other resource manages the object
         owner_name = _name_other_owner(state.observed.belongs_to, situation)
         return _conclude_never_owned(state) or Conclusion(
             "Unowned", "BelongsToAnother", f"the object belongs to {owner_name}"
@@ -685,18 +686,18 @@ def _conclude_unowned(situation: Situation) -> Step:
     if judgment.owner == "disputed":
         return _report_dispute(existing, situation)
     reason, why = judgment.reason, f"no {context.key.kind} declares the object"
-    # Two kinds may list the same API, for example a kind that is defined over another one.
-    if named := find_labelled_resource(existing, context):
-        owner_name = _name_other_owner(named, situation)
+    # Two kinds may list the same API, for example a kind that is defined on top of another one.
+    if labeled_owner := find_labeled_resource(existing, context):
+        owner_name = _name_other_owner(labeled_owner, situation)
         reason, why = "OwnedByAnother", f"the owner label of the object names {owner_name}"
-        is_by_id = not context.capabilities.deterministic_names
-        if is_by_id and ResourceKey.parse(named).kind == context.key.kind:
+        assigns_ids = not context.capabilities.deterministic_names
+        if assigns_ids and ResourceKey.parse(labeled_owner).kind == context.key.kind:
             # Without unique names it may be the lost object of that resource, not a copy.
             why += ", which does not own it; Reconciler leaves it unchanged"
             why += _describe_remedies(_explain_by_backup(context), "that resource")
             return Conclusion("Disputed", reason, why)
-    left_alone = Conclusion("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
-    return _hold_in_doubt(existing, situation) or _conclude_never_owned(state) or left_alone
+    unowned = Conclusion("Unowned", reason, f"{why}; Reconciler leaves it unchanged")
+    return _hold_in_doubt(existing, situation) or _conclude_never_owned(state) or unowned
 
 
 def _conclude_released(
@@ -728,7 +729,7 @@ def _conclude_never_owned(state: ResourceState) -> Conclusion | None:
 
 
 def _wait_for_next_listing(state: ResourceState, message: str) -> Conclusion | None:
-    """Wait for a listing that shows whether another resource owns an object without a mark.
+    """Wait for a listing that shows whether another resource owns an unmarked object.
 
     The last listing may have waited in the intake, while newer ones assigned the object to another
     resource. From this outcome on, listings do not assign it to another one
@@ -745,25 +746,25 @@ def _wait_for_next_listing(state: ResourceState, message: str) -> Conclusion | N
 
 
 def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
-    """Hold a deletion if too many objects would be deleted with it; None: allowed or approved."""
+    """Hold a deletion if it would delete too many objects; None if it is allowed or approved."""
     state, guard = situation.state, situation.config.deletion_guard
     unmanaged, total = state.observed.unmanaged or 0, state.observed.total or 0
     if unmanaged > 0 and guard.allows(unmanaged, total):
         return None
-    are = "is" if unmanaged == 1 else "are"
-    what = f"{unmanaged} of {total} objects in the scope {are} undeclared and would be deleted"
+    verb = "is" if unmanaged == 1 else "are"
+    summary = f"{unmanaged} of {total} objects in the scope {verb} undeclared and would be deleted"
     if state.holds.approved == Hold.DELETION_GUARD:
         # Another client may have declared the object since. Only a listing after the approval shows
         # that.
         if state.observed.position >= state.holds.approved_position:
             return None
-        later = f"{what}; the deletion is approved and happens after the next two listings"
+        later = f"{summary}; the deletion is approved and happens after the next two listings"
         return on_hold(Hold.DELETION_GUARD, later)
     restored = describe_restoration(situation.context)
     hint = f"; {restored}: repeat the declarations made after it" if restored else ""
     return on_hold(
         Hold.DELETION_GUARD,
-        f"{what}, more than deletionGuard allows ({guard.max_count} objects, "
+        f"{summary}, more than deletionGuard allows ({guard.max_count} objects, "
         f"{guard.max_percent}%){hint}; approve the deletion, or declare the object",
     )
 
@@ -772,11 +773,11 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 
 
 def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
-    """Return the claim of an existing object. A reappearance may prove a lag of the API."""
+    """Return the claim of an existing object. A reappearance may show that the API lags."""
     state = situation.state
     grace = compute_grace(state, situation.context) if reason == "Returned" else 0.0
-    place = state.observed.provider_config
-    return OwnershipClaimed(existing.name, existing.uid, reason, place, grace_seconds=grace)
+    location = state.observed.provider_config
+    return OwnershipClaimed(existing.name, existing.uid, reason, location, grace_seconds=grace)
 
 
 def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion | None:
@@ -805,7 +806,7 @@ def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion
 
 
 def _report_dispute(existing: ExternalObject, situation: Situation) -> Conclusion:
-    """Report an object with contradictory evidence of ownership, which stays unchanged."""
+    """Report an object with contradictory evidence of ownership, and leave it unchanged."""
     judgment = situation.verdict
     message = judgment.message
     if judgment.reason == "OwnedByAnother":
@@ -817,26 +818,26 @@ def _report_dispute(existing: ExternalObject, situation: Situation) -> Conclusio
 
 def _describe_label(existing: ExternalObject, context: Context) -> str:
     """Describe another owner's label, without names from another namespace."""
-    named = find_labelled_resource(existing, context)
+    named = find_labeled_resource(existing, context)
     if named and ResourceKey.parse(named).namespace != context.key.namespace:
         return "the owner label of the object names a resource in another namespace"
     return f"the owner label of the object is {existing.labels[OWNER_LABEL]!r}"
 
 
 def _explain_by_restore(existing: ExternalObject, context: Context) -> str:
-    """Return an explanation of an unknown object with our label by a restore; empty if none."""
+    """Return how a restore may explain an unknown object with our label; empty if it cannot."""
     is_labeled = existing.labels.get(OWNER_LABEL) == context.owner
     return _explain_by_backup(context) if is_labeled else ""
 
 
 def _explain_by_backup(context: Context) -> str:
-    """Return an explanation of an unknown object by a restore; empty if there was none."""
+    """Return how a restore may explain an unknown object; empty if there was none."""
     restored = describe_restoration(context)
     return f"{restored}, and the object may have been created after it" if restored else ""
 
 
 def _describe_remedies(restored: str, resource: str) -> str:
-    """Return what an operator can do about an object that a restore explains, if one does."""
+    """Return the remedies for an object that a restore explains; empty if none does."""
     if not restored:
         return ""
     return (
@@ -854,9 +855,9 @@ def _delete(situation: Situation) -> Step:
         owner_name = _name_other_owner(belongs_to, situation)
         message = f"the object also belongs to {owner_name}; Reconciler leaves it unchanged"
         return Conclusion("Disputed", "OwnedByAnother", message)
-    if situation.compared.existing is not None and situation.verdict.owner == "disputed":
-        return _report_dispute(situation.compared.existing, situation)
-    # Again, because mode Absent comes here without a withdrawal.
+    if situation.comparison.existing is not None and situation.verdict.owner == "disputed":
+        return _report_dispute(situation.comparison.existing, situation)
+    # Again, because mode Absent gets here without a withdrawal.
     waiting = _hold_for_finalizers(state)
     if waiting is not None:
         return waiting

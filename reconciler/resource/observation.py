@@ -26,16 +26,16 @@ from reconciler.resource.ownership import is_obstacle
 from reconciler.resource.state import Owned, ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context
 
-# maximum lag of a role's clock that still counts as correct
-_RIGHT_CLOCK = timedelta(seconds=60)
+# maximum lag of a role's clock that is still trusted
+_MAX_CLOCK_LAG = timedelta(seconds=60)
 
 MAX_LAG_SECONDS = 60.0
-"""Maximum consistency lag of an API, in seconds. A read that misses an object later after its last
-write is wrong, not late. A longer grace would suspend observations after each write."""
+"""Maximum consistency lag of an API, in seconds. A read that misses an object this long after its
+last write is wrong, not late. A longer grace would suspend observations after each write."""
 
 FIRST_LISTING_SECONDS = 120.0
-"""Minimum time in seconds after a creation within which a listing shows the created object. It is
-two listing intervals, if those are longer."""
+"""Minimum time in seconds after a creation within which a listing shows the created object. Two
+listing intervals apply if they are longer."""
 
 AWAITING_READ = "AwaitingRead"
 """Reason of an outcome: the resource waits for a read of an object before it writes to it."""
@@ -56,7 +56,7 @@ def observe(
     ):
         return NOTHING_NEW
     belongs_to = _find_other_owner(data, state, context)
-    if belongs_to == state.observed.belongs_to and not _is_news(data, state, context):
+    if belongs_to == state.observed.belongs_to and not _is_new(data, state, context):
         return NOTHING_NEW
     doubted = _doubt_absence(data, state, context)
     if doubted is not None:
@@ -81,23 +81,23 @@ def _concerns_resource(
     data: Observed, command: Command, state: ResourceState, context: Context
 ) -> bool:
     """Return whether the observation is of the object that this resource owns or declares."""
-    place, spec = (data.provider_config, data.external_name), state.desired.spec
-    is_by_id = not context.capabilities.deterministic_names
+    location, spec = (data.provider_config, data.external_name), state.desired.spec
+    assigns_ids = not context.capabilities.deterministic_names
     if (
-        is_by_id
+        assigns_ids
         and _is_of_another_id(data, state)
         and not _shows_wrong_uid(data, command, state, context)
     ):
         # The read is of another id. It still concerns us if it shows the result of our creation.
         return False
     if state.owned is not None:
-        return place == (state.owned.provider_config, state.owned.external_name)
+        return location == (state.owned.provider_config, state.owned.external_name)
     if state.released is not None:
         # A released replacement keeps its second name. Under the declared name it would not be
         # found, and a new declaration would create another object.
-        return place == (state.observed.provider_config, state.released.name)
+        return location == (state.observed.provider_config, state.released.name)
     if state.desired.is_declared and spec is not None:
-        is_declared = place == (spec.provider_config, spec.external_name)
+        is_declared = location == (spec.provider_config, spec.external_name)
         return is_declared or _is_created_late(data, state, context)
     return True
 
@@ -105,7 +105,7 @@ def _concerns_resource(
 def _shows_wrong_uid(
     data: Observed, command: Command, state: ResourceState, context: Context
 ) -> bool:
-    """Return whether our creation made the object, although its response had another uid.
+    """Return whether our creation created the object, although its response had another uid.
 
     The idempotency key of that creation shows it. A copy of the object has the same key, so this
     applies only until a read confirms the uid of the response. The key of another creation shows an
@@ -122,13 +122,13 @@ def _shows_wrong_uid(
 
 
 def _is_second_object(data: Observed, state: ResourceState, context: Context) -> bool:
-    """Return whether a late call of a creation, or an abandoned one, created a second object."""
+    """Return whether a late or abandoned call of a creation created a second object."""
     if state.owned is None or state.retiring is not None:
         return False  # it may have the name of the replaced object
     if not context.capabilities.deterministic_names:
         return _is_created_beside(data, state.owned, state, context)
-    is_of_another_name = data.external_name != state.owned.external_name
-    return is_of_another_name and _is_created_late(data, state, context)
+    has_another_name = data.external_name != state.owned.external_name
+    return has_another_name and _is_created_late(data, state, context)
 
 
 def _is_created_beside(
@@ -162,13 +162,13 @@ def _is_created_late(data: Observed, state: ResourceState, context: Context) -> 
     if existing is None or existing.labels.get(OWNER_LABEL) != context.owner:
         return False
     is_known = existing.uid is not None and existing.uid == state.observed.released_uid
-    place = ("Create", data.provider_config, data.external_name)
+    location = ("Create", data.provider_config, data.external_name)
     ended = (each.action for each in state.actions.ended)
     return (
         state.actions.uncertain_create
         and context.capabilities.deterministic_names
         and any(
-            (each.operation, each.provider_config, each.external_name) == place for each in ended
+            (each.operation, each.provider_config, each.external_name) == location for each in ended
         )
         and not (is_known or is_obstacle(existing, state, context))
     )
@@ -202,7 +202,7 @@ def _is_stale(data: Observed, command: Command, state: ResourceState, context: C
     # The read may have begun before or after the call. The result of the call shows the object.
     if actions.in_flight is not None:
         return True
-    # An approved deletion requires a newer read. Observers stop reporting once any is recorded, so
+    # An approved deletion requires a newer read. Observers stop reporting once one is recorded, so
     # an older one must not be recorded.
     if holds.approved == Hold.DELETION_GUARD and data.as_of < holds.approved_position:
         return True
@@ -231,34 +231,33 @@ def _began_at(data: Observed, command: Command) -> datetime | None:
 def began_by_bus(stored_at: datetime, age: timedelta, began_at: datetime | None) -> datetime:
     """Return when a call began, by the bus's clock, given its age when its result was sent.
 
-    ``began_at`` is by the clock of the role that made the call. The role may have been suspended
-    after it measured the age. Its own clock therefore counts, if it differs by no more than a
-    plausible lag.
+    ``began_at`` comes from the clock of the role that made the call. The role may have been
+    suspended after it measured the age, so its clock is used if the difference is a plausible lag.
     """
     measured = stored_at - age
-    if began_at is not None and measured - _RIGHT_CLOCK <= began_at < measured:
+    if began_at is not None and measured - _MAX_CLOCK_LAG <= began_at < measured:
         return began_at
     return measured
 
 
 def _find_other_owner(data: Observed, state: ResourceState, context: Context) -> str:
-    """Return the other resource that the object belongs to, or belonged to when observed last."""
+    """Return the other resource that the object belongs to, or belonged to when last observed."""
     known = state.observed
     is_gone = data.object is None and not state.desired.is_declared and state.owned is None
     # the other resource may have been withdrawn, and its object deleted
     if is_gone and not data.belongs_to:
-        return known.belongs_to or find_labelled_resource(known.object, context)
+        return known.belongs_to or find_labeled_resource(known.object, context)
     return known.belongs_to if data.belongs_to is None else data.belongs_to
 
 
 def find_owner_namespace(state: ResourceState, context: Context) -> str:
     """Return the other namespace that the object belongs to; empty if none is known."""
-    resource = state.observed.belongs_to or find_labelled_resource(state.observed.object, context)
+    resource = state.observed.belongs_to or find_labeled_resource(state.observed.object, context)
     namespace = resource.partition("/")[0]
     return "" if namespace == context.key.namespace else namespace
 
 
-def find_labelled_resource(existing: ExternalObject | None, context: Context) -> str:
+def find_labeled_resource(existing: ExternalObject | None, context: Context) -> str:
     """Return the other resource of this log that an owner label names; empty if none."""
     label = "" if existing is None else existing.labels.get(OWNER_LABEL, "")
     return "" if label == context.owner else resource_of(label, context.log_id)
@@ -267,7 +266,7 @@ def find_labelled_resource(existing: ExternalObject | None, context: Context) ->
 def awaits_first_listing(state: ResourceState, context: Context) -> bool:
     """Return whether no listing proves yet that the object does not exist (invariant 6).
 
-    This matters only for declarations that no creation would follow by meeting the object. One read
+    This matters only for declarations whose creation would not conflict with the object. One read
     that began after the declaration is recorded. Later ones are recorded only if they differ.
     """
     desired, known = state.desired, state.observed
@@ -275,13 +274,13 @@ def awaits_first_listing(state: ResourceState, context: Context) -> bool:
         return False
     policy, capabilities = desired.spec.policy, context.capabilities
     is_passive = policy.mode in ("Absent", "ObserveOnly")
-    # Where the API assigns the ids, a creation makes a second object beside the one to adopt.
-    is_by_id = capabilities.listing and not capabilities.deterministic_names
-    is_blind = is_passive or (is_by_id and policy.adoption == "Adopt")
-    return is_blind and known.object is None and known.absent_at < desired.position
+    # Where the API assigns ids, a creation would create a second object beside the one to adopt.
+    assigns_ids = capabilities.listing and not capabilities.deterministic_names
+    needs_listing = is_passive or (assigns_ids and policy.adoption == "Adopt")
+    return needs_listing and known.object is None and known.absent_at < desired.position
 
 
-def _is_news(data: Observed, state: ResourceState, context: Context) -> bool:
+def _is_new(data: Observed, state: ResourceState, context: Context) -> bool:
     """Return whether the observation changes something that the state or a guard depends on."""
     known, existing = state.observed, data.object
     if awaits_first_listing(state, context) and data.as_of >= state.desired.position:
@@ -296,11 +295,11 @@ def _is_news(data: Observed, state: ResourceState, context: Context) -> bool:
         return True
     if known.doubted is not None and existing is not None:
         return True
-    is_left = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")
+    is_held_or_unowned = state.outcome is not None and state.outcome.outcome in ("Held", "Unowned")
     unmanaged = data.exclusive
     # New counts may let a held object pass the guard, or make an unmanaged one subject to deletion.
     if (
-        is_left
+        is_held_or_unowned
         and unmanaged
         and (unmanaged.unmanaged, unmanaged.total) != (known.unmanaged, known.total)
     ):
@@ -319,25 +318,29 @@ def _is_news(data: Observed, state: ResourceState, context: Context) -> bool:
 
 
 def _doubt_absence(data: Observed, state: ResourceState, context: Context) -> AbsenceDoubted | None:
-    """Return a doubt if the listing misses more objects than the loss guard allows."""
+    """Return a doubt if the listing lacks more objects than the loss guard allows."""
     losses, config = data.losses, context.configs.get(data.provider_config)
     if data.object is not None or state.owned is None or losses is None or config is None:
         return None
     guard = config.loss_guard
-    is_little = losses.missing * 100 <= losses.owned * guard.max_percent
-    if losses.missing < guard.min_count or is_little or state.holds.approved == Hold.LOSS_GUARD:
+    is_within_limit = losses.missing * 100 <= losses.owned * guard.max_percent
+    if (
+        losses.missing < guard.min_count
+        or is_within_limit
+        or state.holds.approved == Hold.LOSS_GUARD
+    ):
         return None
     return AbsenceDoubted(data.provider_config, data.external_name, losses.missing, losses.owned)
 
 
 def detect_loss_and_drift(
-    command: Command, state: ResourceState, context: Context, compared: Comparison
+    command: Command, state: ResourceState, context: Context, comparison: Comparison
 ) -> tuple[ResourceEvent, ...]:
     """Return the loss of ownership or the drift that the newest state of the object shows."""
     owned, existing, desired = state.owned, state.observed.object, state.desired
     if owned is None:
         return ()
-    place = (owned.external_name, owned.uid)
+    identity = (owned.external_name, owned.uid)
     if existing is None:
         since_write = _seconds_since_write(command, state)
         # A read shows that the name is free. The result of an action only shows that the uid is
@@ -346,22 +349,24 @@ def detect_loss_and_drift(
         is_unclear = is_result and is_unconfirmed(command, state, context)
         if not context.capabilities.listing:
             is_unclear |= state.actions.uncertain_create  # a late call may create it again
-        release = OwnershipReleased(*place, "Gone", owned.provider_config, since_write, is_unclear)
+        release = OwnershipReleased(
+            *identity, "Gone", owned.provider_config, since_write, is_unclear
+        )
         if not desired.is_declared:
             return (release,)
         deletion = _find_suspect(state, owned, "Delete", lambda _action: True)
         drift = DriftDetected(desired.generation, missing=True, suspected_action=deletion)
         return (drift, release)
-    if compared.is_replaced or _has_lost_its_uid(command, owned, existing):
+    if comparison.is_replaced or _has_lost_its_uid(command, owned, existing):
         is_written = isinstance(command.data, Reported) and command.data.error is None
         is_marked = existing.labels.get(OWNER_LABEL) == context.owner and not is_written
         is_unclear = is_marked and is_unconfirmed(command, state, context)
         config = owned.provider_config
-        return (OwnershipReleased(*place, "Replaced", config, unconfirmed=is_unclear),)
-    if not desired.is_declared or not compared.is_applied or not compared.differences:
+        return (OwnershipReleased(*identity, "Replaced", config, unconfirmed=is_unclear),)
+    if not desired.is_declared or not comparison.is_applied or not comparison.differences:
         return ()
-    write = _find_suspect(state, owned, "Update", _explains(compared))
-    differences = compared.differences
+    write = _find_suspect(state, owned, "Update", _explains(comparison))
+    differences = comparison.differences
     return (DriftDetected(desired.generation, differences=differences, suspected_action=write),)
 
 
@@ -382,9 +387,9 @@ def _read_time(command: Command) -> datetime | None:
 def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> bool:
     """Return whether a creation may have created an object other than the one in its response.
 
-    This is possible while only that response has shown the owned uid, for a limited time after it,
-    and if no write of ours may have met another object. Later, our label on an object proves
-    nothing.
+    This is possible for a limited time after that response, while only the response has shown the
+    owned uid, and if no write of ours may have reached another object. Later, our label on an
+    object proves nothing.
     """
     owned, at = state.owned, _read_time(command)
     if owned is None or owned.uid is None or owned.responded_at is None or at is None:
@@ -400,7 +405,7 @@ def is_unconfirmed(command: Command, state: ResourceState, context: Context) -> 
 
 
 def compute_grace(state: ResourceState, context: Context) -> float:
-    """Return the consistency grace in seconds that a reappeared object implies; 0: unchanged.
+    """Return the consistency grace in seconds that a reappeared object implies; 0 if unchanged.
 
     It is twice the age of the write at the read that missed the object, because a lag may be
     longer.
@@ -422,12 +427,12 @@ def _has_lost_its_uid(command: Command, owned: Owned, existing: ExternalObject) 
     return is_refused and owned.uid is not None and existing.uid is None
 
 
-def _explains(compared: Comparison) -> Callable[[Action], bool]:
-    """Return a predicate: whether a write, if it came last, leaves one of the differences."""
+def _explains(comparison: Comparison) -> Callable[[Action], bool]:
+    """Return a predicate for writes that, if they came last, explain one of the differences."""
 
     def explains(action: Action) -> bool:
         written = ExternalObject(action.external_name, action.fields, labels=action.labels)
-        return any(each in compared.differences for each in compared.differences_from(written))
+        return any(each in comparison.differences for each in comparison.differences_from(written))
 
     return explains
 
@@ -435,16 +440,20 @@ def _explains(compared: Comparison) -> Callable[[Action], bool]:
 def _find_suspect(
     state: ResourceState, owned: Owned, operation: Operation, explains: Callable[[Action], bool]
 ) -> str:
-    """Return the id of an action that may have caused the drift; empty if none. Each is named once.
+    """Return the id of an action that may have caused the drift; empty if none.
 
-    The name of the object identifies the action, because a write without a uid may have met a newer
-    object.
+    An action is named only once. The name of the object identifies it, because a write without a
+    uid may have reached a newer object.
     """
-    place = (operation, owned.provider_config, owned.external_name)
+    location = (operation, owned.provider_config, owned.external_name)
     for ended in reversed(state.actions.ended):
         action = ended.action
-        may_be_it = (ended.in_doubt or ended.reported_late) and not ended.suspected
-        is_there = (action.operation, action.provider_config, action.external_name) == place
-        if may_be_it and is_there and explains(action):
+        is_suspect = (ended.in_doubt or ended.reported_late) and not ended.suspected
+        has_same_location = (
+            action.operation,
+            action.provider_config,
+            action.external_name,
+        ) == location
+        if is_suspect and has_same_location and explains(action):
             return action.action_id
     return ""

@@ -13,7 +13,7 @@ from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Conclusion
 
 _CONVERGED: frozenset[OutcomeName] = frozenset({"Converged", "Deleted", "Released"})
-_TROUBLED: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
+_UNHEALTHY: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 
 def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRecorded | None:
@@ -47,15 +47,15 @@ def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition,
     ready = conclusion.ready or Readiness(name == "Converged", reason, message)
     why = shortened(ready.message)
     result = [
-        Condition("Converged", _truth(name in _CONVERGED), reason, message, generation),
-        Condition("Ready", _truth(ready.is_ready), ready.reason, why, generation),
+        Condition("Converged", _to_status(name in _CONVERGED), reason, message, generation),
+        Condition("Ready", _to_status(ready.is_ready), ready.reason, why, generation),
     ]
-    if name in _TROUBLED:
+    if name in _UNHEALTHY:
         result.append(Condition("Degraded", "True", reason, message, generation))
     if name == "Paused":
         result.append(Condition("Paused", "True", reason, "", generation))
     return tuple(result)
 
 
-def _truth(value: bool) -> Literal["True", "False"]:
+def _to_status(value: bool) -> Literal["True", "False"]:
     return "True" if value else "False"

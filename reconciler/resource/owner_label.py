@@ -12,20 +12,20 @@ def owner(log_id: str, key: ResourceKey) -> str:
     return f"{log_id}.{key.tokens}"
 
 
-def is_of_log(value: str, log_id: str) -> bool:
+def belongs_to_log(value: str, log_id: str) -> bool:
     """Return whether a label names this log, for any resource."""
     return value.startswith(f"{log_id}.")
 
 
 def namespace_of(value: str) -> str:
-    """Return the namespace that a label of any log names; empty if it names none."""
+    """Return the namespace in a label, whichever log it names; empty if there is none."""
     tokens = value.rsplit(".", 3)
     return tokens[1] if len(tokens) == len(("log", "namespace", "kind", "name")) else ""
 
 
 def resource_of(value: str, log_id: str) -> str:
     """Return the resource of this log that a label names; empty if it names none."""
-    tokens = value.removeprefix(f"{log_id}.").split(".") if is_of_log(value, log_id) else []
+    tokens = value.removeprefix(f"{log_id}.").split(".") if belongs_to_log(value, log_id) else []
     try:
         return str(ResourceKey.parse("/".join(tokens)))
     except InvalidNameError:  # other clients may write labels too

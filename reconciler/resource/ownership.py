@@ -31,7 +31,7 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
 
     ``log``: the log owns this object. ``returned``: it has the uid of an owned object that was
     missing. ``uncertain``: a creation of this resource may have created it. ``name``: whether it
-    has the owner prefix, None without one. ``exclusive``: it is in the current exclusive scope.
+    has the owner prefix, or None if none is set. ``exclusive``: it is in the exclusive scope.
     ``referenced``: a ``ShapeRef`` references the resource.
     """
 
@@ -47,7 +47,7 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The verdict about an object.
 
-    ``claim`` is the reason for a claim, if the log does not own it yet.
+    ``claim`` is the reason for a claim, if ownership is not recorded yet.
     """
 
     owner: Owner
@@ -85,8 +85,10 @@ def is_obstacle(existing: ExternalObject, state: ResourceState, context: Context
     """
     ended = state.actions.ended
     doubted = [each for each in ended if each.action.operation == "Create" and each.in_doubt]
-    is_met = existing.uid is not None and all(each.obstacle == existing.uid for each in doubted)
-    return context.capabilities.idempotency_keys and bool(doubted) and is_met
+    is_conflicting = existing.uid is not None and all(
+        each.obstacle == existing.uid for each in doubted
+    )
+    return context.capabilities.idempotency_keys and bool(doubted) and is_conflicting
 
 
 def describe_restoration(context: Context) -> str:
@@ -146,24 +148,24 @@ def _is_name_accepted(evidence: Evidence, policy: Ownership) -> bool:
 
 
 def _judge_strictly(evidence: Evidence) -> Verdict:
-    """Return the verdict under ``Strict``: any evidence against the log is a dispute."""
-    ours = [
-        witness
-        for witness, says in (
+    """Return the verdict under ``Strict``: any evidence against the log causes a dispute."""
+    claims = [
+        source
+        for source, is_claim in (
             ("label", evidence.label == "ours"),
             ("name", bool(evidence.name)),
             ("scope", evidence.exclusive),
             ("reference", evidence.referenced),
         )
-        if says
+        if is_claim
     ]
-    if not ours:
+    if not claims:
         return Verdict("foreign", "NotDeclared")
     return Verdict(
         "disputed",
         "OwnershipNotInLog",
         (
-            f"the object is owned according to its {' and '.join(ours)}, but the log never "
+            f"the object is owned according to its {' and '.join(claims)}, but the log never "
             "recorded ownership"
         ),
     )

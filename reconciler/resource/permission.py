@@ -1,7 +1,7 @@
 """Permission of a resource to use its ``ProviderConfig`` and parts of the host (ADR 0060).
 
-Only creations and updates require it. A resource whose permission ended keeps its object, and a
-withdrawal deletes it.
+Only creations and updates require it. A resource that loses its permission keeps its object, which
+a withdrawal can still delete.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Progress towards readiness: recorded when it happens, and missed after a deadline.
+"""Progress toward readiness: recorded when it happens, and reported as missing after a deadline.
 
-The times are in the log, so a restart loses none, and an idle resource adds no event.
+The times are in the log, so a restart does not lose them, and an idle resource adds no events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reconciler.resource.state import Spec
 def with_progress(
     ready: Readiness, existing: ExternalObject, spec: Spec, situation: Situation
 ) -> Readiness | ProgressNoted:
-    """Return the readiness of an object, or the event of a progress to record first.
+    """Return the readiness of an object, or the progress event to record first.
 
     The bus's clock decides whether the deadline has passed, as in `renewal`.
     """

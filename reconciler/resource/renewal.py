@@ -11,14 +11,14 @@ from reconciler.resource.attempt import (
     new_action,
     rejection,
     wait_after_conflicts,
-    wait_longest,
+    wait_max_delay,
 )
 from reconciler.resource.difference import merge_desired
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
 from reconciler.resource.turn import Conclusion, Step
 
-_JITTER = 0.01  # share of the remaining time
+_JITTER = 0.01  # fraction of the remaining time
 _MAX_JITTER = timedelta(minutes=10)
 _NO_TIME = timedelta(0)
 
@@ -28,8 +28,8 @@ def renewal_step(
 ) -> Step:
     """Return the step of a renewal, or ``otherwise`` if none is due.
 
-    Each renewal time causes one write. The bus's clock decides whether it has come, so a wrong
-    clock of a decider causes no early or second write.
+    Each renewal time causes one write. The bus's clock decides whether it has come, so that a
+    decider's wrong clock cannot cause an early or second write.
     """
     state, context, kind = situation.state, situation.context, situation.kind
     known, now = state.renewal, context.bus_now
@@ -39,8 +39,8 @@ def renewal_step(
         return otherwise
     is_still_due = known is not None and known.is_written and renewal_time <= now
     if not is_still_due and (known is None or known.time != renewal_time):
-        left = max(renewal_time - now, _NO_TIME)
-        at = renewal_time + min(left * _JITTER, _MAX_JITTER) * context.jitter
+        remaining = max(renewal_time - now, _NO_TIME)
+        at = renewal_time + min(remaining * _JITTER, _MAX_JITTER) * context.jitter
         return RenewalScheduled(renewal_time, at, round((at - now).total_seconds(), 3))
     assert known is not None
     if not is_still_due and now < known.at:
@@ -50,9 +50,9 @@ def renewal_step(
     if rejected is not None:
         return rejected
     if is_still_due and not has_waited(state, context):
-        return wait_longest(situation.config.retry, context, "RenewalOverdue")
+        return wait_max_delay(situation.config.retry, context, "RenewalOverdue")
     waiting = wait_after_conflicts(situation)
     if waiting is not None:
         return waiting
-    fields, labels = merge_desired(situation.compared.wanted, existing, kind.normalize)
+    fields, labels = merge_desired(situation.comparison.wanted, existing, kind.normalize)
     return new_action(state, context, "Update", fields, labels, purpose="Renew")

@@ -35,7 +35,7 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
     if held is not None:
         return held
     name = _second_name(spec, existing.name, situation)
-    # a third object would exist: delete the one that is neither desired nor replaced first
+    # A third object would exist, so first delete the one that is neither desired nor replaced.
     if name is None or state.retiring is not None:
         return new_action(state, context, "Delete", {}, {}, purpose="Replace")
     return new_action(
@@ -43,7 +43,7 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
         context,
         "Create",
         state.desired.fields,
-        situation.compared.wanted.labels,
+        situation.comparison.wanted.labels,
         purpose="Replace",
         external_name=name,
     )
@@ -66,7 +66,7 @@ def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusio
 
     ``fields`` is None for a deletion.
     """
-    existing = situation.compared.existing
+    existing = situation.comparison.existing
     if existing is None or situation.state.holds.approved == Hold.DATA_LOSS:
         return None
     lost = situation.kind.loses(fields, existing)
@@ -100,11 +100,11 @@ def hold_for_definition(situation: Situation) -> Conclusion | None:
 
 def hold_for_parts(situation: Situation) -> Conclusion | None:
     """Return a hold if the new content would withdraw too many parts, unless it is approved."""
-    existing, state = situation.compared.existing, situation.state
-    composed = situation.kind.composition
-    if existing is None or composed is None or state.holds.approved == Hold.PRUNE_GUARD:
+    existing, state = situation.comparison.existing, situation.state
+    composition = situation.kind.composition
+    if existing is None or composition is None or state.holds.approved == Hold.PRUNE_GUARD:
         return None
-    removed, total, by = composed.removes(state.desired.fields, existing)
+    removed, total, by = composition.removes(state.desired.fields, existing)
     guard = situation.config.deletion_guard
     if guard.allows(removed, total):
         return None
@@ -116,12 +116,12 @@ def hold_for_parts(situation: Situation) -> Conclusion | None:
     )
 
 
-def _second_name(spec: Spec, taken: str, situation: Situation) -> str | None:
+def _second_name(spec: Spec, current_name: str, situation: Situation) -> str | None:
     """Return the name of a replacement that exists beside its predecessor; None if it cannot."""
     kind, context = situation.kind, situation.context
     if not context.capabilities.deterministic_names:
-        return taken  # the API assigns ids, so two objects may have the same name
+        return current_name  # the API assigns ids, so two objects may have the same name
     event = event_id(context.key, situation.state.version + 1)
-    tail = hashlib.blake2b(event.encode(), digest_size=4)
-    name = f"{spec.external_name}-{tail.hexdigest()}"
+    suffix = hashlib.blake2b(event.encode(), digest_size=4)
+    name = f"{spec.external_name}-{suffix.hexdigest()}"
     return name if kind.has_second_name and kind.name_problem(name) is None else None

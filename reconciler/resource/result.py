@@ -42,7 +42,9 @@ def report(
     flight = state.actions.in_flight
     if flight is None or flight.action.action_id != data.action_id:
         late = _late_successes(data, command, state)
-        return CommandResult((*late, *_build_doubts(data, _open_to_doubt(state, context), context)))
+        return CommandResult(
+            (*late, *_build_doubts(data, _ended_with_possible_effect(state, context), context))
+        )
     action = flight.action
     early = _error_if_too_early(data, action, command, state, context)
     if early is not None:
@@ -51,9 +53,9 @@ def report(
         success = _build_success(data, action, redelivered=_may_run_twice(data, action, context))
         uid = None if data.object is None else data.object.uid
         # The write may have met an object that replaced ours after our last read.
-        met_another = None not in (action.uid, uid) and action.uid != uid
+        is_other_object = None not in (action.uid, uid) and action.uid != uid
         success = _with_doubt(success, command, state, context)
-        return CommandResult((_with_report_time(success, command),), shows_object=met_another)
+        return CommandResult((_with_report_time(success, command),), shows_object=is_other_object)
     if data.attempt != flight.attempt or flight.failed is not None or flight.is_held:
         return CommandResult(tuple(_build_doubts(data, (flight,), context)))
     if data.error is None:
@@ -66,26 +68,26 @@ def report(
 def _error_if_too_early(
     data: Reported, action: Action, command: Command, state: ResourceState, context: Context
 ) -> ActionError | None:
-    """Return the error of a call that found no object while the API may not show our last write.
+    """Return the error of a call that found no object, if the API may not show our last write yet.
 
     Otherwise it would count as proof of absence, and the decider would create a second object.
     Lookups wait for the grace period before they start.
     """
-    has_met_nothing = data.absent if data.error is None else data.error.error_class == "NotFound"
+    found_nothing = data.absent if data.error is None else data.error.error_class == "NotFound"
     written_at, stored_at = state.actions.effect_at, command.stored_at
-    if data.is_lookup or not has_met_nothing or written_at is None or stored_at is None:
+    if data.is_lookup or not found_nothing or written_at is None or stored_at is None:
         return None
     grace = min(context.grace_seconds(action.provider_config, state), MAX_SECONDS)
-    took = max(data.finished_at - data.started_at, timedelta())
-    began_at = began_by_bus(stored_at, took, data.started_at)
-    left = grace - (began_at - written_at).total_seconds()
-    if not grace or left <= 0:
+    duration = max(data.finished_at - data.started_at, timedelta())
+    began_at = began_by_bus(stored_at, duration, data.started_at)
+    remaining = grace - (began_at - written_at).total_seconds()
+    if not grace or remaining <= 0:
         return None
     why = (
         "the API reported that the object does not exist; it may not show the last write yet "
         f"(consistencyGraceSeconds: {grace:g})"
     )
-    return ActionError("NotDone", why, retry_after_seconds=round(left, 3))
+    return ActionError("NotDone", why, retry_after_seconds=round(remaining, 3))
 
 
 def _shows_object(ended: ResourceEvent) -> bool:
@@ -120,20 +122,20 @@ def _with_doubt(
 ) -> ResourceEvent:
     """Mark a deletion after which an object of an earlier creation may exist.
 
-    The creation may have created another object than the missing one, or its call may arrive
-    late, in an API without a listing that would find its object.
+    The creation may have created an object other than the missing one. In an API without a
+    listing, its call may also arrive late and go unnoticed.
     """
     if not isinstance(event, ActionSucceeded) or event.purpose == "Retire":
         return event
-    has_met_nothing = event.operation == "Delete" and event.found_by == "Absence"
-    is_unclear = has_met_nothing and is_unconfirmed(command, state, context)
+    found_nothing = event.operation == "Delete" and event.found_by == "Absence"
+    is_unclear = found_nothing and is_unconfirmed(command, state, context)
     if event.operation == "Delete" and not context.capabilities.listing:
         is_unclear |= state.actions.uncertain_create
     return replace(event, unconfirmed=True) if is_unclear else event
 
 
 def _with_report_time(event: ResourceEvent, command: Command) -> ResourceEvent:
-    """Add the time of the report by the bus's clock: a later grace period starts at it, too."""
+    """Add the bus time of the report, at which a later grace period also starts."""
     if not isinstance(event, (ActionSucceeded, ActionFailed)):
         return event
     return replace(event, reported_at=command.stored_at)
@@ -152,21 +154,21 @@ def _late_successes(
     if data.error is not None or data.is_lookup:
         return
     for ended in state.actions.ended:
-        if ended.action.action_id == data.action_id and _is_news(data, ended, command):
+        if ended.action.action_id == data.action_id and _is_new(data, ended, command):
             outdated = not _is_current(data, ended, state)
             done = replace(_build_success(data, ended.action), late=True, outdated=outdated)
-            yield _with_report_time(_with_place(done, ended.action), command)
+            yield _with_report_time(_with_location(done, ended.action), command)
 
 
-def _with_place(done: ActionSucceeded, action: Action) -> ActionSucceeded:
-    """Add the place of a late creation, because no event since names it."""
+def _with_location(done: ActionSucceeded, action: Action) -> ActionSucceeded:
+    """Add the location of a late creation, because no later event names it."""
     if action.operation != "Create":
         return done
-    place = (action.provider_config, action.external_name)
-    return replace(done, provider_config=place[0], external_name=place[1])
+    location = (action.provider_config, action.external_name)
+    return replace(done, provider_config=location[0], external_name=location[1])
 
 
-def _is_news(data: Reported, ended: Ended, command: Command) -> bool:
+def _is_new(data: Reported, ended: Ended, command: Command) -> bool:
     """Return whether the log does not contain this success yet."""
     if ended.action.operation == "Create" and ended.reported_by:
         # A redelivered call has created a second object after the deletion of the first.
@@ -191,8 +193,8 @@ def _build_doubts(
             )
 
 
-def _open_to_doubt(state: ResourceState, context: Context) -> tuple[Ended, ...]:
-    """Return the ended actions of which another call may have an effect."""
+def _ended_with_possible_effect(state: ResourceState, context: Context) -> tuple[Ended, ...]:
+    """Return the ended actions for which another call may still have an effect."""
     if not context.capabilities.idempotency_keys:
         return state.actions.ended
     # An API with keys returns its first response to every further call of a creation.
@@ -242,7 +244,7 @@ def _is_current(data: Reported, ended: Ended, state: ResourceState) -> bool:
 def _may_run_twice(data: Reported, action: Action, context: Context) -> bool:
     """Return whether the call of another worker may still take effect.
 
-    A creation's key prevents it.
+    An idempotency key prevents that for creations.
     """
     has_keys = context.capabilities.idempotency_keys
     return data.redelivered and (action.operation != "Create" or not has_keys)
@@ -298,8 +300,13 @@ def _is_replaced_object(
 ) -> bool:
     """Return whether a lookup for a replacement found an object that the log already knows."""
     known = {each.uid for each in (state.owned, state.retiring) if each is not None}
-    is_beside = action.operation == "Create" and action.purpose == "Replace"
-    return is_beside and existing is not None and existing.uid is not None and existing.uid in known
+    is_replacement = action.operation == "Create" and action.purpose == "Replace"
+    return (
+        is_replacement
+        and existing is not None
+        and existing.uid is not None
+        and existing.uid in known
+    )
 
 
 def _after_failure(
@@ -346,12 +353,12 @@ def _is_partial_creation(existing: ExternalObject | None, action: Action, contex
 
 
 def _may_earlier_call_arrive(data: Reported, action: Action, context: Context) -> bool:
-    """Return whether a call of the worker that had the attempt before may still take effect.
+    """Return whether a call of the attempt's previous worker may still take effect.
 
-    Only a stored refusal under the key of a creation settles that call too.
+    Only a refusal that is stored under a creation's key settles that call, too.
     """
-    is_kept = data.replayed and context.capabilities.idempotency_keys
-    return data.redelivered and not (is_kept and action.operation == "Create")
+    is_stored = data.replayed and context.capabilities.idempotency_keys
+    return data.redelivered and not (is_stored and action.operation == "Create")
 
 
 def _build_found_success(data: Reported, action: Action, found_by: FoundBy) -> ActionSucceeded:
@@ -371,8 +378,8 @@ def _hold_unless_claimed(
     failed: ActionFailed, flight: InFlight, state: ResourceState, context: Context
 ) -> ResourceEvent:
     """Hold the action for an operator, unless the resource would own the object in any case."""
-    existing, place = failed.object, flight.action.provider_config
-    if existing is not None and would_claim(existing, place, state, context):
+    existing, location = failed.object, flight.action.provider_config
+    if existing is not None and would_claim(existing, location, state, context):
         return failed
     return ActionHeld(failed.action_id, _describe_unknown_result(existing, context), existing)
 

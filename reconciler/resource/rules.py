@@ -64,7 +64,7 @@ def apply_rules(data: ResourceEvent, state: ResourceState, now: datetime) -> Res
 
 
 def _declared_part(action: Action, state: ResourceState) -> tuple[Fields, dict[str, str]]:
-    """Return the part of a written content that the resource declares, without ignored paths."""
+    """Return the part of the written content that the resource declares, without ignored paths."""
     spec, desired = state.desired.spec, state.desired
     is_wanted = desired.is_declared and spec is not None and spec.policy.mode in _WRITING_MODES
     fields = desired.fields
@@ -81,9 +81,9 @@ _WRITING_MODES = ("Present", "CreateOnly")
 
 
 def _is_base(fields: Fields, state: ResourceState) -> bool:
-    """Return whether fields are those of the last write.
+    """Return whether the fields equal those of the last write.
 
-    Then only another client can change them.
+    If so, only another client can have changed them since.
     """
     spec, applied = state.desired.spec, None if state.owned is None else state.owned.applied
     if spec is None or applied is None:
@@ -117,7 +117,7 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
         case "NotDone" | "Throttled" | "Unknown":
             return "Retry"
         case "Refused":
-            if _is_looked_up_first(flight, redelivered=data.redelivered):
+            if _needs_lookup(flight, redelivered=data.redelivered):
                 return "Retry"
             if data.purpose in ("Retire", "Renew"):
                 return "Failed"
@@ -127,8 +127,8 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
             if data.purpose == "Retire":
                 retiring = None if state.retiring is None else state.retiring.uid
                 return "Retired" if _is_retired(data, retiring) else "Conflict"
-            is_beside = data.purpose == "Replace" and data.operation == "Create"
-            if is_beside and state.owned is not None:
+            is_replacement = data.purpose == "Replace" and data.operation == "Create"
+            if is_replacement and state.owned is not None:
                 return "Conflict"  # the conflicting object does not have the name of the owned one
             is_shown = error_class == "NotFound" or data.object is not None
             return "Observed" if is_shown else "Conflict"
@@ -136,8 +136,8 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
             assert_never(error_class)
 
 
-def _is_looked_up_first(flight: InFlight | None, *, redelivered: bool) -> bool:
-    """Return whether a lookup must follow a refusal: an earlier attempt may have had an effect.
+def _needs_lookup(flight: InFlight | None, *, redelivered: bool) -> bool:
+    """Return whether a lookup must follow a refusal, as an earlier attempt may have had an effect.
 
     If the lookup was refused too, or was inconclusive, nothing else can settle the action.
     """

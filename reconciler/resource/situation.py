@@ -1,4 +1,4 @@
-"""The inputs of the rules of `next_step`, for one step of a resource."""
+"""The inputs to the rules in `next_step`, for one step of a resource."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Situation(msgspec.Struct, gc=False):
     context: Context
     kind: Kind
     config: ProviderConfigSpec
-    compared: Comparison
+    comparison: Comparison
     _evidence: Evidence | None = None
     _verdict: Verdict | None = None
 
     @property
     def evidence(self) -> Evidence:
-        """Evidence about the existing object. There must be one."""
+        """Evidence about the existing object, which must exist."""
         if self._evidence is None:
-            existing = self.compared.existing
+            existing = self.comparison.existing
             assert existing is not None
             self._evidence = collect_evidence(existing, self.state, self.context, self.config)
         return self._evidence

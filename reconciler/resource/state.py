@@ -23,8 +23,8 @@ from events.manifest import Fields, Policy
 from events.reference import Reference
 
 STATE_SCHEMA = 35
-"""Schema of a cached state. Raise it when a field changes its meaning, so that older caches are
-ignored."""
+"""Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
+are ignored."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -79,7 +79,7 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
 class Applied(msgspec.Struct, frozen=True, gc=False):
     """The content of the last intended write: the base of the three-way comparison.
 
-    It contains only declared fields and labels, without those of other clients and ignored ones.
+    It contains only declared fields and labels, not those of other clients or ignored ones.
     """
 
     fields: Fields
@@ -227,7 +227,7 @@ class KnownProgress(msgspec.Struct, frozen=True, gc=False):
 
     mark: str
     since: datetime
-    at: datetime | None = None  # deadline for more progress; None: it has passed
+    at: datetime | None = None  # deadline for more progress; None if it has passed
 
 
 class Finalizer(msgspec.Struct, frozen=True, gc=False):
@@ -252,7 +252,7 @@ class ApprovalState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Holds(msgspec.Struct, frozen=True, gc=False):
-    """What keeps the object of a resource, and the decisions of operators about it."""
+    """Finalizers, references and operator decisions that affect a resource's object."""
 
     finalizers: tuple[Finalizer, ...] = ()
     references: dict[str, OnWithdrawal] = {}  # by the name of the ShapeRef
@@ -272,13 +272,13 @@ class Twin(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApiHealth(msgspec.Struct, frozen=True, gc=False):
-    """Health of a ProviderConfig's API: throttling, breaker, copies of the log, listings."""
+    """Health of a ProviderConfig's API: throttling, breaker, copies of the log and listings."""
 
     version: int = 0  # version of the event that last changed the breaker
     throttled_until: datetime | None = None
     # duration at the time of recording, like the other durations here
     throttled_seconds: float = 0.0
-    open_until: datetime | None = None  # in the past: the breaker waits for its probe
+    open_until: datetime | None = None  # if in the past, the breaker waits for its probe
     open_seconds: float = 0.0
     probe_until: datetime | None = None  # deadline of the probe in progress
     probe_seconds: float = 0.0
@@ -313,7 +313,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     def provider_config(self) -> str:
         """Name of the ProviderConfig that the resource uses.
 
-        That of the owned object, or else of the declaration or of the observed object.
+        It comes from the owned object, or else from the declaration or the observed object.
         """
         spec = self.desired.spec
         if self.owned is not None:

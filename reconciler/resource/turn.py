@@ -27,7 +27,7 @@ from reconciler.provider.kind import Kind, Readiness
 from reconciler.resource.owner_label import owner
 from reconciler.resource.state import ResourceState, declaration_id
 
-_ANYTHING = Capabilities(
+_ALL_CAPABILITIES = Capabilities(
     idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
 )
 
@@ -39,12 +39,12 @@ class Command(msgspec.Struct, frozen=True, gc=False):
     message_id: str
     actor: str
     data: IntakeData
-    # position of the first message with this source and id; None: not looked up (ADR 0016)
+    # position of the first message with this source and id; None if not looked up (ADR 0016)
     first_position: int | None = None
     stored_at: datetime | None = None  # by the bus's clock
 
     @property
-    def counts_from(self) -> int:
+    def effective_position(self) -> int:
         """Intake position of the message, or of its first copy if that is known."""
         return self.position if self.first_position is None else self.first_position
 
@@ -53,7 +53,7 @@ class TwinHold(NamedTuple):
     """Whether an API is held because it has objects that are newer than the log (ADR 0065).
 
     ``version`` is the version of the event that last set or ended the hold. ``approved_by`` is the
-    id of the message that last ended one. It becomes part of the keys of later actions.
+    id of the message that last ended a hold. It becomes part of the keys of later actions.
     """
 
     version: int
@@ -73,18 +73,18 @@ class Context(msgspec.Struct, frozen=True):
     now: datetime
     jitter: float  # in [0, 1)
     log_id: str
-    kind: Kind | None  # None: the kind is not registered
+    kind: Kind | None  # None if the kind is not registered
     # by name, because a declaration may change the one that is used
     configs: dict[str, ProviderConfigSpec]
-    begins: bool = True  # False: record the commands only, and decide later
+    takes_steps: bool = True  # if False, only record the commands, and decide later
     bus_time: datetime | None = None  # bus time at which the newest message was stored
     epoch: str = ""  # epoch of the log, set by its last restore
     restored_as_of: str = ""  # time of the restored backup
     twins: Mapping[str, TwinHold] = {}  # by the name of the ProviderConfig
-    # known providers with their kinds; None: unknown
+    # known providers with their kinds; None if they are unknown
     providers: Mapping[str, tuple[str, ...]] | None = None
-    # References of other resources, to detect cycles that a declaration would close.
-    refers: Mapping[str, tuple[str, ...]] = {}
+    # Targets by referencing resource, to detect cycles that a declaration would close.
+    reference_graph: Mapping[str, tuple[str, ...]] = {}
     # Raises `InvalidManifestError` for the spec of an unusable definition.
     check_definition: Callable[[ResourceKey, Fields], None] = lambda _key, _fields: None
     # Raises the same, or `UnknownKindError`, for an invalid part of a composed resource.
@@ -104,14 +104,14 @@ class Context(msgspec.Struct, frozen=True):
 
     @property
     def bus_now(self) -> datetime:
-        """The time by the bus's clock, as of the newest message; by our own if that is unknown."""
+        """The bus clock's time as of the newest message, or the local time if that is unknown."""
         return self.bus_time or self.now
 
     @property
     def capabilities(self) -> Capabilities:
-        """Capabilities of the kind's API; all for an unknown kind, which is never called."""
+        """Capabilities of the kind's API; all of them for an unknown kind, which makes no calls."""
         known = None if self.kind is None else self.kind.capabilities
-        return _ANYTHING if known is None else known
+        return _ALL_CAPABILITIES if known is None else known
 
     def key_epoch(self, config_name: str) -> str:
         """Return the epoch for the idempotency keys of this API's actions."""
@@ -132,17 +132,17 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Conclusion(msgspec.Struct, frozen=True, gc=False):
-    """No next step: the outcome of the resource."""
+    """The outcome of a resource that has no next step."""
 
     outcome: OutcomeName
     reason: str
     message: str = ""
     action_id: str | None = None
-    ready: Readiness | None = None  # readiness of the object; None: derived from the outcome
+    ready: Readiness | None = None  # readiness of the object; None to derive it from the outcome
 
 
 class NothingToReport(msgspec.Struct, frozen=True, gc=False):
-    """No next step, and the last outcome still applies."""
+    """The resource has no next step, and its last outcome still applies."""
 
 
 NOTHING_TO_REPORT = NothingToReport()

@@ -19,8 +19,8 @@ from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, resource_of
 from reconciler.resource.turn import Context, Step, TwinHold, key_epoch, on_hold
 
-MAX_AHEAD: Final = 256
-"""Number of versions beyond the known one whose keys are compared with that of an object."""
+MAX_NEWER_VERSIONS: Final = 256
+"""Number of versions beyond the known one whose keys are compared with an object's key."""
 
 _RECENT: Final = 64
 """Number of newest events that are checked first. One of them wrote nearly every changed object."""
@@ -38,8 +38,8 @@ class KeySpaces(NamedTuple):
 
         An epoch contains earlier ones: ``newest.older.oldest``.
         """
-        of_api = key_epoch(epoch, hold)
-        epochs = [of_api] if of_api != epoch else []
+        api_epoch = key_epoch(epoch, hold)
+        epochs = [api_epoch] if api_epoch != epoch else []
         while epoch:
             epochs.append(epoch)
             epoch = epoch.partition(".")[2]
@@ -51,7 +51,7 @@ class KeySpaces(NamedTuple):
         return (idempotency_key(self.log_id, action_id, epoch) for epoch in self.epochs)
 
 
-def labelled_resource(existing: ExternalObject, log_id: str) -> ResourceKey | None:
+def labeled_resource(existing: ExternalObject, log_id: str) -> ResourceKey | None:
     """Return the resource of this log that the owner label of an object names."""
     name = resource_of(existing.labels.get(OWNER_LABEL, ""), log_id)
     return ResourceKey.parse(name) if name else None
@@ -59,7 +59,7 @@ def labelled_resource(existing: ExternalObject, log_id: str) -> ResourceKey | No
 
 def newer_action(existing: ExternalObject, spaces: KeySpaces, known_version: int) -> str | None:
     """Return the id of the action that wrote an object, if the log lacks that action."""
-    resource = labelled_resource(existing, spaces.log_id)
+    resource = labeled_resource(existing, spaces.log_id)
     if resource is None or existing.written_by is None:
         return None
     oldest = max(known_version - _RECENT, 0)
@@ -67,7 +67,7 @@ def newer_action(existing: ExternalObject, spaces: KeySpaces, known_version: int
         existing.written_by in spaces.keys(resource, v) for v in range(known_version, oldest, -1)
     ):
         return None
-    for version in range(known_version + 1, known_version + MAX_AHEAD + 1):
+    for version in range(known_version + 1, known_version + MAX_NEWER_VERSIONS + 1):
         if existing.written_by in spaces.keys(resource, version):
             return event_id(resource, version)
     return None

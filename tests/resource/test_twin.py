@@ -25,7 +25,7 @@ from reconciler.resource.api_health import MAX_NEWER_OBJECTS
 from reconciler.resource.attempt import idempotency_key
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.turn import TwinHold
-from reconciler.resource.twin import MAX_AHEAD, KeySpaces, newer_action
+from reconciler.resource.twin import MAX_NEWER_VERSIONS, KeySpaces, newer_action
 from tests.resource.building import FOO, FOO_OWNER, LOG_ID, Story, every, manifest, only, thing
 from tests.resource.test_api_health import configured, declare, failing, report_responding
 
@@ -62,7 +62,7 @@ def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
         own_object(key_at(12, log_id="log2"), label=owner("log2", FOO)),
         replace(own_object(key_at(12)), labels={}),
         own_object(key_at(12, of=ResourceKey("default", "Block", "Bar"))),
-        own_object(key_at(7 + MAX_AHEAD + 1)),
+        own_object(key_at(7 + MAX_NEWER_VERSIONS + 1)),
     ],
     ids=[
         "our newest action",

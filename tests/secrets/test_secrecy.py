@@ -114,7 +114,7 @@ def test_any_secret_is_hidden_in_a_dump_of_bytes_at_any_place(
 def test_each_decoded_byte_of_a_dump_has_a_place(text: str) -> None:
     content = text.encode()
     for dump in complete(dumps_in(content)):
-        places = complete(dump.places())
+        places = complete(dump.spans())
         assert len(places) == len(dump.content)
         assert all(0 <= start < end <= len(content) for start, end in places)
 

@@ -216,13 +216,13 @@ def _a_key_for_each_attempt(patch: Patch) -> None:
 
 
 def _other_parameters_at_a_retry(patch: Patch) -> None:
-    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
-        step = attempt.pursue(flight, state, *rest)
+    def advance_action(flight: Any, state: Any, *rest: Any) -> Any:
+        step = attempt.advance_action(flight, state, *rest)
         if isinstance(step, ActionRetried) and state.desired.spec is not None:
             return replace(step, action=replace(step.action, fields=state.desired.spec.fields))
         return step
 
-    patch.setattr(next_step, "pursue", pursue)
+    patch.setattr(next_step, "advance_action", advance_action)
 
 
 def _action_acknowledged_before_its_result_is_stored(patch: Patch) -> None:
@@ -260,14 +260,14 @@ def _unknown_results_count_as_refusals(patch: Patch) -> None:
 
 
 def _a_retry_forgets_the_action_in_flight(patch: Patch) -> None:
-    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
-        step = attempt.pursue(flight, state, *rest)
+    def advance_action(flight: Any, state: Any, *rest: Any) -> Any:
+        step = attempt.advance_action(flight, state, *rest)
         if not isinstance(step, ActionRetried):
             return step
         action = flight.action
         return new_action(state, rest[0], action.operation, action.fields, action.labels)
 
-    patch.setattr(next_step, "pursue", pursue)
+    patch.setattr(next_step, "advance_action", advance_action)
 
 
 def _redeliveries_are_not_reported(patch: Patch) -> None:
@@ -306,14 +306,14 @@ def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
 
 
 def _a_create_in_flight_is_abandoned(patch: Patch) -> None:
-    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
+    def advance_action(flight: Any, state: Any, *rest: Any) -> Any:
         action, generation = flight.action, state.desired.generation
         is_create = action.operation == "Create"
         if is_create and flight.failed is not None and action.generation != generation:
             return ActionAbandoned(action.action_id, action.operation, "something newer is wanted")
-        return attempt.pursue(flight, state, *rest)
+        return attempt.advance_action(flight, state, *rest)
 
-    patch.setattr(next_step, "pursue", pursue)
+    patch.setattr(next_step, "advance_action", advance_action)
 
 
 def _refused_creations_are_repeated(patch: Patch) -> None:
@@ -519,7 +519,7 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
 
 def _unowned_objects_are_removed(patch: Patch) -> None:
     def not_ours(situation: Any) -> Any:
-        existing, place = situation.compared.existing, situation.state.observed.provider_config
+        existing, place = situation.comparison.existing, situation.state.observed.provider_config
         if existing is None:
             return _really_not_ours(situation)
         return OwnershipClaimed(existing.name, existing.uid, "ExclusiveScope", place)
@@ -547,13 +547,13 @@ def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
 
 
 def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
-    def pursue(flight: Any, state: Any, *rest: Any) -> Any:
-        step = attempt.pursue(flight, state, *rest)
+    def advance_action(flight: Any, state: Any, *rest: Any) -> Any:
+        step = attempt.advance_action(flight, state, *rest)
         if isinstance(step, ActionRetried):
             return ActionAbandoned(flight.action.action_id, flight.action.operation, "tired")
         return step
 
-    patch.setattr(next_step, "pursue", pursue)
+    patch.setattr(next_step, "advance_action", advance_action)
 
 
 MUTATIONS: tuple[Mutation, ...] = (

@@ -137,7 +137,7 @@ def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
     """What is declared absent is removed, whosever it is."""
 
     def keep_away(spec: Any, situation: Any) -> Any:
-        existing, place = situation.compared.existing, situation.state.observed.provider_config
+        existing, place = situation.comparison.existing, situation.state.observed.provider_config
         if existing is not None:
             return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
         return _really_keep_away(spec, situation)

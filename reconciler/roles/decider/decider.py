@@ -599,7 +599,7 @@ class Decider:
         return Context(
             key=key,
             now=now,
-            begins=can_start,
+            takes_steps=can_start,
             bus_time=self._bus_time,
             jitter=self._jitter(),
             log_id=self._log.log_id,
@@ -609,7 +609,7 @@ class Decider:
             kind=self._kinds.find(key.kind),
             configs=self._configurations.by_name,
             providers=self._kinds.providers,
-            refers=self._graph,
+            reference_graph=self._graph,
             check_definition=self._definitions.check,
             check_part=self._kinds.check,
             check_part_name=self._kinds.check_name,

@@ -14,7 +14,7 @@ from events.names import ResourceKey
 from events.provider_config import config_key
 from reconciler.ports import EventLog, IntakeMessageOut, IntakeWriter
 from reconciler.resource.api_health import MAX_NEWER_OBJECTS
-from reconciler.resource.twin import KeySpaces, labelled_resource, newer_action
+from reconciler.resource.twin import KeySpaces, labeled_resource, newer_action
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.runtime import REAL, Runtime
@@ -116,7 +116,7 @@ class TwinDetector:
 
         Add to `unclear` the resources whose log cannot be compared.
         """
-        named = [(each, labelled_resource(each.object, spaces.log_id)) for each in suspects]
+        named = [(each, labeled_resource(each.object, spaces.log_id)) for each in suspects]
         keys = {
             key
             for each, labeled_key in named
@@ -145,7 +145,7 @@ class TwinDetector:
 def _is_suspect(
     existing: ExternalObject, spaces: KeySpaces, known_version: Callable[[ResourceKey], int]
 ) -> bool:
-    resource = labelled_resource(existing, spaces.log_id)
+    resource = labeled_resource(existing, spaces.log_id)
     return resource is not None and bool(newer_action(existing, spaces, known_version(resource)))
 
 

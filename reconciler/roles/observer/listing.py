@@ -23,7 +23,7 @@ from events.wording import plural
 from projections.status import StatusRow
 from reconciler.process_secrets import OF_THIS_PROCESS
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
-from reconciler.resource.owner_label import OWNER_LABEL, is_of_log, owner, resource_of
+from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_log, owner, resource_of
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.runtime.pauses import in_slices
 from reconciler.roles.runtime.search_turns import SearchTurns
@@ -577,7 +577,7 @@ def _ownership_test(
     if config.scope.mode == "Exclusive":
         return lambda _each: True
     if config.ownership == "Label":
-        return lambda each: is_of_log(each.labels.get(OWNER_LABEL, ""), log_id)
+        return lambda each: belongs_to_log(each.labels.get(OWNER_LABEL, ""), log_id)
     if config.ownership == "Prefix" and config.owner_prefix is not None:
         prefix = config.owner_prefix
         return lambda each: each.name.startswith(prefix)

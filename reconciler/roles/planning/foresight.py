@@ -577,7 +577,7 @@ class Foresight:
             kind=None if kind is None else with_unknown_values(kind),
             configs=self.configurations.by_name,
             providers=self.kinds.providers,
-            refers=self._refers,
+            reference_graph=self._refers,
             check_definition=self._definitions.check,
             check_part=self.kinds.check,
             check_part_name=self.kinds.check_name,
