@@ -139,18 +139,18 @@ class JetStreamClientBus:
         """
         while not requests.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
-            indexes = questions.unanswered
+            indexes = requests.pending
             failures = await self._store(
                 [
                     self._outgoing(messages[index], {REPLY_HEADER: requests.reply_to(index)})
-                    for index in requests.pending
+                    for index in indexes
                 ]
             )
             for number, error in failures.items():
                 if len(failures) == len(messages):
                     raise error
                 # The others are stored, so the caller needs their replies.
-                questions.take(indexes[number], _refusal(messages[indexes[number]], error))
+                requests.take(indexes[number], _build_refusal(messages[indexes[number]], error))
             stored.set()
             while self._nc.stats["reconnects"] == reconnects:
                 if await _is_set(requests.complete):
@@ -310,6 +310,12 @@ class JetStreamClientBus:
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern."""
         return await retry_read(self._nc, lambda: self._rows.matching(pattern))
+
+
+def _build_refusal(message: IntakeMessageOut, error: Exception) -> Reply:
+    """Return the refusal of a message that the server did not store."""
+    reason = "Denied" if isinstance(error, BusDeniedError) else "NotStored"
+    return Reply(False, reason, 0, 0, str(error), str(message.key), message.message_id)
 
 
 def _build_unconfirmed_error(count: int, seconds: float) -> WaitTimeoutError:

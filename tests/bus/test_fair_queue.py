@@ -54,7 +54,9 @@ def test_namespaces_share_a_turn_and_what_one_does_not_need_goes_to_the_others()
     counts_by_namespace = namespaces(queue.take())
     assert counts_by_namespace["few"] == 10
     assert (
-        counts_by_namespace["one"] == counts_by_namespace["two"] == (MAX_MESSAGES_PER_TURN - 10) // 2
+        counts_by_namespace["one"]
+        == counts_by_namespace["two"]
+        == (MAX_MESSAGES_PER_TURN - 10) // 2
     )
 
 

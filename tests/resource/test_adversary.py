@@ -93,7 +93,8 @@ def listed(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]
     )
     assembler.add(objects)
     observed_objects = assembler.complete(len(objects))
-    findings = asyncio.run(compare_listing(assembler, observed_objects, {str(FOO): row}, SHARED, LOG_ID)
+    findings = asyncio.run(
+        compare_listing(assembler, observed_objects, {str(FOO): row}, SHARED, LOG_ID)
     )
     return [(str(key), each) for key, each in findings.observed]
 
