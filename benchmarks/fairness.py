@@ -101,11 +101,11 @@ async def _slow_api(folder: Path, call_seconds: float) -> AsyncGenerator[str]:
 
 async def _until_queue_is_long(bus: Bus, slow: int) -> None:
     """Wait until as many actions wait for the slow API as the decider begins."""
-    wanted = 0.9 * min(slow, MAX_ACTIONS)
+    expected = 0.9 * min(slow, MAX_ACTIONS)
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             queue = await _queue(bus)
-            if queue["num_pending"] + queue["num_ack_pending"] >= wanted:
+            if queue["num_pending"] + queue["num_ack_pending"] >= expected:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 

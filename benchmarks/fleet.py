@@ -81,7 +81,7 @@ def fleet(*, shapes: str = "1000,100000") -> int:
 
 async def _measure(shapes: int) -> Costs:
     gc.collect()
-    before = resident_mb()
+    memory_before = resident_mb()
     models, position = ReadModels(), 0
     for name in _names(shapes):
         for version, data in enumerate(_life(name), 1):
@@ -90,7 +90,7 @@ async def _measure(shapes: int) -> Costs:
     models.take_all()
     gc.collect()
     gc.freeze()  # as roles do: what is there at the start is never looked at again
-    kilobytes = (resident_mb() - before) * 1_024 / shapes
+    kilobytes = (resident_mb() - memory_before) * 1_024 / shapes
     event = await _event_costs(models, position)
     sweep = await _timed(_sweeper(models).sweep)
     objects = {name: _object(name) for name in _names(shapes)}
@@ -202,14 +202,14 @@ async def _timed(work: Callable[[], object]) -> float:
 @asynccontextmanager
 async def _longest_hold() -> AsyncGenerator[Callable[[], float]]:
     """Watch the event loop; the longest time that it did not come round is in milliseconds."""
-    longest, seen = 0.0, time.thread_time()
+    longest, last_time = 0.0, time.thread_time()
 
     async def watch() -> None:
-        nonlocal longest, seen
+        nonlocal longest, last_time
         while True:
             await asyncio.sleep(0)
             now = time.thread_time()
-            longest, seen = max(longest, now - seen), now
+            longest, last_time = max(longest, now - last_time), now
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0)
@@ -217,22 +217,22 @@ async def _longest_hold() -> AsyncGenerator[Callable[[], float]]:
     watching.cancel()
 
 
-def _show(found: Sequence[Costs]) -> None:
+def _show(costs: Sequence[Costs]) -> None:
     table = Table("ms of CPU", title="What a fleet costs")
-    for each in found:
+    for each in costs:
         table.add_column(f"{each.shapes:,} resources", justify="right")
     table.add_column("target", justify="right")
     table.add_row(
-        "one event folded and written, p99", *(f"{e.event:.3f}" for e in found), f"{EVENT_MS}"
+        "one event folded and written, p99", *(f"{e.event:.3f}" for e in costs), f"{EVENT_MS}"
     )
-    table.add_row("a sweep with nothing to do", *(f"{e.sweep:.3f}" for e in found), f"{SWEEP_MS}")
-    table.add_row("an unchanged listing compared", *(f"{e.compared:,.0f}" for e in found), "-")
+    table.add_row("a sweep with nothing to do", *(f"{e.sweep:.3f}" for e in costs), f"{SWEEP_MS}")
+    table.add_row("an unchanged listing compared", *(f"{e.compared:,.0f}" for e in costs), "-")
     table.add_row(
-        "  the longest that it held the event loop", *(f"{e.held:.1f}" for e in found), f"{HOLD_MS}"
+        "  the longest that it held the event loop", *(f"{e.held:.1f}" for e in costs), f"{HOLD_MS}"
     )
-    table.add_row("memory of the rows, KB a resource", *(f"{e.kilobytes:.2f}" for e in found), "-")
+    table.add_row("memory of the rows, KB a resource", *(f"{e.kilobytes:.2f}" for e in costs), "-")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    largest = found[-1]
+    largest = costs[-1]
     met = largest.event < EVENT_MS and largest.sweep < SWEEP_MS and largest.held < HOLD_MS
     print(f"targets at {largest.shapes:,} resources: {'met' if met else 'missed'}")
 

@@ -67,8 +67,8 @@ class Pusher:
         self._git("commit", "--quiet", "-m", color)
 
     def _git(self, *words: str) -> None:
-        who = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
-        subprocess.run(["git", *who, *words], cwd=self._folder, check=True)
+        identity = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
+        subprocess.run(["git", *identity, *words], cwd=self._folder, check=True)
 
 
 @app.default
@@ -112,13 +112,13 @@ async def _phases(
     ) -> Phase:
         await bus.until_nothing_waits()
         bus.expect(names, "Converged")
-        before, meter = await bus.log_position(), Meter(stack.pids)
+        position_before, meter = await bus.log_position(), Meter(stack.pids)
         began = time.perf_counter()
         await step()
         await bus.expected()
         seconds = time.perf_counter() - began
         cpu = sum(each.cpu_seconds for each in meter.read())
-        return Phase(name, len(names), seconds, cpu, await bus.log_position() - before)
+        return Phase(name, len(names), seconds, cpu, await bus.log_position() - position_before)
 
     direct = [f"direct-{number}" for number in range(manifests)]
     pushed = [f"pushed-{number}" for number in range(manifests)]
@@ -161,8 +161,8 @@ def _show(phases: Sequence[Phase], load: float) -> None:
     for heading in ("resources", "s", "CPU s", "events", "times the direct way"):
         table.add_column(heading, justify="right")
     for number, phase in enumerate(phases):
-        other = phases[number - number % 2]
-        ratio = f"{phase.seconds / other.seconds:.2f}" if other is not phase else ""
+        baseline = phases[number - number % 2]
+        ratio = f"{phase.seconds / baseline.seconds:.2f}" if baseline is not phase else ""
         times = (f"{phase.resources:,}", f"{phase.seconds:.2f}", f"{phase.cpu_seconds:.2f}")
         table.add_row(phase.name, *times, f"{phase.events:,}", ratio)
     console = Console(width=None if sys.stdout.isatty() else 120)

@@ -109,7 +109,7 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
 
 
 async def _beside(bus: Bus, nc: Connection, url: str, name: str, load: Load, samples: int) -> Phase:
-    before, refused_before = (await stream_state(nc, INTAKE)).last_seq, await _refused(nc)
+    sequence_before, refused_before = (await stream_state(nc, INTAKE)).last_seq, await _refused(nc)
     spawn = multiprocessing.get_context("spawn")
     ended = spawn.Event()
     process = spawn.Process(target=_flood, args=(url, load, ended), daemon=True)
@@ -120,7 +120,7 @@ async def _beside(bus: Bus, nc: Connection, url: str, name: str, load: Load, sam
     finally:
         ended.set()
         await asyncio.to_thread(process.join)
-    published = (await stream_state(nc, INTAKE)).last_seq - before
+    published = (await stream_state(nc, INTAKE)).last_seq - sequence_before
     await _until_decided(bus)
     return Phase(name, found, published, await _refused(nc) - refused_before)
 

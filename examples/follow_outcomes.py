@@ -20,15 +20,15 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 
 
 async def main(durable: str, how_many: int) -> None:
-    seen = 0
+    position = 0
     async with (
         connect(NATS_URL, source="examples/follow_outcomes", patience_seconds=5) as client,
         client.outcomes(after=0, durable=durable) as outcomes,
     ):
         async for outcome in outcomes:
             print(msgspec.json.encode(outcome).decode(), flush=True)
-            seen += 1
-            if seen == how_many:
+            position += 1
+            if position == how_many:
                 await outcomes.ack()  # a loop that is left has not asked for the next one
                 break
 

@@ -25,8 +25,8 @@ async def main(provider_config: str, kind: str) -> None:
         client.listing(provider_config, kind) as listing,
     ):
         # Read the API inside the block: its beginning is the logical time of what is seen.
-        for thing in msgspec.json.decode(sys.stdin.buffer.read(), type=list[ExternalObject]):
-            await listing.add(thing)
+        for existing in msgspec.json.decode(sys.stdin.buffer.read(), type=list[ExternalObject]):
+            await listing.add(existing)
     print(f"published {listing.count} objects")
 
 

@@ -371,10 +371,35 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
                 models.status[key.replace(".", "/")] = _status.decode(payload)
             elif model == DAMAGE:
                 models.damage[key.replace(".", "/")] = _damage.decode(payload)
+        counted = _fleet.decode(rows[FLEET]) if FLEET in rows else FleetSummary()
     except (KeyError, msgspec.DecodeError) as error:
         raise OutdatedRowsError(f"stored rows are unreadable: {error}") from None
     models.set_checkpoint(checkpoint)
+    _check_complete(models.fleet(), counted)
     return models
+
+
+def _check_complete(found: FleetSummary, stored: FleetSummary) -> None:
+    """Raise ``OutdatedRowsError`` unless there are as many rows as the fleet's row counts.
+
+    The bus loses rows if their stream has a limit. A resource without its row would look
+    undeclared. Outcomes may differ, because damage is stored before the fleet's row.
+    """
+    if _resources_by_kind(found) != _resources_by_kind(stored):
+        raise OutdatedRowsError(
+            f"there are {_total(found)} rows of resources instead of {_total(stored)}"
+        )
+
+
+def _resources_by_kind(fleet: FleetSummary) -> Counter[tuple[str, str]]:
+    resources: Counter[tuple[str, str]] = Counter()
+    for each in fleet.counts:
+        resources[each.namespace, each.kind] += each.count
+    return resources
+
+
+def _total(fleet: FleetSummary) -> int:
+    return sum(each.count for each in fleet.counts)
 
 
 def rebuild(history: Iterable[tuple[int, LogEvent]]) -> ReadModels:

@@ -29,20 +29,20 @@ LIMITED = {
 
 
 class AcmeGate:
-    """What passes to an authority, and what does not; ``asked``: when orders were asked for."""
+    """What passes to an authority, and what does not; ``order_times`` of orders."""
 
     def __init__(self, pebble: Certificates, folder: Path) -> None:
         self.pebble = pebble
         self.lose_answers: set[str] = set()
-        self.asked: list[float] = []
+        self.order_times: list[float] = []
         self.directory = ""
-        self._done: list[str] = []
+        self._completed: list[str] = []
         self._folder = folder
         self._limited = ""
 
     def count(self, what: str) -> int:
         """How often the authority has done something of a sort."""
-        return self._done.count(what)
+        return self._completed.count(what)
 
     def limit_for(self, seconds: int) -> None:
         """Refuse orders from now on, and say for how long; zero ends it."""
@@ -55,7 +55,7 @@ class AcmeGate:
     async def pass_on(self, request: web.Request) -> web.Response:
         what = next((name for path, name in PATHS.items() if request.path.startswith(path)), "")
         if what == "order":
-            self.asked.append(time.time())
+            self.order_times.append(time.time())
         if what == "order" and self._limited:
             refused = {"Retry-After": self._limited, "Replay-Nonce": "bm9uY2U"}
             return web.json_response(
@@ -73,16 +73,16 @@ class AcmeGate:
                 headers={name: request.headers[name] for name in passed if name in request.headers},
             ) as answer,
         ):
-            made = web.Response(body=await answer.read(), status=answer.status)
+            response = web.Response(body=await answer.read(), status=answer.status)
             if answer.ok:  # of those that are refused, one in twenty is a nonce
-                self._done.append(what)
+                self._completed.append(what)
                 if what in self.lose_answers:
                     assert request.transport is not None
                     request.transport.abort()
             for name, value in answer.headers.items():
                 if name in ("Content-Type", "Location", "Replay-Nonce", "Retry-After", "Link"):
-                    made.headers.add(name, value)
-            return made
+                    response.headers.add(name, value)
+            return response
 
     @asynccontextmanager
     async def web_server(self, folder: Path) -> AsyncGenerator[None]:

@@ -63,7 +63,7 @@ class Backend:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.answered = 0
+        self.response_count = 0
         self.may_end = asyncio.Event()
         self.is_held = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -93,8 +93,8 @@ class Backend:
                         b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n"
                         b"Upgrade: websocket\r\n\r\n"
                     )
-                    while said := await reader.read(100):
-                        writer.write(said)
+                    while received := await reader.read(100):
+                        writer.write(received)
                     return
                 if b" /slow " in head:
                     self.is_held.set()
@@ -105,7 +105,7 @@ class Backend:
                 lines = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n".encode()
                 writer.write(lines + last + b"\r\n" + body)
                 await writer.drain()
-                self.answered += 1
+                self.response_count += 1
                 if last:
                     return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -158,7 +158,7 @@ class Visitors:
                 self.failed.append(f"{response.status}: {text}")
 
 
-def kept(path: str) -> bytes:
+def read_file(path: str) -> bytes:
     """Read a file."""
     return Path(path).read_bytes()
 

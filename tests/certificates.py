@@ -56,9 +56,9 @@ async def issuers_in(root: Path) -> AsyncGenerator[IssuersProvider]:
 async def make_issuer(root: Path, name: str, fields: Fields) -> ExternalObject:
     """Make an issuer in a root."""
     async with issuers_in(root) as provider:
-        made = await provider.create(action("Create", name, ISSUER.checked_fields(fields)))
-    assert made.object is not None
-    return made.object
+        effect = await provider.create(action("Create", name, ISSUER.checked_fields(fields)))
+    assert effect.object is not None
+    return effect.object
 
 
 def trust(pebble: Certificates, root: Path) -> None:

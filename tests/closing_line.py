@@ -23,18 +23,18 @@ def closing_line(logs: Sequence[str]) -> tuple[str, bool]:
     counts: Counter[str] = Counter()
     seconds, unfinished = 0.0, 0
     for log in logs:
-        found = [match for line in log.splitlines() if (match := _CLOSING_LINE.match(line))]
-        if not found:
+        matches = [match for line in log.splitlines() if (match := _CLOSING_LINE.match(line))]
+        if not matches:
             unfinished += 1
             continue
-        seconds += float(found[-1]["seconds"])
-        for number, name in _COUNT.findall(found[-1]["counts"]):
+        seconds += float(matches[-1]["seconds"])
+        for number, name in _COUNT.findall(matches[-1]["counts"]):
             counts[name.removesuffix("s")] += int(number)
     # An unfinished run is an error: a reader of the line must not take the rest for everything.
     counts["error"] += unfinished
     names = sorted(counts, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    told = [f"{counts[name]} {_plural(name, counts[name])}" for name in names if counts[name]]
-    line = f" {', '.join(told) or 'no tests ran'} in {seconds:.2f}s "
+    parts = [f"{counts[name]} {_plural(name, counts[name])}" for name in names if counts[name]]
+    line = f" {', '.join(parts) or 'no tests ran'} in {seconds:.2f}s "
     is_good = not any(counts[name] for name in _BAD) and counts["passed"] > 0
     return line.center(80, "="), is_good
 

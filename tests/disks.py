@@ -54,10 +54,10 @@ def disk_folder(path: Path) -> Generator[Path]:
         yield path
     finally:
         clean(path)
-        assert left(path) == ([], [])
+        assert remaining_mounts(path) == ([], [])
 
 
-def left(folder: Path) -> tuple[list[Mount], list[Loop]]:
+def remaining_mounts(folder: Path) -> tuple[list[Mount], list[Loop]]:
     """Return what is mounted or attached of a folder."""
     beneath = f"{folder.resolve()}/"
     return (
@@ -69,14 +69,14 @@ def left(folder: Path) -> tuple[list[Mount], list[Loop]]:
 def clean(folder: Path) -> None:
     """Unmount and detach what is left of a folder, the last first."""
     for _ in range(_MAX_LOOKS):
-        if left(folder) == ([], []):
+        if remaining_mounts(folder) == ([], []):
             return
         _unmount_all(folder)
         time.sleep(0.02)  # a device is detached a little later, after its last user has closed it
 
 
 def _unmount_all(folder: Path) -> None:
-    mounted, attached = left(folder)
+    mounted, attached = remaining_mounts(folder)
     for mount in reversed(mounted):
         # What a failed test leaves open is no reason to leave the rest.
         if subprocess.run(["umount", mount.place], capture_output=True, check=False).returncode:
@@ -87,6 +87,6 @@ def _unmount_all(folder: Path) -> None:
 
 def run(*command: str | Path) -> str:
     """Run a program by hand, as people do."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    return done.stdout.strip()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{command}: {process.stderr}"
+    return process.stdout.strip()

@@ -26,12 +26,12 @@ EVERYTHING = Allow(
 
 def allow_more(cli: Cli, config: str, **patterns: str) -> None:
     """Add a pattern to lists of a ProviderConfig, as an operator does who uses other places."""
-    found: dict[str, Any] = cli.ok(
+    config_row: dict[str, Any] = cli.ok(
         "get", "ProviderConfig", config, "-n", "system", "-o", "json"
     ).json
-    allow = found["spec"].setdefault("allow", {})
+    allow = config_row["spec"].setdefault("allow", {})
     for name, pattern in patterns.items():
         allow[name] = sorted({*allow.get(name, ()), pattern})
-    manifest = {name: found[name] for name in ("apiVersion", "kind", "spec")}
+    manifest = {name: config_row[name] for name in ("apiVersion", "kind", "spec")}
     metadata = {"name": config, "namespace": "system"}
     cli.ok("apply", "-f", "-", text=json.dumps({**manifest, "metadata": metadata}))

@@ -118,11 +118,11 @@ def measured_memory() -> Generator[Cost]:
 def measured_resident() -> Generator[Cost]:
     """Measure how much the resident memory of this process grows, also that of C libraries."""
     cost, is_over = Cost(), threading.Event()
-    before = _resident_bytes()
+    memory_before = _resident_bytes()
 
     def follow() -> None:
         while not is_over.wait(0.005):
-            cost.peak_bytes = max(cost.peak_bytes, _resident_bytes() - before)
+            cost.peak_bytes = max(cost.peak_bytes, _resident_bytes() - memory_before)
 
     following = threading.Thread(target=follow, daemon=True)
     following.start()

@@ -78,24 +78,24 @@ class Namespace:
     def ruleset(self, *without: str) -> str:
         """Everything that is there, byte for byte, but for some tables."""
         tables = self.nft("list tables").split("\n")
-        wanted = [each for each in tables if each and each.split()[-1] not in without]
-        return "".join(self.nft(f"list {each}", "-a") for each in wanted)
+        expected = [each for each in tables if each and each.split()[-1] not in without]
+        return "".join(self.nft(f"list {each}", "-a") for each in expected)
 
     def inside(self, do: Callable[[], _T]) -> _T:
         """Do something in the namespace: a socket that is made there stays there."""
-        done: list[_T] = []
+        results: list[_T] = []
 
         def in_thread() -> None:
             file = os.open(f"/run/netns/{self.name}", os.O_RDONLY)
             libc = ctypes.CDLL(None, use_errno=True)
             assert libc.setns(file, _NEW_NETWORK) == 0, os.strerror(ctypes.get_errno())
             os.close(file)
-            done.append(do())
+            results.append(do())
 
         thread = threading.Thread(target=in_thread)
         thread.start()
         thread.join()
-        return done[0]
+        return results[0]
 
     def socket(self, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
         return self.inside(lambda: socket.socket(socket.AF_INET, kind))

@@ -33,9 +33,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         "terminalreporter"
     )
     assert reporter is not None
-    written: Path | None = session.config.getoption(_PASSED_FILE)
-    if written is not None:
-        written.write_text("\n".join(_ids(reporter, "passed") - _failed(reporter)))
+    passed_file: Path | None = session.config.getoption(_PASSED_FILE)
+    if passed_file is not None:
+        passed_file.write_text("\n".join(_ids(reporter, "passed") - _failed(reporter)))
         return
     was_stopped = session.shouldfail or session.shouldstop
     failed = _failed(reporter)
@@ -80,9 +80,9 @@ def _failed(reporter: pytest.TerminalReporter) -> set[str]:
 def _passed_alone(config: pytest.Config, ids: list[str]) -> set[str]:
     """Run tests one after the other, in a process of their own; return those that pass."""
     with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "passed"
+        passed_file = Path(folder) / "passed"
         command = [sys.executable, "-m", "pytest", "-p", __name__, "--numprocesses=0", "--quiet"]
-        command += [f"{_PASSED_FILE}={written}", f"--rootdir={config.rootpath}"]
+        command += [f"{_PASSED_FILE}={passed_file}", f"--rootdir={config.rootpath}"]
         command += ["-c", str(config.inipath)] if config.inipath is not None else []
         capture = config.pluginmanager.get_plugin("capturemanager")
         assert capture is not None
@@ -93,7 +93,9 @@ def _passed_alone(config: pytest.Config, ids: list[str]) -> set[str]:
             except KeyboardInterrupt:
                 print("\nstopped: what failed stands")
                 return set()
-        return set(written.read_text().splitlines()) & set(ids) if written.exists() else set()
+        return (
+            set(passed_file.read_text().splitlines()) & set(ids) if passed_file.exists() else set()
+        )
 
 
 def _call_flaky(reporter: pytest.TerminalReporter, ids: set[str]) -> None:

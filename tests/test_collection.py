@@ -29,8 +29,8 @@ sys.exit(status)
 
 def test_collecting_pure_tests_imports_no_real_system() -> None:
     command = [sys.executable, "-c", COLLECT, *PURE]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    imported = set(done.stderr.split())
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
+    imported = set(process.stderr.split())
     assert "tests.resource.test_due" in imported
     assert imported & {*SYSTEMS, *SYSTEMS_OF_OURS} == set()

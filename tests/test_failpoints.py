@@ -62,7 +62,7 @@ def test_the_step_between_two_requests_knows_its_operation() -> None:
         reach(Failpoint.WORKER_BETWEEN_CALLS, "Update")
 
 
-def test_it_says_so_before_it_acts(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failpoint_is_reported_before_it_acts(capfd: pytest.CaptureFixture[str]) -> None:
     arm("decider.took=error")
     with pytest.raises(OSError, match=r"decider\.took"):
         reach(Failpoint.DECIDER_TOOK)
@@ -84,16 +84,18 @@ def test_it_kills_or_stops_its_own_process(action: str) -> None:
     if action == "stop":
         assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
         process.send_signal(signal.SIGCONT)
-    said, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=30)
     expected = ("", -signal.SIGKILL) if action == "kill" else ("went on\n", 0)
-    assert (said, process.returncode) == expected
+    assert (output, process.returncode) == expected
 
 
 def test_it_kills_another_process() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        arm(f"worker.called=kill:{other.pid}")
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+    ) as other_process:
+        arm(f"worker.called=kill:{other_process.pid}")
         reach(Failpoint.WORKER_CALLED, "Create")
-        assert other.wait(timeout=30) == -signal.SIGKILL
+        assert other_process.wait(timeout=30) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -124,14 +126,14 @@ def test_what_cannot_be_read_is_one_clear_error(
 def test_the_command_line_refuses_to_start_with_one_that_cannot_be_read(
     nats_server: EmbeddedServer,
 ) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "reconciler", "init", "--nats-url", nats_server.url],
         env={**os.environ, VARIABLE: "worker.nowhere"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    bus, told = done.stderr.splitlines()
+    assert process.returncode == 1
+    bus, lines = process.stderr.splitlines()
     assert bus.startswith(f"bus: {nats_server.url} ")
-    assert told.startswith(f"error: {VARIABLE}: unknown failpoint 'worker.nowhere'")
+    assert lines.startswith(f"error: {VARIABLE}: unknown failpoint 'worker.nowhere'")

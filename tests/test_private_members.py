@@ -152,20 +152,26 @@ def test_the_installed_version_has_each_listed_member(owner: str) -> None:
 
 
 def test_each_private_member_that_is_used_is_listed(sources: dict[str, str]) -> None:
-    ours = {name for text in sources.values() for pair in _DEFINED.findall(text) for name in pair}
-    known = DOCUMENTED.union(*LISTED.values())
+    own_names = {
+        name for text in sources.values() for pair in _DEFINED.findall(text) for name in pair
+    }
+    allowed_members = DOCUMENTED.union(*LISTED.values())
     unlisted: list[str] = []
     for path, text in sources.items():
         modules = {each for each in _IMPORT.findall(text) if each.split(".")[0] not in FOLDERS}
         libraries = {each.partition(".")[0] for each in modules}
         owners = [each for each in LISTED if each.partition(".")[0] in libraries]
-        theirs = frozenset[str]().union(*map(members, owners))
-        found = {name for name in _USED.findall(text) if name not in ours or name in theirs}
-        found |= {name for pair in _NAMED.findall(text) for name in pair} & theirs
+        owner_members = frozenset[str]().union(*map(members, owners))
+        used_members = {
+            name for name in _USED.findall(text) if name not in own_names or name in owner_members
+        }
+        used_members |= {name for pair in _NAMED.findall(text) for name in pair} & owner_members
         if _SUBCLASS.search(text):
-            found |= {name for name in of_bases(text) if re.fullmatch(_NAME, name)}
-        found |= {each for each in modules if re.search(rf"(?:^|\.){_NAME}", each)} - LISTED.keys()
-        unlisted += [f"{path}: {name}" for name in sorted(found - known)]
+            used_members |= {name for name in of_bases(text) if re.fullmatch(_NAME, name)}
+        used_members |= {
+            each for each in modules if re.search(rf"(?:^|\.){_NAME}", each)
+        } - LISTED.keys()
+        unlisted += [f"{path}: {name}" for name in sorted(used_members - allowed_members)]
     assert not unlisted, (
         "private members of libraries; use public ones, or list them in LISTED:\n"
         + "\n".join(unlisted)

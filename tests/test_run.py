@@ -69,16 +69,16 @@ def test_a_checkout_in_another_place_makes_its_environment_anew(
     checkout.runs()
     script = checkout.folder / ".venv" / "bin" / "reconciler"
     script.write_text(f"#!{checkout.folder}/.venv/bin/python\n")
-    other = Checkout(tmp_path / "other", tmp_path / "calls")
+    other_checkout = Checkout(tmp_path / "other", tmp_path / "calls")
     if how == "copied":
-        shutil.copytree(checkout.folder, other.folder)
+        shutil.copytree(checkout.folder, other_checkout.folder)
     else:
-        checkout.folder.rename(other.folder)
+        checkout.folder.rename(other_checkout.folder)
 
-    assert other.runs() == ["venv", "pip", "pip"]
+    assert other_checkout.runs() == ["venv", "pip", "pip"]
 
-    assert not (other.folder / ".venv" / "bin" / "reconciler").exists()
-    assert other.runs() == []
+    assert not (other_checkout.folder / ".venv" / "bin" / "reconciler").exists()
+    assert other_checkout.runs() == []
 
 
 def test_a_checkout_that_is_reached_through_a_link_is_the_same(

@@ -49,15 +49,17 @@ def run_tests(folder: Path, *arguments: str, tests: str = TESTS) -> tuple[int, s
         check=False,
     )
     lines = ran.stdout.strip().splitlines()
-    found = LAST_LINE.match(lines[-1])
-    return ran.returncode, ran.stdout, found.group(1) if found is not None else ""
+    match = LAST_LINE.match(lines[-1])
+    return ran.returncode, ran.stdout, match.group(1) if match is not None else ""
 
 
 def _environment() -> dict[str, str]:
     """Return ours, without what it says about the run that this test is a part of."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     only_xdist = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist --color=no"}
-    return {**ours, **only_xdist, "TEST_PROCESSES": "2"}
+    return {**environment, **only_xdist, "TEST_PROCESSES": "2"}
 
 
 def flaky(output: str) -> list[str]:
@@ -93,14 +95,14 @@ def test_what_fails_twice_fails(tmp_path: Path) -> None:
 def test_nothing_is_run_again(
     tmp_path: Path, arguments: list[str], tests: str, status: int
 ) -> None:
-    found, output, _ = run_tests(tmp_path, *arguments, tests=tests)
-    assert found == status, output
+    counts, output, _ = run_tests(tmp_path, *arguments, tests=tests)
+    assert counts == status, output
     assert "run once more" not in output or "too many" in output
 
 
 def test_a_run_that_was_stopped_has_no_second_one(tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    tests = f"{TESTS}\ndef test_long(): pathlib.Path({str(begun)!r}).touch(); time.sleep(60)\n"
+    marker = tmp_path / "begun"
+    tests = f"{TESTS}\ndef test_long(): pathlib.Path({str(marker)!r}).touch(); time.sleep(60)\n"
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_them.py").write_text(tests)
     process = subprocess.Popen(
@@ -110,7 +112,7 @@ def test_a_run_that_was_stopped_has_no_second_one(tmp_path: Path) -> None:
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - xdist ignores it
     )
-    while not begun.exists():
+    while not marker.exists():
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate()

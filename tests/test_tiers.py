@@ -92,7 +92,7 @@ def suite(tmp_path: Path) -> Path:
 def _run(suite: Path, *arguments: str, patch: str = "") -> tuple[int, str]:
     """Run pytest on the suite; ``patch`` is run first, with the plugin as ``tiers``."""
     code = f"import pytest, tests.tiers as tiers\n{patch}\nraise SystemExit(pytest.main())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "-rA", *arguments],
         cwd=suite,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -100,7 +100,7 @@ def _run(suite: Path, *arguments: str, patch: str = "") -> tuple[int, str]:
         text=True,
         check=False,
     )
-    return done.returncode, done.stdout + done.stderr
+    return process.returncode, process.stdout + process.stderr
 
 
 def _passed(output: str) -> set[str]:

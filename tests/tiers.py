@@ -216,10 +216,10 @@ def _tier_of(item: pytest.Item) -> Tier:
 
 def _part(text: str) -> tuple[int, int]:
     """Return ``2/5`` as two numbers; raises ``ArgumentTypeError`` for anything else."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r}: write K/N with K from 1 to N, such as 2/5")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 # --- which worker runs a test

@@ -72,9 +72,9 @@ def converge(
     samples = _QUICK_IDLE_SAMPLES if quick else _IDLE_SAMPLES
     console = Console(stderr=json == "-", width=None if sys.stdout.isatty() else 160)
     layout = WORKER_APART if worker_apart else ALL_IN_ONE
-    whose = sys.executable if python is None else str(python.absolute())
+    interpreter = sys.executable if python is None else str(python.absolute())
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)  # as every command does
-    report = uvloop.run(_run(sizes, latencies, samples, console, layout, whose))
+    report = uvloop.run(_run(sizes, latencies, samples, console, layout, interpreter))
     show(report, console)
     costs = costs_of(report.cases, report.layout)
     show_changes([(each.case, changes(each, recorded())) for each in costs], console)

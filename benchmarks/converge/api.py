@@ -40,14 +40,14 @@ class Api:
 
     async def new_effects(self) -> list[JournalEntry]:
         """Give the effects that really happened since the last call."""
-        found: list[JournalEntry] = []
+        entries: list[JournalEntry] = []
         while True:
             query = {"after": str(self._read_up_to), "limit": str(_ENTRIES_AT_ONCE)}
             async with self._session.get("/_journal", params=query) as answer:
                 page = msgspec.json.decode(await answer.read(), type=_Journal).entries
             if not page:
-                return found
-            found += page
+                return entries
+            entries += page
             self._read_up_to = page[-1].sequence
 
     async def delete(self, names: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ class Change(msgspec.Struct, frozen=True):
 def figures(case: Case) -> dict[str, float]:
     """Give the costs of one round."""
     each = case.ceiling.events_per_second / case.shapes
-    found = {
+    figures_by_name = {
         "converge, CPU": _cpu(case.converge.usage) * each,
         "restart, CPU": _cpu(case.restart.usage) * each,
         "drift, CPU": _cpu(case.drift.usage) * each,
@@ -68,8 +68,8 @@ def figures(case: Case) -> dict[str, float]:
     }
     if case.idle is not None:
         ceiling = case.ceiling.events_per_second / 1_000
-        found["declared to exists, idle, p50"] = case.idle.exists_p50_ms * ceiling
-    return found
+        figures_by_name["declared to exists, idle, p50"] = case.idle.exists_p50_ms * ceiling
+    return figures_by_name
 
 
 def costs_of(cases: Iterable[Case], layout: str) -> list[Entry]:

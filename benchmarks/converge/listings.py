@@ -12,12 +12,12 @@ from infra.jetstream.follow import follow
 
 async def listings_that_saw(nc: Client, after: int) -> dict[str, float]:
     """Return when the first listing began that missed each resource, by its name in the API."""
-    seen: dict[str, float] = {}
+    listing_times: dict[str, float] = {}
     filters = ["in.*.observed.>"]
     async with follow(nc, INTAKE, filters=filters, start_seq=after + 1) as messages:
         async for batch in messages.replay():
             for message in batch:
                 data = decode_intake(message.payload, expected="observed", fallback_id="").data
                 if isinstance(data, Observed) and data.object is None and data.began_at:
-                    seen.setdefault(data.external_name, data.began_at.timestamp())
-    return seen
+                    listing_times.setdefault(data.external_name, data.began_at.timestamp())
+    return listing_times

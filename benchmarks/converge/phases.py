@@ -105,7 +105,7 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
         for each in effects
         if each.idempotency_key is not None and each.method == "POST"
     }
-    seen = await listings_that_saw(bus.nc, intake_before)
+    listing_times = await listings_that_saw(bus.nc, intake_before)
     await _list_rarely(stack, bus, api, len(names))
     return Drift(
         resync_seconds=settings.SHORT_RESYNC_SECONDS,
@@ -113,7 +113,7 @@ async def drift(stack: Stack, bus: Bus, api: Api, names: Sequence[str]) -> Drift
         deleting_seconds=round(deleting, 3),
         restored=len(restored.keys() & set(victims)),
         seconds=round(max(restored.values()) - last_moment(deletions), 3),
-        since_listing_seconds=round(_longest(seen, restored), 3),
+        since_listing_seconds=round(_longest(listing_times, restored), 3),
         other_effects=len(effects) - len(deletions) - len(restored.keys() & set(victims)),
         usage=usage,
     )
@@ -196,8 +196,8 @@ async def _until(api: Api, holds: Callable[[Statistics], bool], what: str) -> No
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _longest(seen: Mapping[str, float], restored: Mapping[str, float]) -> float:
-    return max(restored[name] - seen[name] for name in restored)
+def _longest(listing_times: Mapping[str, float], restored: Mapping[str, float]) -> float:
+    return max(restored[name] - listing_times[name] for name in restored)
 
 
 def _share(values: Sequence[float], share: float) -> float:

@@ -72,13 +72,13 @@ def show(report: Report, console: Console) -> None:
 
 def show_changes(compared: Sequence[tuple[str, Sequence[Change]]], console: Console) -> None:
     """Print what each case costs beside what was recorded of it, where anything was."""
-    for case, found in compared:
-        if not found:
+    for case, changes in compared:
+        if not changes:
             continue
         table = Table("cost, in appended events a resource", title=f"{case}: beside the record")
         for heading in ("recorded", "now", "of that", ""):
             table.add_column(heading, justify="right")
-        for each in found:
+        for each in changes:
             verdict = "[red]worse[/]" if each.is_worse else ""
             numbers = (f"{each.recorded:.2f}", f"{each.now:.2f}", f"{each.ratio:.0%}")
             table.add_row(each.name, *numbers, verdict)

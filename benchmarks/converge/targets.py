@@ -15,10 +15,10 @@ _REPLAY_SHARE = 0.75
 
 def targets(cases: Sequence[Case]) -> tuple[Target, ...]:
     """Judge the cases; a target that no case measures is left out."""
-    found: list[Target] = []
+    existing_targets: list[Target] = []
     for case in cases:
         where = f"{case.shapes:,} resources, {case.latency_ms:g} ms"
-        found += [
+        existing_targets += [
             _fact(
                 f"{where}: all exist, then none",
                 case.converge.shapes_in_api == case.shapes and case.withdrawal.shapes_in_api == 0,
@@ -34,13 +34,15 @@ def targets(cases: Sequence[Case]) -> tuple[Target, ...]:
             _least_share(f"{where}: replay of the ordered consumer", case.replay.rebuild_share),
         ]
         if case.shapes == _SHAPES and not case.latency_ms:
-            found.append(
+            existing_targets.append(
                 _most(f"{where}: converged", case.converge.seconds, _CONVERGE_SECONDS, "s")
             )
         if case.idle is not None:
             p50 = case.idle.exists_p50_ms
-            found.append(_most(f"{where}: idle, declared to exists, p50", p50, _IDLE_P50_MS, "ms"))
-    return tuple(found)
+            existing_targets.append(
+                _most(f"{where}: idle, declared to exists, p50", p50, _IDLE_P50_MS, "ms")
+            )
+    return tuple(existing_targets)
 
 
 def _fact(name: str, holds: bool) -> Target:

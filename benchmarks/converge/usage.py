@@ -61,10 +61,10 @@ def since_start(processes: Mapping[str, int]) -> tuple[ProcessUsage, ...]:
 
 def highest(*readings: tuple[ProcessUsage, ...]) -> tuple[ProcessUsage, ...]:
     """Give each process's highest peak; its CPU time is that of the last reading."""
-    found: dict[str, ProcessUsage] = {}
+    highest_usage: dict[str, ProcessUsage] = {}
     for reading in readings:
         for usage in reading:
-            before = found.get(usage.process)
-            most = max(usage.peak_mb, before.peak_mb if before else 0.0)
-            found[usage.process] = ProcessUsage(usage.process, usage.cpu_seconds, most)
-    return tuple(found.values())
+            previous_usage = highest_usage.get(usage.process)
+            most = max(usage.peak_mb, previous_usage.peak_mb if previous_usage else 0.0)
+            highest_usage[usage.process] = ProcessUsage(usage.process, usage.cpu_seconds, most)
+    return tuple(highest_usage.values())

@@ -29,13 +29,13 @@ async def run_churn(folder: Path, *, shapes: int, kills: int) -> Row:
         killing = _Killing(lane, chance)
         seconds = [await killing.during(_declared(lane, names), kills // 2)]
         seconds.append(await killing.during(_withdrawn(lane, names), kills - kills // 2))
-        found = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
+        findings = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
         effects = await lane.count_effects()
     return row(
         f"{shapes} created, then deleted, {kills} SIGKILLs",
         kills=killing.count,
         effects=effects,
-        found=found,
+        found=findings,
         seconds=seconds,
     )
 
@@ -81,11 +81,11 @@ def _withdrawn(lane: Lane, names: list[str]) -> asyncio.Future[None]:
     return asyncio.ensure_future(work())
 
 
-async def _until_count(lane: Lane, wanted: int) -> None:
+async def _until_count(lane: Lane, expected: int) -> None:
     async def reached() -> bool:
-        return await lane.count_objects() == wanted
+        return await lane.count_objects() == expected
 
-    await lane.until(reached, f"{wanted} objects", seconds=300)
+    await lane.until(reached, f"{expected} objects", seconds=300)
 
 
 async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
@@ -119,7 +119,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
         return Fleet(
             shapes=shapes,
             settle_seconds=round(seconds, 2),
-            one_read_each_seconds=round(await _read_each(lane.http, names), 2),
+            one_read_each_seconds=round(await _read_all_singly(lane.http, names), 2),
             resource_reads=gets - pages,
             listing_requests=pages,
             external_writes=writes,
@@ -127,7 +127,7 @@ async def run_fleet(folder: Path, *, shapes: int) -> Fleet:
         )
 
 
-async def _read_each(http: httpx.AsyncClient, names: list[str]) -> float:
+async def _read_all_singly(http: httpx.AsyncClient, names: list[str]) -> float:
     """Read every resource alone, some at once, and give the seconds."""
     began = time.perf_counter()
     waiting = iter(names)

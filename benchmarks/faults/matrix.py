@@ -56,7 +56,7 @@ async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Ro
             counts[name] = counts.get(name, 0) + len(await story.new_effects())
             await lane.kill_processes()
             advance(len(cases))
-        found = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
+        findings = await check(lane.nc, lane.api.url, acknowledged=lane.acknowledged)
     by_name = {
         story.name: fault or NO_FAULT for (fault, _), story in zip(cases, stories, strict=True)
     }
@@ -65,7 +65,7 @@ async def run_matrix(folder: Path, *, advance: Callable[[int], None]) -> list[Ro
             name,
             kills=0 if name == NO_FAULT else len(seconds),
             effects=counts[name],
-            found=[each for each in found if by_name.get(each.subject.split("/")[-1]) == name],
+            found=[each for each in findings if by_name.get(each.subject.split("/")[-1]) == name],
             seconds=seconds,
         )
         for name, seconds in times.items()
@@ -96,7 +96,7 @@ async def _seconds(story: Story, fault: Trouble | None) -> float:
             await _kill_server(lane, point, fault)
             began = time.perf_counter()
             await (lane.restart_server() if fault == "server killed" else lane.restart_api())
-    await story.until_done()
+    await story.wait_until_done()
     return time.perf_counter() - began
 
 

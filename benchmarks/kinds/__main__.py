@@ -123,15 +123,15 @@ def _show(report: Report, console: Console) -> None:
     sizes = report.sizes
     table = _table(f"{sizes.containers} containers", "", "declared → ready, s", "gone, s", "CPU s")
     for each in report.making:
-        made, removed = f"{each.made_seconds:.2f}", f"{each.removed_seconds:.2f}"
-        table.add_row(each.by, made, removed, _cpu(each.cpu_seconds))
+        made_seconds, removed = f"{each.made_seconds:.2f}", f"{each.removed_seconds:.2f}"
+        table.add_row(each.by, made_seconds, removed, _cpu(each.cpu_seconds))
     console.print(table)
 
     table = _table("harmed by hand", "", "healed, s", "Docker's own time, s", "besides, s", "")
     for each in report.healing:
-        besides = each.healed_seconds - each.by_docker_seconds
-        verdict = f"{'under' if besides < EVENT_SECONDS else 'over'} {EVENT_SECONDS:g} s"
-        times = (each.healed_seconds, each.by_docker_seconds, besides)
+        own_seconds = each.healed_seconds - each.by_docker_seconds
+        verdict = f"{'under' if own_seconds < EVENT_SECONDS else 'over'} {EVENT_SECONDS:g} s"
+        times = (each.healed_seconds, each.by_docker_seconds, own_seconds)
         table.add_row(each.harm, *(f"{seconds:.2f}" for seconds in times), verdict)
     table.add_row("REVOKE, listings 1 s apart", f"{report.grant_healed_seconds:.2f}", "", "", "")
     console.print(table)
@@ -174,8 +174,8 @@ def _cpu(used: Mapping[str, float]) -> str:
 def _counts(title: str, changes: Mapping[str, Mapping[str, int]]) -> Table:
     table = _table(title, "", "all", "of these")
     for change, counts in changes.items():
-        shown = ", ".join(f"{count} {what}" for what, count in Counter(counts).most_common())
-        table.add_row(change, str(sum(counts.values())), shown)
+        text = ", ".join(f"{count} {what}" for what, count in Counter(counts).most_common())
+        table.add_row(change, str(sum(counts.values())), text)
     table.columns[2].justify = "left"
     return table
 

@@ -83,22 +83,22 @@ async def making(systems: Systems, count: int, rounds: int) -> list[Making]:
     }
     if (compose := _compose_command()) is not None:
         ways["docker compose up, down"] = lambda count, _: _by_compose(systems, compose, count)
-    found: dict[str, list[Making]] = {name: [] for name in ways}
+    measurements: dict[str, list[Making]] = {name: [] for name in ways}
     for number in range(rounds + 1):  # the first is to warm up
         for name, way in ways.items():
-            before, children = systems.cpu(), _children_cpu()
-            made, removed = await way(count if number else 2, number)
-            used = _difference(systems.cpu(), before)
+            cpu_before, children = systems.cpu(), _children_cpu()
+            creation_seconds, removed = await way(count if number else 2, number)
+            used = _difference(systems.cpu(), cpu_before)
             used["compose"] = round(_children_cpu() - children, 2)
             if number:
-                found[name].append(Making(name, made, removed, used))
-    return [_median(each) for each in found.values()]
+                measurements[name].append(Making(name, creation_seconds, removed, used))
+    return [_median(each) for each in measurements.values()]
 
 
 async def _by_us(systems: Systems, count: int, number: int) -> tuple[float, float]:
     manifests = [_container(systems, f"{_PREFIX}{number}-{each}") for each in range(count)]
-    made = await systems.declared(manifests)
-    return made, await systems.withdrawn([each.key for each in manifests])
+    creation_seconds = await systems.declared(manifests)
+    return creation_seconds, await systems.withdrawn([each.key for each in manifests])
 
 
 async def _directly(systems: Systems, count: int) -> tuple[float, float]:
@@ -112,19 +112,19 @@ async def _directly(systems: Systems, count: int) -> tuple[float, float]:
 
     began = time.perf_counter()
     uids = await asyncio.gather(*map(make, range(count)))
-    made = time.perf_counter() - began
+    creation_seconds = time.perf_counter() - began
     await asyncio.gather(
         *(systems.ask("DELETE", f"/containers/{uid}", force="true") for uid in uids)
     )
-    return made, time.perf_counter() - began - made
+    return creation_seconds, time.perf_counter() - began - creation_seconds
 
 
 def _compose_command() -> list[str] | None:
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) is None:
             continue
-        done = subprocess.run([*command, "version"], capture_output=True, check=False)
-        if done.returncode == 0:
+        process = subprocess.run([*command, "version"], capture_output=True, check=False)
+        if process.returncode == 0:
             return command
     return None
 
@@ -143,9 +143,9 @@ async def _by_compose(systems: Systems, command: list[str], count: int) -> tuple
         project = [*command, "-f", str(path), "-p", "composed"]
         began = time.perf_counter()
         await _run([*project, "up", "-d"], systems)
-        made = time.perf_counter() - began
+        creation_seconds = time.perf_counter() - began
         await _run([*project, "down", "-t", "0"], systems)
-        return made, time.perf_counter() - began - made
+        return creation_seconds, time.perf_counter() - began - creation_seconds
 
 
 async def _run(command: list[str], systems: Systems) -> None:
@@ -160,8 +160,8 @@ async def _run(command: list[str], systems: Systems) -> None:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, said = await process.communicate()
-    assert process.returncode == 0, said.decode()
+    _, output = await process.communicate()
+    assert process.returncode == 0, output.decode()
 
 
 def _median(rounds: list[Making]) -> Making:
@@ -190,23 +190,25 @@ async def healing(systems: Systems, times: int) -> list[Healing]:
         "docker rm -f": lambda: systems.ask("DELETE", path, force="true"),
     }
     by_docker = await _by_docker(systems, times)
-    found: list[Healing] = []
+    healings: list[Healing] = []
     for harm, do in harms.items():
         took: list[float] = []
         for _ in range(times):
             await asyncio.sleep(REST_SECONDS)
             await do()
             took.append(await until(lambda: _is_healed(systems, name), f"{harm} is undone"))
-        found.append(Healing(harm, statistics.median(took), by_docker[harm]))
-    return found
+        healings.append(Healing(harm, statistics.median(took), by_docker[harm]))
+    return healings
 
 
 async def _is_healed(systems: Systems, name: str) -> bool:
-    shown: dict[str, Any] = msgspec.json.decode(
+    container: dict[str, Any] = msgspec.json.decode(
         await systems.ask("GET", f"/containers/{name}/json")
     )
     return (
-        "State" in shown and shown["State"]["Running"] and (shown["HostConfig"]["Memory"] == SMALL)
+        "State" in container
+        and container["State"]["Running"]
+        and (container["HostConfig"]["Memory"] == SMALL)
     )
 
 
@@ -255,15 +257,15 @@ async def calls(systems: Systems) -> dict[str, Counter[str]]:
         "killed, and healed": lambda: _killed(systems, name),
         "withdrawn": lambda: systems.withdrawn([key], 3),
     }
-    found: dict[str, Counter[str]] = {}
+    counters: dict[str, Counter[str]] = {}
     for change, do in changes.items():
         await asyncio.sleep(REST_SECONDS)
         mark, _ = systems.marks()
         await do()
         await asyncio.sleep(REST_SECONDS)
-        found[change] = systems.calls_since(mark)
-    found["killed, and healed"]["POST /containers/*/kill"] -= 1  # that was the hand
-    return {change: +counts for change, counts in found.items()}
+        counters[change] = systems.calls_since(mark)
+    counters["killed, and healed"]["POST /containers/*/kill"] -= 1  # that was the hand
+    return {change: +counts for change, counts in counters.items()}
 
 
 async def _killed(systems: Systems, name: str) -> None:
@@ -285,22 +287,22 @@ async def listing(systems: Systems, count: int, times: int) -> list[Listing]:
 
     await asyncio.gather(*map(create, range(count)))
     await systems.configure("listed", "docker", _LISTED)  # what it finds is recorded once
-    await until(lambda: _is_known(systems, count), "all are known")
+    await until(lambda: _are_unowned(systems, count), "all are known")
     await asyncio.sleep(REST_SECONDS)
-    before, (mark, _) = systems.cpu(), systems.marks()
+    cpu_before, (mark, _) = systems.cpu(), systems.marks()
     await systems.configure("listed", "docker", _LISTED, resync_seconds=1)
     await until(lambda: _listed(systems, mark, times), f"{times} listings")
-    used = _difference(systems.cpu(), before)
-    ours = systems.listing_seconds(mark)[:times]
+    used = _difference(systems.cpu(), cpu_before)
+    own_seconds = systems.listing_seconds(mark)[:times]
     await systems.configure("listed", "docker", _LISTED)
     await asyncio.sleep(REST_SECONDS)
     return [
-        Listing("reconciler", statistics.median(ours), _each(used, times)),
+        Listing("reconciler", statistics.median(own_seconds), _per_item(used, times)),
         await _listing_directly(systems, times),
     ]
 
 
-async def _is_known(systems: Systems, count: int) -> bool:
+async def _are_unowned(systems: Systems, count: int) -> bool:
     await asyncio.sleep(0.5)
     counts = (await systems.client.fleet()).counts
     return sum(each.count for each in counts if each.outcome == "Unowned") >= count
@@ -319,14 +321,14 @@ async def _listing_directly(systems: Systems, times: int) -> Listing:
         async with eight:
             await systems.ask("GET", f"/containers/{uid}/json")
 
-    before, took = systems.cpu(), list[float]()
+    cpu_before, took = systems.cpu(), list[float]()
     for _ in range(times):
         began = time.perf_counter()
-        shown = msgspec.json.decode(await systems.ask("GET", "/containers/json", all="true"))
-        listed = [each["Id"] for each in shown if each["Names"][0].startswith(f"/{_LISTED}")]
+        container = msgspec.json.decode(await systems.ask("GET", "/containers/json", all="true"))
+        listed = [each["Id"] for each in container if each["Names"][0].startswith(f"/{_LISTED}")]
         await asyncio.gather(*map(look, listed))
         took.append(time.perf_counter() - began)
-    used = _each(_difference(systems.cpu(), before), times)
+    used = _per_item(_difference(systems.cpu(), cpu_before), times)
     return Listing("the same calls, directly", statistics.median(took), used)
 
 
@@ -334,7 +336,7 @@ def _difference(after: Mapping[str, float], before: Mapping[str, float]) -> dict
     return {name: round(after[name] - before[name], 2) for name in after}
 
 
-def _each(used: Mapping[str, float], times: int) -> dict[str, float]:
+def _per_item(used: Mapping[str, float], times: int) -> dict[str, float]:
     return {name: round(seconds / times, 3) for name, seconds in used.items()}
 
 

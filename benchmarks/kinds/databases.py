@@ -39,10 +39,10 @@ def _role(name: str, limit: int = -1) -> Manifest:
 
 
 def _grant(role: str, *privileges: str) -> Manifest:
-    made = manifest("postgres/v1", "Grant", role, _CONFIG, privileges=list(privileges))
+    created_manifest = manifest("postgres/v1", "Grant", role, _CONFIG, privileges=list(privileges))
     annotations = {"reconciler/external-name": f"{role}@{_DATABASE}"}
-    metadata = msgspec.structs.replace(made.metadata, annotations=annotations)
-    return msgspec.structs.replace(made, metadata=metadata)
+    metadata = msgspec.structs.replace(created_manifest.metadata, annotations=annotations)
+    return msgspec.structs.replace(created_manifest, metadata=metadata)
 
 
 async def granting(systems: Systems, count: int, rounds: int) -> list[Granting]:
@@ -55,7 +55,7 @@ async def granting(systems: Systems, count: int, rounds: int) -> list[Granting]:
         "reconciler": lambda count, number: _by_us(systems, count, number),
         plain: lambda count, _: _plainly(connections, count),
     }
-    found: dict[str, list[Granting]] = {name: [] for name in ways}
+    measurements: dict[str, list[Granting]] = {name: [] for name in ways}
     for number in range(rounds + 1):  # the first is to warm up
         for name, way in ways.items():
             before = systems.cpu()
@@ -63,10 +63,10 @@ async def granting(systems: Systems, count: int, rounds: int) -> list[Granting]:
             after = systems.cpu()
             used = {each: round(after[each] - before[each], 2) for each in after}
             if number:
-                found[name].append(Granting(name, *times, used))
+                measurements[name].append(Granting(name, *times, used))
     for each in connections:
         await each.close()
-    return [_median(each) for each in found.values()]
+    return [_median(each) for each in measurements.values()]
 
 
 async def _by_us(systems: Systems, count: int, number: int) -> tuple[float, float, float]:
@@ -82,7 +82,7 @@ async def _by_us(systems: Systems, count: int, number: int) -> tuple[float, floa
 async def _plainly(connections: list[Connection], count: int) -> tuple[float, float, float]:
     names = [f"plain-{each}" for each in range(count)]
 
-    async def each_of(*statements: str, at_once: int = _CONNECTIONS) -> float:
+    async def run_for_each(*statements: str, at_once: int = _CONNECTIONS) -> float:
         began, waiting = time.perf_counter(), iter(names)
 
         async def work(connection: Connection) -> None:
@@ -97,10 +97,10 @@ async def _plainly(connections: list[Connection], count: int) -> tuple[float, fl
         return time.perf_counter() - began
 
     return (
-        await each_of("CREATE ROLE {role} LOGIN", "COMMENT ON ROLE {role} IS {mark}"),
+        await run_for_each("CREATE ROLE {role} LOGIN", "COMMENT ON ROLE {role} IS {mark}"),
         # Two at once of one database: "tuple concurrently updated".
-        await each_of(f"GRANT CONNECT ON DATABASE {_DATABASE} TO {{role}}", at_once=1),
-        await each_of(
+        await run_for_each(f"GRANT CONNECT ON DATABASE {_DATABASE} TO {{role}}", at_once=1),
+        await run_for_each(
             f"REVOKE ALL ON DATABASE {_DATABASE} FROM {{role}}", "DROP ROLE {role}", at_once=1
         ),
     )
@@ -161,12 +161,12 @@ async def statements(systems: Systems) -> Mapping[str, Counter[str]]:
         "grant withdrawn": lambda: systems.withdrawn(keys[:1], 2),
         "role withdrawn": lambda: systems.withdrawn(keys[1:], 2),
     }
-    found: dict[str, Counter[str]] = {}
+    counters: dict[str, Counter[str]] = {}
     for change, do in changes.items():
         await asyncio.sleep(REST_SECONDS)
         _, mark = systems.marks()
         await do()
         await asyncio.sleep(REST_SECONDS)
-        sent = systems.statements_since(mark)
-        found[change] = Counter(each.split()[0].strip(";").upper() for each in sent)
-    return found
+        statements_sent = systems.statements_since(mark)
+        counters[change] = Counter(each.split()[0].strip(";").upper() for each in statements_sent)
+    return counters

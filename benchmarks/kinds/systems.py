@@ -79,10 +79,10 @@ class Systems:
         """Declare, and return the seconds until all are ready."""
         began = time.perf_counter()
         await self.client.publish(manifests, timeout_seconds=PATIENCE_SECONDS)
-        wanted = {each.key: generation for each in manifests}
-        found = await self.client.wait_for_many(wanted, timeout_seconds=PATIENCE_SECONDS)
+        expected = {each.key: generation for each in manifests}
+        outcomes = await self.client.wait_for_many(expected, timeout_seconds=PATIENCE_SECONDS)
         seconds = time.perf_counter() - began
-        wrong = [each for each in found.values() if each.outcome != "Converged"]
+        wrong = [each for each in outcomes.values() if each.outcome != "Converged"]
         assert not wrong, wrong[0]
         return seconds
 
@@ -90,9 +90,9 @@ class Systems:
         """Withdraw, and return the seconds until all are gone."""
         began = time.perf_counter()
         await self.client.withdraw_many(keys, timeout_seconds=PATIENCE_SECONDS)
-        wanted = dict.fromkeys(keys, generation)
+        expected = dict.fromkeys(keys, generation)
         await self.client.wait_for_many(
-            wanted, outcomes=["Deleted"], timeout_seconds=PATIENCE_SECONDS
+            expected, outcomes=["Deleted"], timeout_seconds=PATIENCE_SECONDS
         )
         return time.perf_counter() - began
 
@@ -141,7 +141,7 @@ class Systems:
             log.seek(mark)
             text = log.read().decode(errors="replace").replace("\n\t", " ")
         lines = text.splitlines()  # a statement of several lines goes on behind tabs
-        return [found[1] for line in lines if (found := _STATEMENT.match(line)) is not None]
+        return [match[1] for line in lines if (match := _STATEMENT.match(line)) is not None]
 
     def marks(self) -> tuple[int, int]:
         """Return how far the logs of Engine and server are."""

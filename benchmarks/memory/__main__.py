@@ -140,8 +140,8 @@ def _questions(url: str, filled: Filled) -> list[tuple[str, int, Sequence[str]]]
 def _ask(folder: Path, question: str, events_read: int, command: Sequence[str]) -> Answer:
     """Run a command in a process of its own; the kernel says what it used."""
     root = Path(__file__).parents[2]
-    written, errors = folder / "answer", folder / "errors"
-    with written.open("wb") as out, errors.open("wb") as err:
+    answer_path, errors = folder / "answer", folder / "errors"
+    with answer_path.open("wb") as out, errors.open("wb") as err:
         began = time.perf_counter()
         process = subprocess.Popen(command, stdout=out, stderr=err, cwd=root)
         peak = 0.0  # not of wait4: there it is at least what this process had when it forked

@@ -119,32 +119,32 @@ def _turn(name: str, turn: int) -> Sequence[ResourceEvent]:
         return _drift(name, turn)
     generation = turn + 1
     operation: Operation = "Create" if turn == 0 else "Update"
-    thing = _object(name, generation)
+    existing = _object(name, generation)
     return (
-        SpecDeclared(generation, "shapes/v1", "default", name, thing.fields, {"team": "tiles"}),
+        SpecDeclared(generation, "shapes/v1", "default", name, existing.fields, {"team": "tiles"}),
         *_action(name, generation, turn, operation),
     )
 
 
 def _drift(name: str, turn: int) -> Sequence[ResourceEvent]:
-    other = _object(name, turn + 1)
-    wanted = _object(name, _GENERATIONS)
-    colors = (wanted.fields["color"], other.fields["color"])
+    other_object = _object(name, turn + 1)
+    desired_object = _object(name, _GENERATIONS)
+    colors = (desired_object.fields["color"], other_object.fields["color"])
     return (
-        ExternalObserved("default", name, other, "CompleteListing", turn),
+        ExternalObserved("default", name, other_object, "CompleteListing", turn),
         DriftDetected(_GENERATIONS, differences=(FieldDifference("color", *colors),)),
         *_action(name, _GENERATIONS, turn, "Update"),
     )
 
 
 def _action(name: str, generation: int, turn: int, operation: Operation) -> Sequence[ResourceEvent]:
-    thing = _object(name, generation)
+    existing = _object(name, generation)
     action = f"team/Shape/{name}@{turn}"
     because = (f"{turn:032x}",)
-    place = ("default", name, because, thing.fields, thing.labels)
+    place = ("default", name, because, existing.fields, existing.labels)
     return (
         ActionDecided(Action(action, action, operation, generation, *place)),
-        ActionSucceeded(action, operation, 1, thing),
+        ActionSucceeded(action, operation, 1, existing),
         OutcomeRecorded("Converged", generation, "AsDeclared", conditions=_CONDITIONS),
     )
 

@@ -27,13 +27,13 @@ async def follower(url: str, count: int) -> None:
 
 async def ordered(url: str, count: int) -> None:
     """Read the first messages with nats-py's own ordered consumer and a callback."""
-    plain, seen, all_came = Client(), 0, asyncio.Event()
+    plain, received_count, all_came = Client(), 0, asyncio.Event()
     await plain.connect(url)  # pyright: ignore[reportUnknownMemberType]
 
     async def take(_message: Msg) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == count:
+        nonlocal received_count
+        received_count += 1
+        if received_count == count:
             all_came.set()
 
     reading = await JetStreamContext(plain).subscribe(

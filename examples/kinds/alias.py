@@ -14,7 +14,7 @@ import msgspec
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import Answer, decoded, decoded_about, in_doubt, refusal
+from infra.providers.answers import Response, decode_body, decode_object, in_doubt, refusal
 from infra.providers.endpoint import path_segment
 from infra.providers.http import HttpApi
 from reconciler.errors import ConflictError, NotFoundError
@@ -91,7 +91,7 @@ class AliasProvider(NamedObjects[Record]):
 
     async def find(self, external_name: str) -> Record | None:
         response = await self.api.find(path_of(external_name), confirm=self.confirm_zone)
-        return None if response is None else decoded_about(external_name, response, RECORD)
+        return None if response is None else decode_object(external_name, response, RECORD)
 
     async def create_object(self, action: Action) -> Record:
         return await self.put(action, {"If-None-Match": "*"})
@@ -133,7 +133,7 @@ class AliasProvider(NamedObjects[Record]):
             "values": [action.fields["target"]],
             "tags": [f"{name}={value}" for name, value in labels.items()],
         }
-        response: Answer = await self.api.call(
+        response: Response = await self.api.call(
             "PUT",
             path_of(action.external_name),
             headers={"Content-Type": "application/json", **condition},
@@ -143,7 +143,7 @@ class AliasProvider(NamedObjects[Record]):
             raise ConflictError(f"{action.external_name!r} exists in another version")
         if response.status_code not in (HTTPStatus.OK, HTTPStatus.CREATED):
             raise refusal(response)
-        return decoded_about(action.external_name, response, RECORD)
+        return decode_object(action.external_name, response, RECORD)
 
     async def confirm_zone(self) -> None:
         """List the zone: only if it exists, a 404 proves that a record does not."""
@@ -154,7 +154,7 @@ class AliasProvider(NamedObjects[Record]):
         response = await self.api.call("GET", "/records", query=query)
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
-        return decoded(response, PAGE)
+        return decode_body(response, PAGE)
 
 
 def path_of(external_name: str) -> str:

@@ -103,7 +103,8 @@ class JetStreamClientBus:
         outgoing = [self._outgoing(each, {}) for each in messages]
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._store(outgoing)
+                for error in (await self._store(outgoing)).values():
+                    raise error
         except TimeoutError:
             raise _unconfirmed(len(messages), timeout_seconds) from None
 
@@ -111,6 +112,8 @@ class JetStreamClientBus:
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
         """Store messages, and return their replies, with None for those not received in time.
+
+        A message that the server refused has a refusal, unless it refused all of them.
 
         Raises:
             WaitTimeoutError: the server did not confirm all messages in time.
@@ -136,31 +139,40 @@ class JetStreamClientBus:
         """
         while not questions.complete.is_set():
             reconnects = self._nc.stats["reconnects"]
-            await self._store(
+            indexes = questions.unanswered
+            failures = await self._store(
                 [
                     self._outgoing(messages[index], {REPLY_HEADER: questions.reply_to(index)})
-                    for index in questions.unanswered
+                    for index in indexes
                 ]
             )
+            for number, error in failures.items():
+                if len(failures) == len(messages):
+                    raise error
+                # The others are stored, so the caller needs their replies.
+                questions.take(indexes[number], _refusal(messages[indexes[number]], error))
             stored.set()
             while self._nc.stats["reconnects"] == reconnects:
                 if await _is_set(questions.complete):
                     return
 
-    async def _store(self, outgoing: Sequence[OutgoingMessage]) -> None:
-        """Store messages, retrying while the result is unknown, and raise the first failure."""
-        while outgoing:
-            results = await store_all(self._nc, outgoing)
-            unknown: list[OutgoingMessage] = []
-            for message, result in zip(outgoing, results, strict=True):
+    async def _store(self, outgoing: Sequence[OutgoingMessage]) -> Mapping[int, Exception]:
+        """Store messages, retrying while the result is unknown. Return the failures by index."""
+        failures: dict[int, Exception] = {}
+        pending = dict(enumerate(outgoing))
+        while pending:
+            results = await store_all(self._nc, list(pending.values()))
+            unknown: dict[int, OutgoingMessage] = {}
+            for (index, message), result in zip(pending.items(), results, strict=True):
                 if isinstance(result, BusUnavailableError) and not self._nc.is_closed:
-                    unknown.append(message)
+                    unknown[index] = message
                 elif isinstance(result, Exception):
-                    raise result
-            outgoing = unknown
-            if outgoing:
-                self._on_retry(len(outgoing))
+                    failures[index] = result
+            pending = unknown
+            if pending:
+                self._on_retry(len(pending))
                 await asyncio.sleep(_RETRY_SECONDS)
+        return failures
 
     def _outgoing(self, message: IntakeMessageOut, headers: Mapping[str, str]) -> OutgoingMessage:
         identity = message.message_id
@@ -297,6 +309,12 @@ class JetStreamClientBus:
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern."""
         return await patiently(self._nc, lambda: self._rows.matching(pattern))
+
+
+def _refusal(message: IntakeMessageOut, error: Exception) -> Reply:
+    """Return the refusal of a message that the server did not store."""
+    reason = "Denied" if isinstance(error, BusDeniedError) else "NotStored"
+    return Reply(False, reason, 0, 0, str(error), str(message.key), message.message_id)
 
 
 def _unconfirmed(count: int, seconds: float) -> WaitTimeoutError:

@@ -153,6 +153,16 @@ async def consumer_names(nc: Client, stream: str) -> list[str]:
             return names
 
 
+async def consumer_infos(nc: Client, stream: str) -> list[dict[str, Any]]:
+    """Return the server's information about all consumers of a stream. Raises as above."""
+    infos: list[dict[str, Any]] = []
+    while True:
+        page = await api_request(nc, f"CONSUMER.LIST.{stream}", {"offset": len(infos)})
+        infos += page.get("consumers") or ()
+        if not page.get("consumers") or len(infos) >= int(page["total"]):
+            return infos
+
+
 def with_raised_limit(wanted: Config, found: Config) -> Config:
     """Return `wanted`, with the higher limit of bytes that an operator has set, if any.
 

@@ -68,7 +68,7 @@ _SERVER_ERROR = 500
 _ENDS_BY_ITSELF = frozenset({408, 425})
 
 
-class Answer(msgspec.Struct, frozen=True, gc=False):
+class Response(msgspec.Struct, frozen=True, gc=False):
     """One call and its complete response.
 
     ``url`` has no query, which may be long. ``headers`` ignore case, and ``content`` is unpacked.
@@ -104,7 +104,7 @@ def inconclusive(method: str) -> type[NotDoneError | UnknownResultError]:
     return NotDoneError if is_read(method) else UnknownResultError
 
 
-def refusal(response: Answer) -> ProviderError:
+def refusal(response: Response) -> ProviderError:
     """Classify a response that is not a success and has no special meaning in this API.
 
     A 404 is that of the collection: providers recognize a missing object themselves.
@@ -128,7 +128,7 @@ def refusal(response: Answer) -> ProviderError:
 
 
 @contextmanager
-def in_doubt(response: Answer) -> Generator[None]:
+def in_doubt(response: Response) -> Generator[None]:
     """Keep the result of a write unknown if the read that must show it fails.
 
     A 404 to a write proves nothing by itself: any gateway can send one.
@@ -144,47 +144,53 @@ def in_doubt(response: Answer) -> Generator[None]:
         ) from error
 
 
-def decoded(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T:
+def decode_body(response: Response, decoder: msgspec.json.Decoder[_T]) -> _T:
     """Decode the body of a success. An undecodable one leaves the result unknown."""
     try:
         return decoder.decode(response.content)
     except UNDECODABLE as error:
-        raise undecodable(response, error) from error
+        raise build_undecodable_error(response, error) from error
 
 
-def decoded_about(external_name: str, response: Answer, decoder: msgspec.json.Decoder[_N]) -> _N:
+def decode_object(external_name: str, response: Response, decoder: msgspec.json.Decoder[_N]) -> _N:
     """Decode the body of a success, which must be about the requested object."""
-    thing = decoded(response, decoder)
-    if thing.name != external_name:
-        raise unusable(response, f"it describes {quoted(thing.name)}, not {external_name!r}")
-    return thing
+    body = decode_body(response, decoder)
+    if body.name != external_name:
+        raise build_unusable_error(
+            response, f"it describes {quoted(body.name)}, not {external_name!r}"
+        )
+    return body
 
 
-def undecodable(response: Answer, error: Exception) -> ProviderError:
+def build_undecodable_error(response: Response, error: Exception) -> ProviderError:
     """Describe a success whose body the decoder refuses."""
     is_deep = isinstance(error, RecursionError)
-    return unusable(response, "its JSON is nested too deeply" if is_deep else str(error))
+    return build_unusable_error(
+        response, "its JSON is nested too deeply" if is_deep else str(error)
+    )
 
 
-def unusable(response: Answer, why: str) -> ProviderError:
+def build_unusable_error(response: Response, reason: str) -> ProviderError:
     """Describe a success whose body is not what the API promises."""
     return inconclusive(response.method)(
-        f"{_call(response)} returned {response.status_code} with an invalid body: {why}",
+        f"{_call(response)} returned {response.status_code} with an invalid body: {reason}",
         status=response.status_code,
     )
 
 
-def problem_text(response: Answer) -> str:
+def problem_text(response: Response) -> str:
     """Return the API's explanation: that of an RFC 9457 problem, or the start of the body."""
     problem = explanation(response, _problem_decoder) or _Problem()
     text = problem.detail or problem.title
     if not text:
-        text = beginning(response.content, MIN_SEARCHED_CHARACTERS + response.secrecy.reach_bytes)
+        text = decode_start(
+            response.content, MIN_SEARCHED_CHARACTERS + response.secrecy.reach_bytes
+        )
     text = start_of(text, response)
     return " ".join(text[:MAX_DETAIL_CHARACTERS].split()) or "no explanation"
 
 
-def explanation(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T | None:
+def explanation(response: Response, decoder: msgspec.json.Decoder[_T]) -> _T | None:
     """Decode the body of a refusal; None if it has another form or is too long."""
     if len(response.content) > MAX_EXPLANATION_BYTES:
         return None
@@ -194,18 +200,18 @@ def explanation(response: Answer, decoder: msgspec.json.Decoder[_T]) -> _T | Non
         return None
 
 
-def beginning(content: bytes, characters: int) -> str:
+def decode_start(content: bytes, characters: int) -> str:
     """Decode at least the first characters of a body of any length."""
     return content[: (characters + 1) * _MAX_UTF8_BYTES].decode(errors="replace")
 
 
-def start_of(words: str, response: Answer) -> str:
+def start_of(text: str, response: Response) -> str:
     """Return the start of an API's text without secrets. The text may have megabytes."""
     # Before it is cut, because the start of a secret would not be found.
-    return response.secrecy.hide_start(words, MIN_SEARCHED_CHARACTERS)
+    return response.secrecy.hide_start(text, MIN_SEARCHED_CHARACTERS)
 
 
-def retry_after_seconds(response: Answer) -> float | None:
+def retry_after_seconds(response: Response) -> float | None:
     """Parse ``Retry-After``: seconds, or a date by the API's own clock if it sends one."""
     text = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
@@ -226,5 +232,5 @@ def _http_date(text: str) -> datetime | None:
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
-def _call(response: Answer) -> str:
+def _call(response: Response) -> str:
     return f"{response.method} {response.url}"

@@ -68,11 +68,11 @@ class ConnectionCutError(ConnectionError):
     """The connection ended before the response was complete."""
 
 
-class UnusableAnswerError(ValueError):
+class InvalidResponseError(ValueError):
     """The response is not HTTP, or exceeds a limit."""
 
 
-class _Held:
+class _ReceivedSize:
     """Size of the responses that the connections to one API receive and unpack."""
 
     __slots__ = ("size",)
@@ -92,8 +92,8 @@ class Headers(Mapping[str, str]):
     def add(self, name: str, value: str) -> None:
         """Add one line."""
         lower = name.lower()
-        before = self._values.get(lower)
-        self._values[lower] = value if before is None else f"{before}, {value}"
+        previous = self._values.get(lower)
+        self._values[lower] = value if previous is None else f"{previous}, {value}"
 
     def __getitem__(self, name: str) -> str:
         return self._values[name.lower()]
@@ -116,19 +116,19 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 class Connection(asyncio.Protocol):
     """One connection. The callbacks of the parser read its responses."""
 
-    def __init__(self, held: _Held) -> None:
+    def __init__(self, received_size: _ReceivedSize) -> None:
         self.used_at = 0.0
         self.is_open = True
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
-        self._answer: asyncio.Future[Received] | None = None
+        self._response: asyncio.Future[Received] | None = None
         self._headers = Headers()
         self._header_bytes = 0
         self._body: list[bytes | bytearray] = []
         self._body_bytes = 0
         self._pieces = 0
         self._has_headers = False
-        self._held = held
+        self._received_size = received_size
         self._received_bytes = 0
         self._unread_bytes = 0
 
@@ -136,21 +136,21 @@ class Connection(asyncio.Protocol):
         """Send a request and wait for its complete response. A failed connection is closed.
 
         ``deadline``: by the loop's clock. Raises ``NotSentError``, ``TimeoutError``,
-        ``ConnectionCutError`` or ``UnusableAnswerError``.
+        ``ConnectionCutError`` or ``InvalidResponseError``.
         """
         loop = asyncio.get_running_loop()
-        self._answer = loop.create_future()
+        self._response = loop.create_future()
         timer = loop.call_at(deadline, self._fail, TimeoutError())  # cheaper than asyncio.timeout
         try:
             self._send(request)
-            received = await self._answer
-            return await self._unpacked(received, deadline) if _is_packed(received) else received
+            received = await self._response
+            return await self._unpack_body(received, deadline) if _is_packed(received) else received
         except BaseException:  # abandoned: its response must not be taken for that of the next call
             self.close()
             raise
         finally:
             timer.cancel()
-            self._answer = None
+            self._response = None
             self._release()
 
     def _send(self, request: bytes) -> None:
@@ -177,25 +177,25 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a part of a response. A response without a request ends the connection."""
-        if self._answer is None or self._answer.done():
+        if self._response is None or self._response.done():
             self.close()
             return
         body_bytes = self._body_bytes
         try:
             self._take(len(data))
             self._parser.feed_data(data)
-            if not self._answer.done():
+            if not self._response.done():
                 self._check_progress(len(data), self._body_bytes - body_bytes)
-        except UnusableAnswerError as error:
+        except InvalidResponseError as error:
             self._fail(error)
         except (HttpParserError, HttpParserUpgrade) as error:
             cause = error.__context__ if isinstance(error.__context__, ValueError) else error
-            self._fail(UnusableAnswerError(str(cause)))
+            self._fail(InvalidResponseError(str(cause)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the connection, and with it a response without a length."""
-        is_theirs, self.is_open = self.is_open and exc is None, False
-        if is_theirs and self._has_headers and self._ends_with_connection():
+        is_closed_by_server, self.is_open = self.is_open and exc is None, False
+        if is_closed_by_server and self._has_headers and self._ends_with_connection():
             self.on_message_complete()
         self._fail(ConnectionCutError(str(exc) if exc else "the server closed the connection"))
 
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Forget what came before, such as ``103 Early Hints``. One response is enough."""
-        if self._answer is None or self._answer.done():
+        if self._response is None or self._response.done():
             self.close()
         self._headers, self._header_bytes = Headers(), 0
         self._body, self._body_bytes, self._pieces = [], 0, 0
@@ -213,7 +213,7 @@ class Connection(asyncio.Protocol):
         """Add a header."""
         self._header_bytes += len(name) + len(value) + _LINE_BYTES
         if self._header_bytes > MAX_HEADER_BYTES:
-            raise _headers_too_long()
+            raise _build_header_error()
         self._headers.add(name.decode(errors="replace"), value.decode(errors="replace"))
 
     def on_headers_complete(self) -> None:
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         self._body_bytes += len(body)
         self._pieces += 1
         if self._pieces > MAX_PIECES:
-            raise UnusableAnswerError(f"it has more than {MAX_PIECES} chunks")
+            raise InvalidResponseError(f"it has more than {MAX_PIECES} chunks")
         if len(body) >= _SMALL_BYTES or not self._body:
             self._body.append(body)
         elif isinstance(last := self._body[-1], bytearray):
@@ -237,40 +237,40 @@ class Connection(asyncio.Protocol):
         """Return the response, unless it is an interim one."""
         status = self._parser.get_status_code()
         self._has_headers = False
-        if status < HTTPStatus.OK or self._answer is None or self._answer.done():
+        if status < HTTPStatus.OK or self._response is None or self._response.done():
             return
         self.is_open = self.is_open and self._parser.should_keep_alive()
         content = b"".join(self._body)
         if self._body_bytes > _KEPT_BYTES:
             self._body = []
-        self._answer.set_result(Received(status, self._headers, content))
+        self._response.set_result(Received(status, self._headers, content))
 
     # --- internals
 
     def _take(self, size: int) -> None:
-        """Count received or unpacked bytes. Raises ``UnusableAnswerError`` above a limit."""
+        """Count received or unpacked bytes. Raises ``InvalidResponseError`` above a limit."""
         self._received_bytes += size
-        self._held.size += size
+        self._received_size.size += size
         if self._received_bytes > MAX_BODY_BYTES:
-            raise UnusableAnswerError(f"it is longer than {_mebibytes(MAX_BODY_BYTES)}")
-        if self._held.size > MAX_HELD_BYTES:
-            raise UnusableAnswerError(
+            raise InvalidResponseError(f"it is longer than {_mebibytes(MAX_BODY_BYTES)}")
+        if self._received_size.size > MAX_HELD_BYTES:
+            raise InvalidResponseError(
                 "the concurrent responses of this API are longer than "
                 f"{_mebibytes(MAX_HELD_BYTES)} together"
             )
 
     def _release(self) -> None:
-        self._held.size -= self._received_bytes
+        self._received_size.size -= self._received_bytes
         self._received_bytes = self._unread_bytes = 0
 
     def _check_progress(self, size: int, body_size: int) -> None:
         """Raise for headers and trailers without an end, which the parser would keep."""
         self._unread_bytes = 0 if body_size else self._unread_bytes + size
         if self._unread_bytes > MAX_HEADER_BYTES:
-            raise _headers_too_long()
+            raise _build_header_error()
 
-    async def _unpacked(self, received: Received, deadline: float) -> Received:
-        """Unpack a body, in slices. Raises ``TimeoutError`` and ``UnusableAnswerError``."""
+    async def _unpack_body(self, received: Received, deadline: float) -> Received:
+        """Unpack a body, in slices. Raises ``TimeoutError`` and ``InvalidResponseError``."""
         loop = asyncio.get_running_loop()
         slices: list[bytes] = []
         packed_bytes, self._received_bytes = self._received_bytes, 0  # a separate limit
@@ -285,30 +285,30 @@ class Connection(asyncio.Protocol):
                 if loop.time() > deadline:
                     raise TimeoutError
         except zlib.error as error:
-            raise UnusableAnswerError(f"decompressing its body failed: {error}") from None
+            raise InvalidResponseError(f"decompressing its body failed: {error}") from None
         finally:
             self._received_bytes += packed_bytes
-        raise UnusableAnswerError("decompressing its body failed: it is truncated")
+        raise InvalidResponseError("decompressing its body failed: it is truncated")
 
     def _ends_with_connection(self) -> bool:
         return "content-length" not in self._headers and "transfer-encoding" not in self._headers
 
     def _fail(self, error: Exception) -> None:
         self.close()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(error)
 
 
 def _is_packed(received: Received) -> bool:
     """Return whether a body is packed.
 
-    Raises ``UnusableAnswerError`` for an encoding not offered.
+    Raises ``InvalidResponseError`` for an encoding not offered.
     """
     encoding = received.headers.get("content-encoding", "").lower()
     if not received.content or encoding in _UNPACKED:
         return False
     if encoding not in _PACKED:
-        raise UnusableAnswerError(
+        raise InvalidResponseError(
             f"its body is encoded as {encoding[:_SHOWN_CHARACTERS]!r}, but only a single gzip "
             "encoding is supported"
         )
@@ -327,8 +327,8 @@ def _unpack(packed: bytes) -> Iterator[tuple[bytes, bool]]:
             yield piece, unpacker.eof
 
 
-def _headers_too_long() -> UnusableAnswerError:
-    return UnusableAnswerError(f"its headers are longer than {MAX_HEADER_BYTES // 1024} KiB")
+def _build_header_error() -> InvalidResponseError:
+    return InvalidResponseError(f"its headers are longer than {MAX_HEADER_BYTES // 1024} KiB")
 
 
 def _mebibytes(size: int) -> str:
@@ -341,7 +341,7 @@ class Connections:
     ``guard`` judges the addresses of the host at each resolution.
 
     ``socket_path``: a local socket instead of host and port. ``tls`` is None for a plain
-    connection. ``connecting_seconds``: time limit for a connection. ``kept_seconds``: time during
+    connection. ``connecting_seconds``: time limit for a connection. ``idle_seconds``: time during
     which an idle one is used again.
     """
 
@@ -353,19 +353,19 @@ class Connections:
         socket_path: str | None = None,
         tls: ssl.SSLContext | None,
         guard: HostGuard,
-        most: int,
+        max_connections: int,
         connecting_seconds: float,
-        kept_seconds: float,
+        idle_seconds: float,
     ) -> None:
         self._host = host
         self._port = port
         self._socket_path = socket_path
         self._tls = tls
         self._guard = guard
-        self._slots = asyncio.Semaphore(most)
+        self._slots = asyncio.Semaphore(max_connections)
         self._connecting_seconds = connecting_seconds
-        self._kept_seconds = kept_seconds
-        self._held = _Held()
+        self._idle_seconds = idle_seconds
+        self._held = _ReceivedSize()
         self._idle: deque[Connection] = deque()  # the newest last
         self._all: set[Connection] = set()
         self._is_closed = False
@@ -377,7 +377,7 @@ class Connections:
         sent then either.
         """
         deadline = asyncio.get_running_loop().time() + seconds
-        connection = await self._taken()
+        connection = await self._acquire()
         try:
             return await connection.exchange(request, deadline)
         finally:
@@ -396,27 +396,27 @@ class Connections:
         self._all.clear()
         self._idle.clear()
 
-    async def _taken(self) -> Connection:
+    async def _acquire(self) -> Connection:
         if not self._slots.locked():
             # without a timeout, which would cost more than everything else here
             await self._slots.acquire()
-            if (kept := self._kept()) is not None:
-                return kept
+            if (idle := self._take_idle()) is not None:
+                return idle
             self._slots.release()
         try:
             async with asyncio.timeout(self._connecting_seconds):
                 await self._slots.acquire()
                 try:
-                    return self._kept() or await self._made()
+                    return self._take_idle() or await self._connect()
                 except BaseException:
                     self._slots.release()
                     raise
         except TimeoutError:
             raise NotSentError(f"not established within {self._connecting_seconds:g} s") from None
 
-    def _kept(self) -> Connection | None:
+    def _take_idle(self) -> Connection | None:
         """Take the newest idle one, and close those that are too old."""
-        oldest = time.monotonic() - self._kept_seconds
+        oldest = time.monotonic() - self._idle_seconds
         while self._idle and self._idle[0].used_at < oldest:
             self._forget(self._idle.popleft())
         while self._idle:
@@ -430,9 +430,9 @@ class Connections:
         connection.close()
         self._all.discard(connection)
 
-    async def _made(self) -> Connection:
+    async def _connect(self) -> Connection:
         try:
-            connection = await self._opened()
+            connection = await self._open()
         except ssl.SSLCertVerificationError:
             raise
         except OSError as error:  # also errors of TLS
@@ -446,18 +446,18 @@ class Connections:
     def _new(self) -> Connection:
         return Connection(self._held)
 
-    async def _opened(self) -> Connection:
+    async def _open(self) -> Connection:
         loop = asyncio.get_running_loop()
         if self._socket_path is not None:
             _, connection = await loop.create_unix_connection(self._new, self._socket_path)
             return connection
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        addresses = self._guard.usable(self._host, self._port, found)
-        connected = await start_connection(
+        resolved = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        addresses = self._guard.usable(self._host, self._port, resolved)
+        tcp_socket = await start_connection(
             addresses, happy_eyeballs_delay=_SECOND_ADDRESS_SECONDS, interleave=1
         )
         name = None if self._tls is None else self._host
         _, connection = await loop.create_connection(
-            self._new, sock=connected, ssl=self._tls, server_hostname=name
+            self._new, sock=tcp_socket, ssl=self._tls, server_hostname=name
         )
         return connection

@@ -26,7 +26,7 @@ def socket_path(endpoint: str) -> str | None:
     path = endpoint.removeprefix(_SOCKET)
     if not path.startswith("/") or not path.isprintable():
         raise ConfigurationError(
-            f"spec.endpoint: {_shown(endpoint)} is not the path of a socket; use "
+            f"spec.endpoint: {_quote_endpoint(endpoint)} is not the path of a socket; use "
             "unix:///PATH/OF/THE.sock"
         )
     return path
@@ -40,7 +40,7 @@ def checked_endpoint(endpoint: str) -> str:
         url = None
     if url is None:
         raise ConfigurationError(
-            f"spec.endpoint: {_shown(endpoint)} is not a URL; use http://HOST:PORT or https://HOST"
+            f"spec.endpoint: {_quote_endpoint(endpoint)} is not a URL; use http://HOST:PORT or https://HOST"
         )
     if url.user or url.password:
         raise ConfigurationError(
@@ -49,8 +49,8 @@ def checked_endpoint(endpoint: str) -> str:
         )
     if url.scheme not in {"http", "https"} or not url.host:
         raise ConfigurationError(
-            f"spec.endpoint: {_shown(endpoint)} is not an HTTP URL; use http://HOST:PORT or "
-            "https://HOST"
+            f"spec.endpoint: {_quote_endpoint(endpoint)} is not an HTTP URL; use "
+            "http://HOST:PORT or https://HOST"
         )
     if url.query_string or url.fragment:
         raise ConfigurationError(
@@ -103,6 +103,6 @@ def authorization(secret: str | None, header: str | None = None) -> dict[str, st
     return {"Authorization": f"Bearer {token}"}
 
 
-def _shown(endpoint: str) -> str:
+def _quote_endpoint(endpoint: str) -> str:
     """Quote a wrong endpoint for a message, unless it may contain a password."""
     return "the value (not shown: it has an @)" if "@" in endpoint else repr(endpoint[:200])

@@ -36,16 +36,16 @@ from infra.providers.file_attributes import (
     version_of,
     write_mark,
 )
-from infra.providers.file_errors import failure, perhaps_done, settle
+from infra.providers.file_errors import failure, mark_unknown_result, settle
 from infra.providers.file_root import (
-    OURS,
+    OWN_PREFIX,
     FileRoot,
     discard,
     is_same_file,
-    opened_file,
+    open_file,
+    open_temporary,
     root_path,
     stat_of,
-    temporary,
     temporary_name,
 )
 from reconciler.errors import (
@@ -70,7 +70,7 @@ _TOO_LARGE: Final = f"spec.content: must have at most {MAX_CONTENT_BYTES} bytes 
 _SHOWN: Final = 80
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
-_CALLS_AT_ONCE = 8
+_MAX_CONCURRENT_CALLS = 8
 
 _T = TypeVar("_T")
 _ValueName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
@@ -140,17 +140,17 @@ def normalize(fields: Fields) -> Fields:
     """
     content, mode = fields.get("content"), fields.get("mode", "0644")
     if values := fields.get("values"):
-        content = _filled(content, values)
+        content = _fill_in_values(content, values)
     if isinstance(content, str) and len(content.encode()) > MAX_CONTENT_BYTES:
         raise InvalidManifestError(_TOO_LARGE)
-    given = {name: value for name, value in fields.items() if value is not None}
-    given.pop("values", None)
+    present = {name: value for name, value in fields.items() if value is not None}
+    present.pop("values", None)
     if content is not None:
-        given["content"] = content
-    return {**given, "mode": str(mode).zfill(4)}
+        present["content"] = content
+    return {**present, "mode": str(mode).zfill(4)}
 
 
-def _filled(content: object, values: Mapping[str, object]) -> str:
+def _fill_in_values(content: object, values: Mapping[str, object]) -> str:
     if not isinstance(content, str):
         raise InvalidManifestError("spec.values: allowed only if spec.content is a string")
     pieces = _PLACE.split(content)  # text, name, text, ..., text
@@ -193,8 +193,8 @@ def name_problem(name: str) -> str | None:
             "use a path below the root, such as etc/app.ini: no leading or trailing /, no //, and "
             "no segment . or .."
         )
-    if any(segment.startswith(OURS) for segment in segments):
-        return f"names that start with {OURS} are reserved for Reconciler"
+    if any(segment.startswith(OWN_PREFIX) for segment in segments):
+        return f"names that start with {OWN_PREFIX} are reserved for Reconciler"
     return None
 
 
@@ -207,7 +207,7 @@ class FileProvider:
         self._permit = permit
         self._timeout_seconds = config.limits.request_timeout_seconds
         # Separate threads, so that a hanging disk does not block other work.
-        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="files")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="files")
 
     async def create(self, action: Action) -> Effect:
         """Create a file at a free name. Our own earlier attempt counts as the first response."""
@@ -240,12 +240,12 @@ class FileProvider:
         while folders or names:
             while folders and len(names) < size:
                 name = folders.pop()
-                found = await self._call(lambda name=name: self._root.entries(name, prefix))
-                folders += found.folders
-                names += [name for name in found.files if name_problem(name) is None]
+                entries = await self._call(lambda name=name: self._root.entries(name, prefix))
+                folders += entries.folders
+                names += [name for name in entries.files if name_problem(name) is None]
             page, names = names[:size], names[size:]
-            seen = await self._call(lambda page=page: [self._read(name) for name in page])
-            yield [each for each in seen if each and scope.has(each.name, each.labels)]
+            objects = await self._call(lambda page=page: [self._read(name) for name in page])
+            yield [each for each in objects if each and scope.has(each.name, each.labels)]
 
     async def close(self) -> None:
         """Stop the threads."""
@@ -258,8 +258,8 @@ class FileProvider:
                 loop = asyncio.get_running_loop()
                 return await loop.run_in_executor(self._threads, function)
         except TimeoutError:
-            late = UnknownResultError if writes else NotDoneError
-            raise late(
+            timeout_class = UnknownResultError if writes else NotDoneError
+            raise timeout_class(
                 f"the filesystem of {self._root.path} did not respond before the timeout"
             ) from None
         except OSError as error:
@@ -286,13 +286,13 @@ class FileProvider:
             if folder is None:
                 return None
             try:
-                return self._look(folder, name)
+                return self._find(folder, name)
             except PermissionError:  # it exists, and its uid cannot be read
-                found = stat_of(folder, segment)
-                if found is None:
+                file_stat = stat_of(folder, segment)
+                if file_stat is None:
                     return None
-                shown = _shown_fields(found, {"bytes": found.st_size}, None)
-                return ExternalObject(name, shown, None, version_of(found))
+                fields = _shown_fields(file_stat, {"bytes": file_stat.st_size}, None)
+                return ExternalObject(name, fields, None, version_of(file_stat))
 
     def _create(self, action: Action, content: _Content) -> Effect:
         with self._folder_of(action.external_name, make=True) as (folder, segment):
@@ -301,108 +301,112 @@ class FileProvider:
             leftover = temporary_name(action.idempotency_key)
             is_published = is_same_file(folder, leftover, segment)
             discard(folder, leftover)
-            found = self._look(folder, action.external_name)
-            if found is not None and (is_published or _is_written_by(found, action)):
-                return Effect(found, replayed=True)
-            if found is None:
+            existing = self._find(folder, action.external_name)
+            if existing is not None and (is_published or _is_written_by(existing, action)):
+                return Effect(existing, replayed=True)
+            if existing is None:
                 # at this time: published without replacing a file
                 with contextlib.suppress(FileExistsError):
-                    return Effect(self._written(folder, action, content, None))
-                found = self._look(folder, action.external_name)
-            if found is None and _is_no_file(stat_of(folder, segment)):
+                    return Effect(self._write(folder, action, content, None))
+                existing = self._find(folder, action.external_name)
+            if existing is None and _is_other_than_file(stat_of(folder, segment)):
                 raise RefusedError(
                     f"{action.external_name!r} is a link, a directory or a device, not a file; "
                     "Reconciler neither follows nor replaces it"
                 )
-            raise ConflictError(f"{action.external_name!r} already exists", obstacle=found)
+            raise ConflictError(f"{action.external_name!r} already exists", obstacle=existing)
 
     def _update(self, action: Action, content: _Content) -> Effect:
         with self._folder_of(action.external_name) as (folder, _segment):
-            found = None if folder is None else self._look(folder, action.external_name)
-            if folder is None or found is None:
+            existing = None if folder is None else self._find(folder, action.external_name)
+            if folder is None or existing is None:
                 raise NotFoundError(f"file {action.external_name!r} does not exist")
-            if _is_written_by(found, action):
-                return Effect(found, replayed=True)
-            _check(found, action)
-            if action.version not in (None, found.version):
-                raise _changed(found)
-            return Effect(self._written(folder, action, content, found))
+            if _is_written_by(existing, action):
+                return Effect(existing, replayed=True)
+            _check(existing, action)
+            if action.version not in (None, existing.version):
+                raise _build_changed_error(existing)
+            return Effect(self._write(folder, action, content, existing))
 
     def _delete(self, action: Action) -> Effect:
         with self._folder_of(action.external_name) as (folder, segment):
-            found = None if folder is None else self._look(folder, action.external_name)
-            if folder is None or found is None:
+            existing = None if folder is None else self._find(folder, action.external_name)
+            if folder is None or existing is None:
                 return Effect(None, absent=True)
-            _check(found, action)
+            _check(existing, action)
             os.unlink(segment, dir_fd=folder)
             settle(folder)
             return Effect(None)
 
-    def _written(
-        self, folder: int, action: Action, content: _Content, found: ExternalObject | None
+    def _write(
+        self, folder: int, action: Action, content: _Content, existing: ExternalObject | None
     ) -> ExternalObject:
         """Write the whole file beside its place, and publish it in one step."""
         name, segment = action.external_name, action.external_name.rpartition("/")[2]
-        beside = temporary_name(action.idempotency_key)
-        with temporary(folder, beside) as file:
+        temporary_file = temporary_name(action.idempotency_key)
+        with open_temporary(folder, temporary_file) as file:
             _fill(file, content.data, folder, segment)
-            _mark(file, action, content, found)
+            _mark(file, action, content, existing)
             own(file, action.fields.get("owner"), action.fields.get("group"))
             # after the owner, because a change of the owner clears mode bits
             os.fchmod(file, int(action.fields["mode"], 8))
             os.fsync(file)
-            if found is None:
+            if existing is None:
                 try:
                     os.link(
-                        beside, segment, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+                        temporary_file,
+                        segment,
+                        src_dir_fd=folder,
+                        dst_dir_fd=folder,
+                        follow_symlinks=False,
                     )
                 except PermissionError:
                     raise RefusedError(
                         f"{name!r}: this filesystem has no hard links, which creating a file "
                         "requires; use another filesystem"
                     ) from None
-                with perhaps_done():
-                    os.unlink(beside, dir_fd=folder)
+                with mark_unknown_result():
+                    os.unlink(temporary_file, dir_fd=folder)
             else:
-                now = stat_of(folder, segment)
-                if now is None or version_of(now) != found.version:
-                    raise _changed(self._look(folder, name))
-                os.rename(beside, segment, src_dir_fd=folder, dst_dir_fd=folder)
+                current = stat_of(folder, segment)
+                if current is None or version_of(current) != existing.version:
+                    raise _build_changed_error(self._find(folder, name))
+                os.rename(temporary_file, segment, src_dir_fd=folder, dst_dir_fd=folder)
             settle(folder)
-            with perhaps_done():
-                return self._shown(file, name)
+            with mark_unknown_result():
+                return self._read_object(file, name)
 
-    def _look(self, folder: int, name: str) -> ExternalObject | None:
-        file = opened_file(folder, name.rpartition("/")[2])
+    def _find(self, folder: int, name: str) -> ExternalObject | None:
+        file = open_file(folder, name.rpartition("/")[2])
         if file is None:
             return None
         try:
-            return self._shown(file, name)
+            return self._read_object(file, name)
         finally:
             os.close(file)
 
-    def _shown(self, file: int, name: str) -> ExternalObject:
-        found = os.fstat(file)  # before the content, so that a later change has another version
+    def _read_object(self, file: int, name: str) -> ExternalObject:
+        file_stat = os.fstat(file)  # before the content, so that a later change has another version
         mark, has_attributes = mark_of(file)
         # Another client may have removed the mark from a file that few users may read. It may be a
         # secret.
-        is_secret = not found.st_mode & stat.S_IROTH if mark is None else mark.secret
+        is_secret = not file_stat.st_mode & stat.S_IROTH if mark is None else mark.secret
         outputs: Fields = {"path": str(self._root.path / name)}
         if not is_secret:
-            outputs["bytes"] = found.st_size
+            outputs["bytes"] = file_stat.st_size
         return ExternalObject(
             name=name,
-            fields=_shown_fields(found, self._content_shown(file, found, is_secret), mark),
-            uid=mark.uid if mark else uid_of_inode(file, found) if has_attributes else None,
-            version=version_of(found),
+            fields=_shown_fields(file_stat, self._read_content(file, file_stat, is_secret), mark),
+            uid=mark.uid if mark else uid_of_inode(file, file_stat) if has_attributes else None,
+            version=version_of(file_stat),
             labels={} if mark is None else mark.labels,
             written_by=None if mark is None else mark.key,
             outputs=outputs,
         )
 
-    def _content_shown(self, file: int, found: os.stat_result, is_secret: bool) -> Fields:
-        if found.st_size > MAX_CONTENT_BYTES:
-            return {"bytes": found.st_size}  # a value that cannot be declared
+    def _read_content(self, file: int, file_stat: os.stat_result, is_secret: bool) -> Fields:
+        if file_stat.st_size > MAX_CONTENT_BYTES:
+            return {"bytes": file_stat.st_size}  # a value that cannot be declared
         data = b"".join(islice(_chunks(file), 2))  # it may be growing
         if is_secret:
             return {"secret": self._secrets.digest(data.decode(errors="backslashreplace"))}
@@ -433,7 +437,7 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
         _write_all(file, data)
         return
     # The existing content stays. Its version is compared before the file is replaced.
-    source = opened_file(folder, segment)
+    source = open_file(folder, segment)
     if source is None:
         raise NotDoneError(f"{segment!r} was deleted in the meantime")
     try:
@@ -449,14 +453,14 @@ def _write_all(file: int, data: bytes) -> None:
         view = view[os.write(file, view) :]
 
 
-def _mark(file: int, action: Action, content: _Content, found: ExternalObject | None) -> None:
+def _mark(file: int, action: Action, content: _Content, existing: ExternalObject | None) -> None:
     """Write the mark.
 
     On a filesystem without attributes, only a file without secrets is allowed.
     """
-    made = f"file-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
+    new_uid = f"file-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
     mark = Mark(
-        uid=(found and found.uid) or action.uid or made,
+        uid=(existing and existing.uid) or action.uid or new_uid,
         key=action.idempotency_key,
         labels=action.labels,
         secret=content.is_secret,
@@ -470,52 +474,54 @@ def _mark(file: int, action: Action, content: _Content, found: ExternalObject | 
         )
 
 
-def _shown_fields(found: os.stat_result, content: Fields, mark: Mark | None) -> Fields:
-    owner, group = owner_of(found, mark)
-    mode = f"{stat.S_IMODE(found.st_mode):04o}"
+def _shown_fields(file_stat: os.stat_result, content: Fields, mark: Mark | None) -> Fields:
+    owner, group = owner_of(file_stat, mark)
+    mode = f"{stat.S_IMODE(file_stat.st_mode):04o}"
     return {"content": content, "mode": mode, "owner": owner, "group": group}
 
 
-def _is_written_by(found: ExternalObject, action: Action) -> bool:
-    return found.written_by == action.idempotency_key
+def _is_written_by(existing: ExternalObject, action: Action) -> bool:
+    return existing.written_by == action.idempotency_key
 
 
-def _is_no_file(found: os.stat_result | None) -> bool:
-    return found is not None and not stat.S_ISREG(found.st_mode)
+def _is_other_than_file(file_stat: os.stat_result | None) -> bool:
+    return file_stat is not None and not stat.S_ISREG(file_stat.st_mode)
 
 
-def _check(found: ExternalObject, action: Action) -> None:
+def _check(existing: ExternalObject, action: Action) -> None:
     """Raise ``ConflictError`` if another file has the name.
 
     Without attributes, only the name counts.
     """
-    if None not in (action.uid, found.uid) and action.uid != found.uid:
+    if None not in (action.uid, existing.uid) and action.uid != existing.uid:
         raise ConflictError(
             (
-                f"{found.name!r} was replaced by another file: its uid is {found.uid}, not "
+                f"{existing.name!r} was replaced by another file: its uid is {existing.uid}, not "
                 f"{action.uid}"
             ),
-            obstacle=found,
+            obstacle=existing,
         )
 
 
-def _changed(found: ExternalObject | None) -> ProviderError:
-    if found is None:
+def _build_changed_error(existing: ExternalObject | None) -> ProviderError:
+    if existing is None:
         return NotFoundError("the file was deleted during the write")
-    return ConflictError(f"{found.name!r} has changed since it was read", obstacle=found)
+    return ConflictError(f"{existing.name!r} has changed since it was read", obstacle=existing)
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
     """Return which accounts and special modes a file uses (ADR 0060)."""
     owner, group = fields.get("owner"), fields.get("group")
-    found: list[HostUse] = []
+    host_uses: list[HostUse] = []
     if owner or group:
         value = f"{owner or ''}:{group}" if group else str(owner)
-        found.append(HostUse("spec.owner" if owner else "spec.group", "users", value, "omit it"))
+        host_uses.append(
+            HostUse("spec.owner" if owner else "spec.group", "users", value, "omit it")
+        )
     mode = str(fields.get("mode", "0644")).rjust(4, "0")
     if not mode.startswith("0"):
-        found.append(HostUse("spec.mode", "modes", mode, "use one that starts with 0"))
-    return found
+        host_uses.append(HostUse("spec.mode", "modes", mode, "use one that starts with 0"))
+    return host_uses
 
 
 FILE = Kind(

@@ -73,25 +73,25 @@ def write_mark(file: int, mark: Mark) -> bool:
     return True
 
 
-def uid_of_inode(file: int, found: os.stat_result) -> str:
+def uid_of_inode(file: int, file_stat: os.stat_result) -> str:
     """Distinguish a foreign file from its successors, because inode numbers are used again."""
     generation = bytes(8)
     with contextlib.suppress(OSError):  # not every filesystem has generations
         generation = fcntl.ioctl(file, _GENERATION_OF_INODE, generation)
-    return f"inode-{found.st_ino}-{struct.unpack('=q', generation)[0]}"
+    return f"inode-{file_stat.st_ino}-{struct.unpack('=q', generation)[0]}"
 
 
-def version_of(found: os.stat_result) -> str:
+def version_of(file_stat: os.stat_result) -> str:
     """Return a value that differs after each change, by any client, of content or attributes."""
-    return f"{found.st_mtime_ns}-{found.st_ctime_ns}-{found.st_ino}-{found.st_size}"
+    return f"{file_stat.st_mtime_ns}-{file_stat.st_ctime_ns}-{file_stat.st_ino}-{file_stat.st_size}"
 
 
-def owner_of(found: os.stat_result, mark: Mark | None) -> tuple[str, str]:
+def owner_of(file_stat: os.stat_result, mark: Mark | None) -> tuple[str, str]:
     """Return owner and group, with the declared names while they are true; 0 is root."""
     owner, group = (mark.owner, mark.group) if mark else ("", "")
     return (
-        owner if owner and _user_id(owner) == found.st_uid else _user(found.st_uid),
-        group if group and _group_id(group) == found.st_gid else _group(found.st_gid),
+        owner if owner and _user_id(owner) == file_stat.st_uid else _user(file_stat.st_uid),
+        group if group and _group_id(group) == file_stat.st_gid else _group(file_stat.st_gid),
     )
 
 
@@ -125,12 +125,12 @@ def _group(number: int) -> str:
 
 def own(file: int, owner: str | None, group: str | None) -> None:
     """Set owner and group if they are declared and different. Raises ``RefusedError``."""
-    found = os.fstat(file)
-    user_id = found.st_uid if owner is None else _user_id(owner)
-    group_id = found.st_gid if group is None else _group_id(group)
+    file_stat = os.fstat(file)
+    user_id = file_stat.st_uid if owner is None else _user_id(owner)
+    group_id = file_stat.st_gid if group is None else _group_id(group)
     if user_id is None or group_id is None:
         raise RefusedError(f"no {f'user {owner!r}' if user_id is None else f'group {group!r}'}")
-    if (user_id, group_id) == (found.st_uid, found.st_gid):
+    if (user_id, group_id) == (file_stat.st_uid, file_stat.st_gid):
         return
     try:
         os.fchown(file, user_id, group_id)

@@ -33,13 +33,13 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
 def failure(error: OSError, *, writes: bool) -> ProviderError:
     """Return an error of the system as an error of a class, with its subject."""
     unclassified = UnknownResultError if writes else NotDoneError
-    failed = _ERROR_CLASSES.get(error.errno or 0, unclassified)
-    where = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
-    return failed(f"{where}{error.strerror or type(error).__name__}")
+    error_class = _ERROR_CLASSES.get(error.errno or 0, unclassified)
+    prefix = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
+    return error_class(f"{prefix}{error.strerror or type(error).__name__}")
 
 
 @contextmanager
-def perhaps_done() -> Generator[None]:
+def mark_unknown_result() -> Generator[None]:
     """Mark a failure after which earlier effects may or may not persist."""
     try:
         yield
@@ -51,5 +51,5 @@ def perhaps_done() -> Generator[None]:
 
 def settle(folder: int) -> None:
     """Write a change of names to the disk, before it is reported."""
-    with perhaps_done():
+    with mark_unknown_result():
         os.fsync(folder)

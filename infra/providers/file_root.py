@@ -23,10 +23,10 @@ from reconciler.errors import ConfigurationError, NotDoneError, RefusedError
 if sys.platform != "win32":
     import fcntl
 
-OURS = ".reconciler-"
+OWN_PREFIX = ".reconciler-"
 """Prefix of the names of our own files. Other files may not have it."""
 
-ROOT_MARKER = f"{OURS}root"
+ROOT_MARKER = f"{OWN_PREFIX}root"
 LEFTOVER_SECONDS = 3600.0
 """An older temporary file belongs to an action that is no longer repeated."""
 
@@ -66,18 +66,18 @@ class FileRoot:
         with self._folder(folder_name.split("/") if folder_name else []) as folder:
             if folder is None:
                 return Entries()
-            found = Entries()
+            listing = Entries()
             start = f"{folder_name}/" if folder_name else ""
-            for segment, is_folder in _scanned(folder).items():
+            for segment, is_folder in _scan(folder).items():
                 name = start + segment
-                if segment.startswith(OURS):
+                if segment.startswith(OWN_PREFIX):
                     _remove_old(folder, segment)
                 elif is_folder:
                     if f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"):
-                        found.folders.append(name)
+                        listing.folders.append(name)
                 elif name.startswith(prefix):
-                    found.files.append(name)
-            return found
+                    listing.files.append(name)
+            return listing
 
     def mark(self) -> None:
         """Mark the root, so that it is recognized even when it is empty later."""
@@ -86,14 +86,14 @@ class FileRoot:
 
     @contextmanager
     def _folder(self, segments: list[str], *, make: bool = False) -> Generator[int | None]:
-        folder: int | None = self._opened()
+        folder: int | None = self._open_root()
         try:
             for segment in segments:
-                outer, folder = folder, None
+                parent, folder = folder, None
                 try:
-                    folder = _entered(outer, segment, make=make)
+                    folder = _enter(parent, segment, make=make)
                 finally:
-                    os.close(outer)
+                    os.close(parent)
                 if folder is None:
                     break
             yield folder
@@ -101,7 +101,7 @@ class FileRoot:
             if folder is not None:
                 os.close(folder)
 
-    def _opened(self) -> int:
+    def _open_root(self) -> int:
         try:
             root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except (FileNotFoundError, NotADirectoryError):
@@ -138,7 +138,7 @@ def root_path(endpoint: str) -> Path:
 
 def temporary_name(key: str) -> str:
     """Return the name of an action's temporary file: a repeat finds what a crash has left."""
-    return f"{OURS}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    return f"{OWN_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def checked_segment(segment: str) -> str:
@@ -159,10 +159,10 @@ def stat_of(folder: int, segment: str) -> os.stat_result | None:
         return None
 
 
-def opened_file(folder: int, segment: str) -> int | None:
+def open_file(folder: int, segment: str) -> int | None:
     """Open a regular file for reading; None if the name has no regular file."""
-    found = stat_of(folder, segment)
-    if found is None or not stat.S_ISREG(found.st_mode):
+    file_stat = stat_of(folder, segment)
+    if file_stat is None or not stat.S_ISREG(file_stat.st_mode):
         return None  # not opened, because that alone affects a device or a pipe
     try:
         file = os.open(segment, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -175,7 +175,7 @@ def opened_file(folder: int, segment: str) -> int | None:
 
 
 @contextmanager
-def temporary(folder: int, segment: str) -> Generator[int]:
+def open_temporary(folder: int, segment: str) -> Generator[int]:
     """Create a temporary file that only this user may read, and remove the name at the end.
 
     It is locked while its call runs. Raises ``NotDoneError`` if another call has one of this name.
@@ -185,12 +185,12 @@ def temporary(folder: int, segment: str) -> Generator[int]:
     try:
         file = os.open(segment, flags, 0o600, dir_fd=folder)
     except FileExistsError:
-        raise _still_running() from None
+        raise _build_running_error() from None
     try:
         _lock(file)
         # another call removed it as a leftover before it was locked
         if not is_named(folder, segment, file):
-            raise _still_running()
+            raise _build_running_error()
         try:
             yield file
         finally:
@@ -202,7 +202,7 @@ def temporary(folder: int, segment: str) -> Generator[int]:
 
 def discard(folder: int, segment: str) -> None:
     """Remove a leftover of a crash. Raises ``NotDoneError`` if its call still runs."""
-    file = opened_file(folder, segment)
+    file = open_file(folder, segment)
     if file is None:
         return
     try:
@@ -217,11 +217,15 @@ def discard(folder: int, segment: str) -> None:
 
 def is_same_file(folder: int, first: str, second: str) -> bool:
     """Return whether two names are of one file."""
-    one, other = stat_of(folder, first), stat_of(folder, second)
-    return one is not None and other is not None and os.path.samestat(one, other)
+    first_stat, second_stat = stat_of(folder, first), stat_of(folder, second)
+    return (
+        first_stat is not None
+        and second_stat is not None
+        and os.path.samestat(first_stat, second_stat)
+    )
 
 
-def _entered(folder: int, segment: str, *, make: bool) -> int | None:
+def _enter(folder: int, segment: str, *, make: bool) -> int | None:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
         return os.open(checked_segment(segment), flags, dir_fd=folder)
@@ -229,48 +233,52 @@ def _entered(folder: int, segment: str, *, make: bool) -> int | None:
         if not make:
             return None
     except NotADirectoryError:
-        found = stat_of(folder, segment)
-        if found is not None and stat.S_ISLNK(found.st_mode):
+        file_stat = stat_of(folder, segment)
+        if file_stat is not None and stat.S_ISLNK(file_stat.st_mode):
             raise RefusedError(
                 f"{segment!r} in the path is a symbolic link, which Reconciler does not follow"
             ) from None
         if make:
             raise RefusedError(f"{segment!r} in the path is not a directory") from None
         return None
-    made = True
+    is_new = True
     try:
         os.mkdir(segment, _FOLDER_MODE, dir_fd=folder)
     except FileExistsError:  # another call created it in the meantime
-        made = False
-    inner = os.open(segment, flags, dir_fd=folder)
-    if made:
-        os.fchmod(inner, _FOLDER_MODE)  # regardless of the umask
+        is_new = False
+    child = os.open(segment, flags, dir_fd=folder)
+    if is_new:
+        os.fchmod(child, _FOLDER_MODE)  # regardless of the umask
         os.fsync(folder)
-    return inner
+    return child
 
 
-def _scanned(folder: int) -> dict[str, bool]:
+def _scan(folder: int) -> dict[str, bool]:
     """Return the names of a folder's files, False, and folders, True.
 
     While the folder changes, a replaced file can be missing (btrfs, tmpfs). A second scan adds it.
     """
     names: dict[str, bool] = {}
     for _ in range(_MAX_SCANS):
-        before = os.fstat(folder).st_mtime_ns
+        modified_at = os.fstat(folder).st_mtime_ns
         with os.scandir(folder) as scan:
             for entry in scan:
                 if entry.is_dir(follow_symlinks=False):
                     names[entry.name] = True
                 elif entry.is_file(follow_symlinks=False):
                     names[entry.name] = False
-        if os.fstat(folder).st_mtime_ns == before:
+        if os.fstat(folder).st_mtime_ns == modified_at:
             break
     return names
 
 
 def _remove_old(folder: int, segment: str) -> None:
-    found = stat_of(folder, segment)
-    if segment == ROOT_MARKER or found is None or time.time() - found.st_ctime < LEFTOVER_SECONDS:
+    file_stat = stat_of(folder, segment)
+    if (
+        segment == ROOT_MARKER
+        or file_stat is None
+        or time.time() - file_stat.st_ctime < LEFTOVER_SECONDS
+    ):
         return
     with contextlib.suppress(OSError, NotDoneError):
         discard(folder, segment)
@@ -280,15 +288,15 @@ def _lock(file: int) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _still_running() from None
+        raise _build_running_error() from None
 
 
 def is_named(folder: int, segment: str, file: int) -> bool:
     """Return whether an open file still has its name."""
-    found = stat_of(folder, segment)
-    return found is not None and os.path.samestat(found, os.fstat(file))
+    file_stat = stat_of(folder, segment)
+    return file_stat is not None and os.path.samestat(file_stat, os.fstat(file))
 
 
-def _still_running() -> NotDoneError:
+def _build_running_error() -> NotDoneError:
     # Of one file, which a tenant can cause at will. An error with a status opens no breaker.
     return NotDoneError("a call with this key is still running", status=HTTPStatus.CONFLICT)

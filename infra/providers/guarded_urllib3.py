@@ -17,11 +17,11 @@ def guard_pools(manager: PoolManager, guard: HostGuard) -> None:
 
     class GuardedHttp(HTTPConnection):
         def _new_conn(self) -> socket.socket:
-            return _connected(self, guard)
+            return _connect(self, guard)
 
     class GuardedHttps(HTTPSConnection):
         def _new_conn(self) -> socket.socket:
-            return _connected(self, guard)
+            return _connect(self, guard)
 
     class Http(HTTPConnectionPool):
         ConnectionCls = GuardedHttp  # pyright: ignore[reportAssignmentType] - as urllib3 documents
@@ -33,7 +33,7 @@ def guard_pools(manager: PoolManager, guard: HostGuard) -> None:
     manager.pool_classes_by_scheme = classes
 
 
-def _connected(connection: HTTPConnection, guard: HostGuard) -> socket.socket:
+def _connect(connection: HTTPConnection, guard: HostGuard) -> socket.socket:
     timeout = connection.timeout
     connect = partial(guard.connect, connection.host, connection.port or 0)
     try:

@@ -40,15 +40,15 @@ class HostGuard(msgspec.Struct, frozen=True):
         """
         if self.is_operators and names_host(host):
             return list(addresses)
-        found = [each for each in addresses if self._is_usable(host, port, each)]
-        if addresses and not found:
+        allowed = [each for each in addresses if self._is_usable(host, port, each)]
+        if addresses and not allowed:
             text = ", ".join(dict.fromkeys(str(each[4][0]) for each in addresses))
-            what = "is an address" if names_host(host) else f"resolves to {text}, an address"
+            description = "is an address" if names_host(host) else f"resolves to {text}, an address"
             raise HostAddressError(
-                f"{place(host, port)} {what} of the host itself, which is not allowed; an operator "
-                "can add it to spec.allow.addresses of the ProviderConfig"
+                f"{place(host, port)} {description} of the host itself, which is not allowed; an "
+                "operator can add it to spec.allow.addresses of the ProviderConfig"
             )
-        return found
+        return allowed
 
     def resolve(self, host: str, port: int) -> list[tuple[Any, ...]]:
         """Resolve a name and return its usable addresses. Blocks. Raises ``OSError``."""

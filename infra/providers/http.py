@@ -11,11 +11,11 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from events.provider_config import Limits, ProviderConfigSpec
-from infra.providers.answers import Answer, is_read, refusal
-from infra.providers.connections import Connections, NotSentError, UnusableAnswerError
+from infra.providers.answers import Response, is_read, refusal
+from infra.providers.connections import Connections, InvalidResponseError, NotSentError
 from infra.providers.endpoint import authorization, checked_endpoint, socket_path
 from infra.providers.host_guard import HostGuard
-from infra.providers.trust import certificate_problem, trusting
+from infra.providers.trust import build_ssl_context, certificate_problem
 from reconciler.answer_budget import AnswerTooLargeError, take_memory
 from reconciler.errors import (
     ConfigurationError,
@@ -80,16 +80,16 @@ class HttpApi:
         self._secrecy = secrecy or Secrecy(secret)
         self._timeout_seconds = config.limits.request_timeout_seconds
         needs_trust = config.tls is not None or url.scheme == "https"
-        tls = trusting(config.tls) if needs_trust else None
+        tls = build_ssl_context(config.tls) if needs_trust else None
         self._connections = Connections(
             url.raw_host,
             url.port,
             socket_path=path,
             tls=tls if url.scheme == "https" else None,
             guard=HostGuard(config.allow, is_operators=True),
-            most=config.limits.concurrency,
+            max_connections=config.limits.concurrency,
             connecting_seconds=self._timeout_seconds * CONNECTING_SHARE,
-            kept_seconds=KEEP_ALIVE_SECONDS,
+            idle_seconds=KEEP_ALIVE_SECONDS,
         )
         self._permit = permit
         self._is_closed = False
@@ -104,7 +104,7 @@ class HttpApi:
         body: bytes | None = None,
         read_at: float | None = None,
         writes: bool | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Make one call and return the complete response, whatever its status.
 
         ``read_at``: when the read was made on which it relies, by ``time.monotonic`` (see
@@ -127,7 +127,7 @@ class HttpApi:
             raise NotDoneError(
                 f"{method} {url}: not sent, because its ProviderConfig was declared again"
             )
-        request = written_request(
+        request = encode_request(
             method, self._target(path, query), {**self._headers, **(headers or {})}, body
         )
         try:
@@ -141,37 +141,37 @@ class HttpApi:
         except NotSentError as error:
             raise NotDoneError(f"{method} {url}: not sent, no connection: {error}") from error
         except TimeoutError as error:
-            why = f"no response within {self._timeout_seconds:g} s"
-            raise self._unanswered(writes=writes)(f"{method} {url}: {why}") from error
-        except (OSError, UnusableAnswerError, AnswerTooLargeError) as error:
-            why = f"invalid response: {error}"
-            raise self._unanswered(writes=writes)(f"{method} {url}: {why}") from error
+            reason = f"no response within {self._timeout_seconds:g} s"
+            raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error
+        except (OSError, InvalidResponseError, AnswerTooLargeError) as error:
+            reason = f"invalid response: {error}"
+            raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error
         if writes and received.status < HTTPStatus.MULTIPLE_CHOICES:
             self._permit.record_write()
-        return Answer(
+        return Response(
             method, url, received.status, received.headers, received.content, self._secrecy
         )
 
-    async def find(self, path: str, *, confirm: Callable[[], Awaitable[object]]) -> Answer | None:
+    async def find(self, path: str, *, confirm: Callable[[], Awaitable[object]]) -> Response | None:
         """Read one object; None if the API reports that it does not exist. Raises other refusals.
 
         ``confirm`` reads the collection, and raises if that does not exist either. The 404 then
         comes from a wrong endpoint or a gateway, and does not prove that the object is missing.
         """
-        answer = await self.call("GET", path)
-        if answer.status_code == HTTPStatus.NOT_FOUND:
+        response = await self.call("GET", path)
+        if response.status_code == HTTPStatus.NOT_FOUND:
             await confirm()
             return None
-        if answer.status_code != HTTPStatus.OK:
-            raise refusal(answer)
-        return answer
+        if response.status_code != HTTPStatus.OK:
+            raise refusal(response)
+        return response
 
     async def close(self) -> None:
         """Close all connections. A call that waits for its turn is not sent."""
         self._is_closed = True
         self._connections.close()
 
-    def _unanswered(self, *, writes: bool) -> type[NotDoneError | UnknownResultError]:
+    def _failure_class(self, *, writes: bool) -> type[NotDoneError | UnknownResultError]:
         """Return the class of a call without a usable response, which may have been executed."""
         if writes:
             self._permit.record_write()
@@ -194,7 +194,7 @@ def _check_limits(limits: Limits) -> None:
         )
 
 
-def written_request(
+def encode_request(
     method: str, target: str, headers: Mapping[str, str], body: bytes | None
 ) -> bytes:
     """Encode a request.

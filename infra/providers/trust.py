@@ -8,7 +8,7 @@ from events.provider_config import Tls
 from reconciler.errors import ConfigurationError
 
 
-def trusting(tls: Tls | None) -> ssl.SSLContext:
+def build_ssl_context(tls: Tls | None) -> ssl.SSLContext:
     """Build a context that verifies the API's name and authority.
 
     Without ``tls``, it trusts the same authorities as httpx: those of SSL_CERT_FILE, otherwise
@@ -22,13 +22,15 @@ def trusting(tls: Tls | None) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context(cafile=tls.ca_file)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError(f"spec.tls.caFile: {tls.ca_file}: {_why(error)}") from None
+            raise ConfigurationError(
+                f"spec.tls.caFile: {tls.ca_file}: {_describe_error(error)}"
+            ) from None
     if tls is not None and tls.certificate_file is not None:
         try:
             context.load_cert_chain(tls.certificate_file, tls.key_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
-                f"spec.tls.certificateFile: {tls.certificate_file}: {_why(error)}"
+                f"spec.tls.certificateFile: {tls.certificate_file}: {_describe_error(error)}"
             ) from None
     elif tls is not None and tls.key_file is not None:
         raise ConfigurationError(
@@ -46,7 +48,7 @@ def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
     return f"{error.verify_message} ({remedy})"
 
 
-def _why(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     is_of_files = error.errno and not isinstance(error, ssl.SSLError)
     return (
         f"cannot read the file: {error.strerror}" if is_of_files else "contains no valid PEM text"

@@ -14,6 +14,7 @@ from events.excerpt import some
 from events.field_hints import closest
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, system_rank
+from infra.jetstream.errors import BusDeniedError
 from reconciler.cli.client import client_of
 from reconciler.cli.connection import HERE, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
@@ -29,7 +30,7 @@ from reconciler.cli.results import (
     wait_for_results,
 )
 from reconciler.errors import UnknownKindError
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.resource.state import PLAN_OUTDATED
 from reconciler.sdk.client import Client
@@ -128,7 +129,7 @@ def apply(
     if set_name:
         from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - only for sets
 
-        _check_all(documents, _kinds_of(documents, connection), others_pass=True)
+        _check_before_sending(documents, connection)
         return apply_set(
             connection,
             documents,
@@ -146,7 +147,7 @@ def apply(
         results = [Result(str(read.key), True, "Valid") for read in documents.good]
     else:
         if validate == "client":
-            _check_all(documents, _kinds_of(documents, connection), others_pass=True)
+            _check_before_sending(documents, connection)
         results = run_async(_declare(connection, documents.good, reason, wait, timeout))
     print_results(results, output, good=GOOD, problems=documents.problems(), dry_run=bool(dry_run))
     return _status(documents, results, GOOD if wait and not dry_run else None)
@@ -234,21 +235,35 @@ async def _apply_group(
     return [results[each.resource] for each in group]
 
 
-def _kinds_of(documents: Documents, connection: Connection) -> KindRegistry:
-    """Return the installed kinds, and kinds defined at run time if a name looks misspelled."""
-    kinds = installed_kinds()
-    if not any(_seems_misspelt(read.key.kind, kinds) for read in documents.good):
-        return kinds
-    from reconciler.cli.explain import with_definitions  # noqa: PLC0415 - rarely needed
+def _check_before_sending(documents: Documents, connection: Connection) -> None:
+    """Check every document, but let kinds pass that only the decider may have.
 
-    return run_async(with_definitions(connection, kinds))
+    If a name looks misspelled, the kinds that were defined at run time are read from the log. A
+    user who may not read it sends the document: the decider knows them.
+    """
+    kinds = installed_kinds()
+    finds_misspelt = True
+    if any(_seems_misspelt(read.key.kind, kinds) for read in documents.good):
+        from reconciler.cli.explain import with_definitions  # noqa: PLC0415 - rarely needed
+
+        try:
+            kinds = run_async(with_definitions(connection, kinds))
+        except BusDeniedError:
+            finds_misspelt = False
+    _check_all(documents, kinds, others_pass=True, finds_misspelt=finds_misspelt)
 
 
 def _seems_misspelt(kind: str, kinds: KindRegistry) -> bool:
     return kinds.find(kind) is None and bool(closest(kind, kinds))
 
 
-def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool = False) -> None:
+def _check_all(
+    documents: Documents,
+    kinds: KindRegistry,
+    *,
+    others_pass: bool = False,
+    finds_misspelt: bool = True,
+) -> None:
     """Check every document like the decider. Move invalid ones to ``documents.bad``.
 
     ``others_pass``: accept kinds that are not installed here, which the decider may have, unless
@@ -258,10 +273,11 @@ def _check_all(documents: Documents, kinds: KindRegistry, *, others_pass: bool =
     for read in documents.good:
         try:
             kind = read.key.kind
-            if not others_pass or kinds.find(kind) is not None or _seems_misspelt(kind, kinds):
+            is_misspelt = finds_misspelt and _seems_misspelt(kind, kinds)
+            if not others_pass or kinds.find(kind) is not None or is_misspelt:
                 kinds.check(read.manifest)
             if read.key.kind == KIND_DEFINITION_KIND:
-                kinds.define(defined(kinds, read.key.name, read.manifest.spec, 1))
+                kinds.define(build_defined_kind(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:
             all_the_same = others_pass and isinstance(error, UnknownKindError)
             hint = " (use --validate server to send it anyway)" if all_the_same else ""

@@ -102,14 +102,14 @@ _NOT_DONE: Final = (
 )
 
 
-def expect(actual: object, expected: object, remedy: str, when: str = "") -> None:
+def expect(actual: object, expected: object, remedy: str, context: str = "") -> None:
     """Fail with both values, and with what the author of a provider must do."""
     if actual != expected:
-        place = f" ({when})" if when else ""
+        place = f" ({context})" if context else ""
         pytest.fail(f"{remedy}{place}\n  expected: {expected!r}\n  actual:   {actual!r}")
 
 
-class Caught:
+class RaisedError:
     """The error that a call raised."""
 
     def __init__(self) -> None:
@@ -117,14 +117,14 @@ class Caught:
 
 
 @contextmanager
-def raises(*errors: type[ProviderError], remedy: str) -> Generator[Caught]:
+def raises(*errors: type[ProviderError], remedy: str) -> Generator[RaisedError]:
     """Fail unless a call raises one of these classes, with what the author must do."""
-    caught = Caught()
+    raised = RaisedError()
     expected = " or ".join(each.__name__ for each in errors)
     try:
-        yield caught
+        yield raised
     except errors as error:
-        caught.value = error
+        raised.value = error
     except ProviderError as error:
         pytest.fail(
             f"{remedy}\n  expected: {expected}\n  actual:   {type(error).__name__}: {error}"
@@ -133,11 +133,11 @@ def raises(*errors: type[ProviderError], remedy: str) -> Generator[Caught]:
         pytest.fail(f"{remedy}\n  expected: {expected}\n  actual:   no error")
 
 
-def required(thing: ExternalObject | None) -> ExternalObject:
+def require_object(observed: ExternalObject | None) -> ExternalObject:
     """Return an object that must exist."""
-    if thing is None:
+    if observed is None:
         pytest.fail(f"the object must exist; {_AS_OBJECT}")
-    return thing
+    return observed
 
 
 class Connect(Protocol):
@@ -179,7 +179,7 @@ class ContractCase:
     @pytest_asyncio.fixture
     async def connect(self) -> AsyncIterator[Connect]:
         """A function that builds providers of the kind."""
-        built: list[Provider] = []
+        providers: list[Provider] = []
 
         def build(
             endpoint: str, *, timeout_seconds: float = 10, secret: str | None = None
@@ -192,11 +192,11 @@ class ContractCase:
                 limits=Limits(request_timeout_seconds=timeout_seconds),
                 allow=self.allow,
             )
-            built.append(self.kind.connect(config, Secrets(secret), CallPermit()))
-            return built[-1]
+            providers.append(self.kind.connect(config, Secrets(secret), CallPermit()))
+            return providers[-1]
 
         yield build
-        for provider in built:
+        for provider in providers:
             await provider.close()
 
     @pytest.fixture
@@ -209,29 +209,29 @@ class ContractCase:
         if not self.kind.lists:
             pytest.skip(f"{self.kind.name} declares no listing")
 
-    def can(self, *wanted: Capability) -> bool:
+    def can(self, *capabilities: Capability) -> bool:
         """Return whether the kind declares one of some capabilities."""
-        return any(getattr(self.kind.capabilities, each) for each in wanted)
+        return any(getattr(self.kind.capabilities, each) for each in capabilities)
 
-    def needs(self, *wanted: Capability) -> None:
+    def needs(self, *capabilities: Capability) -> None:
         """Skip the case if the kind declares none of them."""
-        if not self.can(*wanted):
-            pytest.skip(f"{self.kind.name} declares no {' and no '.join(wanted)}")
+        if not self.can(*capabilities):
+            pytest.skip(f"{self.kind.name} declares no {' and no '.join(capabilities)}")
 
     def needs_change_in_place(self) -> None:
         """Skip the case if the API cannot change one of the specs into the other in place."""
         specs = (self.fields, self.other_fields)
         first, second = (self.action("Update", "a", each).fields for each in specs)
-        differing = {
+        differences = {
             name for name in first.keys() | second.keys() if first.get(name) != second.get(name)
         }
-        if fixed := differing & self.kind.immutable:
-            pytest.skip(f"{self.kind.name} cannot change {', '.join(sorted(fixed))} in place")
+        if immutable := differences & self.kind.immutable:
+            pytest.skip(f"{self.kind.name} cannot change {', '.join(sorted(immutable))} in place")
 
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         """Build an action as a decider does, with its own key and no preconditions."""
-        written = action(operation, name, {} if fields is None else self.object_fields(fields))
-        return written if self.can("labels") else msgspec.structs.replace(written, labels={})
+        built = action(operation, name, {} if fields is None else self.object_fields(fields))
+        return built if self.can("labels") else msgspec.structs.replace(built, labels={})
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
         """Build a creation that the API refuses."""
@@ -251,52 +251,59 @@ class ContractCase:
         """Return the fields that an object should have for a spec."""
         return self.kind.object_fields(self.kind.checked_fields(fields))
 
-    def upon(
-        self, operation: Operation, thing: ExternalObject | None, fields: Fields | None = None
+    def action_on(
+        self, operation: Operation, observed: ExternalObject | None, fields: Fields | None = None
     ) -> Action:
         """Build an action on an object, with the uid and version of a read."""
-        thing = required(thing)
-        return upon(self.action(operation, thing.name, fields), thing)
+        observed = require_object(observed)
+        return with_version_of(self.action(operation, observed.name, fields), observed)
 
-    async def made(self, provider: Provider, name: str) -> ExternalObject:
+    async def create_one(self, provider: Provider, name: str) -> ExternalObject:
         """Create an object."""
         effect = await provider.create(self.action("Create", name, self.fields))
-        return required(effect.object)
+        return require_object(effect.object)
 
-    def is_shown_as_ours(self, thing: ExternalObject | None, written: Action) -> bool:
+    def may_be_own(self, observed: ExternalObject | None, writer: Action) -> bool:
         """Return whether the API shows no object of an action, or none that another client may have
         made."""
-        if thing is None or thing.written_by == written.idempotency_key:
+        if observed is None or observed.written_by == writer.idempotency_key:
             return True
         if self.can("labels"):
-            return written.labels.items() <= thing.labels.items()
-        return thing.written_by is None  # nothing but the API knows the key
+            return writer.labels.items() <= observed.labels.items()
+        return observed.written_by is None  # nothing but the API knows the key
 
-    async def shown(
+    async def read_and_list(
         self, provider: Provider, name: str, uid: str | None = None
     ) -> list[ExternalObject]:
         """Return what a read and a listing show for a name."""
-        found = await provider.read(name, uid)
-        listed = await listing(provider, Scope(prefix=name)) if self.kind.lists else []
-        return [*([] if found is None else [found]), *listed]
+        observed = await provider.read(name, uid)
+        listed_objects = await listing(provider, Scope(prefix=name)) if self.kind.lists else []
+        return [*([] if observed is None else [observed]), *listed_objects]
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
         """Return whether an object has the declared fields, in canonical form."""
-        seen, declared = self.kind.normalize(required(thing).fields), self.object_fields(fields)
+        actual, declared = (
+            self.kind.normalize(require_object(observed).fields),
+            self.object_fields(fields),
+        )
         if self.kind.comparable is not None:
-            seen, declared = self.kind.comparable(seen), self.kind.comparable(declared)
+            actual, declared = self.kind.comparable(actual), self.kind.comparable(declared)
         # Null is equal to a missing field: a defined kind shows undeclared fields in this way.
-        return _without_null(seen) == _without_null(declared)
+        return _without_null(actual) == _without_null(declared)
 
-    def check_declared(self, thing: ExternalObject | None, fields: Fields, when: str = "") -> None:
+    def check_declared(
+        self, observed: ExternalObject | None, fields: Fields, context: str = ""
+    ) -> None:
         """Fail unless an object has the declared fields."""
-        if not self.is_as_declared(thing, fields):
-            expect(required(thing).fields, self.object_fields(fields), _NORMALIZE, when)
+        if not self.is_as_declared(observed, fields):
+            expect(require_object(observed).fields, self.object_fields(fields), _NORMALIZE, context)
 
-    def check_ours(self, thing: ExternalObject | None, written: Action, when: str = "") -> None:
+    def check_writer(
+        self, observed: ExternalObject | None, writer: Action, context: str = ""
+    ) -> None:
         """Fail if an object does not show which action wrote it."""
-        if not self.is_shown_as_ours(thing, written):
-            expect(required(thing).written_by, written.idempotency_key, _MARK, when)
+        if not self.may_be_own(observed, writer):
+            expect(require_object(observed).written_by, writer.idempotency_key, _MARK, context)
 
 
 class ProviderContract(ContractCase):
@@ -309,14 +316,14 @@ class ProviderContract(ContractCase):
     ) -> None:
         effect = await provider.create(self.action("Create", name, self.fields))
 
-        thing = required(effect.object)
+        observed = require_object(effect.object)
         expect(effect.replayed, False, "`Effect.replayed` is only for a repeated call")
-        expect(thing, await provider.read(name), _AS_OBJECT)
-        expect(thing.name, name, "`ExternalObject.name` is action.external_name")
-        expect(thing.labels, LABELS if self.can("labels") else {}, _LABELS)
-        expect(bool(thing.uid), True, _UID)
-        expect(bool(thing.version) or not self.can("conditional_writes"), True, _VERSION)
-        self.check_declared(thing, self.fields)
+        expect(observed, await provider.read(name), _AS_OBJECT)
+        expect(observed.name, name, "`ExternalObject.name` is action.external_name")
+        expect(observed.labels, LABELS if self.can("labels") else {}, _LABELS)
+        expect(bool(observed.uid), True, _UID)
+        expect(bool(observed.version) or not self.can("conditional_writes"), True, _VERSION)
+        self.check_declared(observed, self.fields)
 
     async def test_a_second_create_with_the_same_key_has_no_second_effect(
         self, provider: Provider, name: str
@@ -325,9 +332,9 @@ class ProviderContract(ContractCase):
         create = self.action("Create", name, self.fields)
         first = await provider.create(create)
 
-        expect(await repeated(provider.create(create)), first.object, _MARK)
-        shown = await self.shown(provider, name)
-        expect(shown, [first.object] * (1 + self.kind.lists), _AS_OBJECT)
+        expect(await repeat(provider.create(create)), first.object, _MARK)
+        visible = await self.read_and_list(provider, name)
+        expect(visible, [first.object] * (1 + self.kind.lists), _AS_OBJECT)
 
     async def test_a_second_create_with_the_same_key_says_that_the_answer_was_kept(
         self, provider: Provider, name: str
@@ -343,24 +350,24 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         self.needs("deterministic_names")
-        stranger = await self.made(provider, name)
+        other_object = await self.create_one(provider, name)
 
-        with raises(ConflictError, remedy=_OBSTACLE) as caught:
+        with raises(ConflictError, remedy=_OBSTACLE) as raised:
             await provider.create(self.action("Create", name, self.other_fields))
-        expect(caught.value.obstacle, stranger, _OBSTACLE)
-        expect(await provider.read(name), stranger, _NEVER_OVERWRITE)
+        expect(raised.value.obstacle, other_object, _OBSTACLE)
+        expect(await provider.read(name), other_object, _NEVER_OVERWRITE)
 
     async def test_an_update_replaces_fields_and_labels_and_keeps_the_uid(
         self, provider: Provider, name: str
     ) -> None:
         self.needs_change_in_place()
-        created = await self.made(provider, name)
-        update = self.upon("Update", created, self.other_fields)
+        created = await self.create_one(provider, name)
+        update = self.action_on("Update", created, self.other_fields)
         is_labelled = self.can("labels") and "labels" not in self.kind.immutable
         labels = {"only": "this"} if is_labelled else created.labels
         updated = (await provider.update(msgspec.structs.replace(update, labels=labels))).object
 
-        updated = required(updated)
+        updated = require_object(updated)
         expect(updated, await provider.read(name), _AS_OBJECT)
         expect(updated.uid, created.uid, _UID)
         has_new_version = updated.version != created.version
@@ -372,36 +379,38 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         self.needs_change_in_place()
-        created = await self.made(provider, name)
-        update = self.upon("Update", created, self.other_fields)
+        created = await self.create_one(provider, name)
+        update = self.action_on("Update", created, self.other_fields)
         effect = await provider.update(msgspec.structs.replace(update, version=None))
 
-        now = await provider.read(name)
-        expect(effect.object, now, _AS_OBJECT)
+        current = await provider.read(name)
+        expect(effect.object, current, _AS_OBJECT)
         expect(
-            now != created, True, "`update` without a version replaces the object at any version"
+            current != created,
+            True,
+            "`update` without a version replaces the object at any version",
         )
 
     async def test_an_update_of_an_old_version_shows_what_is_there_now(
         self, provider: Provider, name: str
     ) -> None:
         self.needs("conditional_writes")
-        old = await self.made(provider, name)
-        now = (await provider.update(self.upon("Update", old, self.other_fields))).object
+        old = await self.create_one(provider, name)
+        current = (await provider.update(self.action_on("Update", old, self.other_fields))).object
 
-        with raises(ConflictError, remedy=_OBSTACLE) as caught:
-            await provider.update(self.upon("Update", old, self.fields))
-        expect(caught.value.obstacle, now, _OBSTACLE)
-        expect(await provider.read(name), now, _VERSION)
+        with raises(ConflictError, remedy=_OBSTACLE) as raised:
+            await provider.update(self.action_on("Update", old, self.fields))
+        expect(raised.value.obstacle, current, _OBSTACLE)
+        expect(await provider.read(name), current, _VERSION)
 
     async def test_an_update_of_an_absent_object_finds_nothing(
         self, provider: Provider, name: str
     ) -> None:
-        gone = await self.made(provider, name)
-        await provider.delete(self.upon("Delete", gone))
+        deleted = await self.create_one(provider, name)
+        await provider.delete(self.action_on("Delete", deleted))
 
         with raises(NotFoundError, remedy=_MISSING):
-            await provider.update(self.upon("Update", gone, self.other_fields))
+            await provider.update(self.action_on("Update", deleted, self.other_fields))
         with raises(NotFoundError, remedy=_MISSING):
             await provider.update(self.action("Update", name, self.other_fields))
 
@@ -409,22 +418,22 @@ class ProviderContract(ContractCase):
     async def test_an_update_spares_another_object_that_has_taken_the_name(
         self, provider: Provider, name: str, with_version: bool
     ) -> None:
-        ours = await self.made(provider, name)
-        await provider.delete(self.upon("Delete", ours))
-        stranger = await self.made(provider, name)
-        update = self.upon("Update", ours, self.other_fields)
+        own = await self.create_one(provider, name)
+        await provider.delete(self.action_on("Delete", own))
+        other_object = await self.create_one(provider, name)
+        update = self.action_on("Update", own, self.other_fields)
         if not with_version:
             update = msgspec.structs.replace(update, version=None)
 
-        with raises(ConflictError, NotFoundError, remedy=_UID) as caught:
+        with raises(ConflictError, NotFoundError, remedy=_UID) as raised:
             await provider.update(update)
-        if isinstance(caught.value, ConflictError) or self.can("deterministic_names"):
-            expect(caught.value.obstacle, stranger, _OBSTACLE)
-        expect(await provider.read(name), stranger, _NEVER_OVERWRITE)
+        if isinstance(raised.value, ConflictError) or self.can("deterministic_names"):
+            expect(raised.value.obstacle, other_object, _OBSTACLE)
+        expect(await provider.read(name), other_object, _NEVER_OVERWRITE)
 
     async def test_a_deleted_object_is_read_as_absent(self, provider: Provider, name: str) -> None:
-        created = await self.made(provider, name)
-        effect = await provider.delete(self.upon("Delete", created))
+        created = await self.create_one(provider, name)
+        effect = await provider.delete(self.action_on("Delete", created))
 
         expect((effect.object, effect.absent), (None, False), _ABSENT)
         expect(await provider.read(name), None, "`delete` must delete, and `read` return None")
@@ -433,27 +442,27 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         self.needs_change_in_place()
-        created = await self.made(provider, name)
-        await provider.update(self.upon("Update", created, self.other_fields))
-        await provider.delete(self.upon("Delete", created))
+        created = await self.create_one(provider, name)
+        await provider.update(self.action_on("Update", created, self.other_fields))
+        await provider.delete(self.action_on("Delete", created))
 
         expect(await provider.read(name), None, "`delete` deletes whatever the version is")
 
     async def test_a_deletion_spares_another_object_that_has_taken_the_name(
         self, provider: Provider, name: str
     ) -> None:
-        ours = await self.made(provider, name)
-        await provider.delete(self.upon("Delete", ours))
-        stranger = await self.made(provider, name)
+        own = await self.create_one(provider, name)
+        await provider.delete(self.action_on("Delete", own))
+        other_object = await self.create_one(provider, name)
 
         if self.can("deterministic_names"):
-            with raises(ConflictError, remedy=_OBSTACLE) as caught:
-                await provider.delete(self.upon("Delete", ours))
-            expect(caught.value.obstacle, stranger, _OBSTACLE)
+            with raises(ConflictError, remedy=_OBSTACLE) as raised:
+                await provider.delete(self.action_on("Delete", own))
+            expect(raised.value.obstacle, other_object, _OBSTACLE)
         else:  # the API assigns the ids, so the object is only missing
-            absent = (await provider.delete(self.upon("Delete", ours))).absent
+            absent = (await provider.delete(self.action_on("Delete", own))).absent
             expect(absent, True, _ABSENT)
-        expect(await provider.read(name), stranger, _UID)
+        expect(await provider.read(name), other_object, _UID)
 
     async def test_deleting_what_is_absent_is_a_success(
         self, provider: Provider, name: str
@@ -470,20 +479,20 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         self.needs_listing()
-        created = [await self.made(provider, f"{name}-{number}") for number in range(7)]
-        found = await listing(provider, Scope(prefix=name), page_size=3)
+        created = [await self.create_one(provider, f"{name}-{number}") for number in range(7)]
+        objects = await listing(provider, Scope(prefix=name), page_size=3)
 
-        expect(sorted(found, key=lambda thing: thing.name), created, _LISTING)
+        expect(sorted(objects, key=lambda observed: observed.name), created, _LISTING)
 
     async def test_a_listing_shows_the_scopes_prefix_only(
         self, provider: Provider, name: str
     ) -> None:
         self.needs_listing()
-        wanted = [await self.made(provider, f"{name}-a{number}") for number in range(2)]
-        await self.made(provider, f"{name}-b")
-        found = await listing(provider, Scope(prefix=f"{name}-a"))
+        capabilities = [await self.create_one(provider, f"{name}-a{number}") for number in range(2)]
+        await self.create_one(provider, f"{name}-b")
+        objects = await listing(provider, Scope(prefix=f"{name}-a"))
 
-        expect(sorted(found, key=lambda thing: thing.name), wanted, _SCOPE)
+        expect(sorted(objects, key=lambda observed: observed.name), capabilities, _SCOPE)
         expect(await listing(provider, Scope(prefix=f"{name}-c")), [], _SCOPE)
 
     async def test_a_listing_shows_the_scopes_labels_only(
@@ -497,8 +506,8 @@ class ProviderContract(ContractCase):
             await provider.create(msgspec.structs.replace(create, labels=labels))
 
         async def names(scope: Scope) -> list[str]:
-            found = await listing(provider, scope)
-            return sorted(thing.name.removeprefix(f"{name}-") for thing in found)
+            objects = await listing(provider, scope)
+            return sorted(observed.name.removeprefix(f"{name}-") for observed in objects)
 
         expect(await names(Scope(labels=team)), ["a-both", "b-both"], _SCOPE)
         expect(await names(Scope(prefix=f"{name}-a", labels=team)), ["a-both"], _SCOPE)
@@ -507,96 +516,98 @@ class ProviderContract(ContractCase):
         self, provider: Provider, name: str
     ) -> None:
         """Otherwise no test would notice a missing rate limit, or a crash between two requests."""
-        made = await self.made(provider, name)
-        other = f"{name}-other"
+        created = await self.create_one(provider, name)
+        other_name = f"{name}-other"
         for call in (
-            provider.create(self.action("Create", other, self.fields)),
-            provider.update(self.upon("Update", made, self.other_fields)),
-            provider.delete(self.upon("Delete", made)),
-            provider.read(name, made.uid),
+            provider.create(self.action("Create", other_name, self.fields)),
+            provider.update(self.action_on("Update", created, self.other_fields)),
+            provider.delete(self.action_on("Delete", created)),
+            provider.read(name, created.uid),
         ):
             expect(await is_cut(1, call), True, _PERMIT, call.__qualname__)
         if self.kind.lists:
-            is_asked = await is_cut(1, listing(provider, Scope(prefix=name)))
-            expect(is_asked, True, _PERMIT, "pages")
-        expect(await self.shown(provider, other), [], _PERMIT, "create")
-        expect(await provider.read(name, made.uid), made, _PERMIT, "update, delete")
+            is_permitted = await is_cut(1, listing(provider, Scope(prefix=name)))
+            expect(is_permitted, True, _PERMIT, "pages")
+        expect(await self.read_and_list(provider, other_name), [], _PERMIT, "create")
+        expect(await provider.read(name, created.uid), created, _PERMIT, "update, delete")
 
     async def test_a_create_that_ends_before_any_of_its_requests_goes_on_when_it_is_repeated(
         self, provider: Provider, name: str
     ) -> None:
         self.needs("idempotency_keys", "deterministic_names")
-        for number, each in numbered(name):
+        for number, each in number_requests(name):
             create = self.action("Create", each, self.fields)
             if not await is_cut(number, provider.create(create)):
                 break
-            for half in await self.shown(provider, each):
-                self.check_ours(half, create, f"after a crash before request {number}")
-            made = await repeated(provider.create(create))
+            for partial in await self.read_and_list(provider, each):
+                self.check_writer(partial, create, f"after a crash before request {number}")
+            created = await repeat(provider.create(create))
 
-            when = f"repeated after a crash before request {number}"
-            self.check_declared(made, self.fields, when)
-            self.check_ours(made, create, when)
-            shown = await self.shown(provider, each)
-            expect(shown, [made] * (1 + self.kind.lists), _RESUME, when)
+            context = f"repeated after a crash before request {number}"
+            self.check_declared(created, self.fields, context)
+            self.check_writer(created, create, context)
+            visible = await self.read_and_list(provider, each)
+            expect(visible, [created] * (1 + self.kind.lists), _RESUME, context)
 
     async def test_an_update_that_ends_before_any_of_its_requests_can_be_repeated(
         self, provider: Provider, name: str
     ) -> None:
         self.needs_change_in_place()
-        for number, each in numbered(name):
-            created = await self.made(provider, each)
-            update = self.upon("Update", created, self.other_fields)
+        for number, each in number_requests(name):
+            created = await self.create_one(provider, each)
+            update = self.action_on("Update", created, self.other_fields)
             if not await is_cut(number, provider.update(update)):
                 break
-            half = await provider.read(each, created.uid)
-            when = f"after a crash before request {number}"
-            half = required(half)
-            expect(half.uid, created.uid, _UID, when)
-            if half != created:
-                self.check_ours(half, update, when)
+            partial = await provider.read(each, created.uid)
+            context = f"after a crash before request {number}"
+            partial = require_object(partial)
+            expect(partial.uid, created.uid, _UID, context)
+            if partial != created:
+                self.check_writer(partial, update, context)
             try:
                 await provider.update(update)
             except ConflictError as conflict:  # its own first request changed the version
-                await provider.update(self.upon("Update", conflict.obstacle, self.other_fields))
+                await provider.update(
+                    self.action_on("Update", conflict.obstacle, self.other_fields)
+                )
 
             updated = await provider.read(each, created.uid)
-            self.check_declared(updated, self.other_fields, f"repeated {when}")
-            expect(required(updated).uid, created.uid, _UID, f"repeated {when}")
+            self.check_declared(updated, self.other_fields, f"repeated {context}")
+            expect(require_object(updated).uid, created.uid, _UID, f"repeated {context}")
 
     async def test_a_deletion_that_ends_before_any_of_its_requests_can_be_repeated(
         self, provider: Provider, name: str
     ) -> None:
-        for number, each in numbered(name):
-            created = await self.made(provider, each)
-            delete = self.upon("Delete", created)
+        for number, each in number_requests(name):
+            created = await self.create_one(provider, each)
+            delete = self.action_on("Delete", created)
             if not await is_cut(number, provider.delete(delete)):
                 break
-            half = await provider.read(each, created.uid)
-            when = f"repeated after a crash before request {number}"
-            expect(created.uid if half is None else half.uid, created.uid, _UID, when)
-            expect((await provider.delete(delete)).object, None, _ABSENT, when)
-            expect(await provider.read(each, created.uid), None, _RESUME, when)
+            partial = await provider.read(each, created.uid)
+            context = f"repeated after a crash before request {number}"
+            expect(created.uid if partial is None else partial.uid, created.uid, _UID, context)
+            expect((await provider.delete(delete)).object, None, _ABSENT, context)
+            expect(await provider.read(each, created.uid), None, _RESUME, context)
 
     async def test_a_creation_that_is_refused_and_then_corrected_creates_one_object(
         self, provider: Provider, name: str
     ) -> None:
         for _ in range(2):  # a repeat is refused like the first call
-            refused = await self.refused_create(provider, name)
-            await fails_without_effect(provider.create(refused))
-        expect(await self.shown(provider, name), [], _NOT_DONE)
-        made = await self.made(provider, name)
+            create = await self.refused_create(provider, name)
+            await fails_without_effect(provider.create(create))
+        expect(await self.read_and_list(provider, name), [], _NOT_DONE)
+        created = await self.create_one(provider, name)
 
-        self.check_declared(made, self.fields)
-        shown = await self.shown(provider, name, made.uid)
-        expect(shown, [made] * (1 + self.kind.lists), _AS_OBJECT)
+        self.check_declared(created, self.fields)
+        visible = await self.read_and_list(provider, name, created.uid)
+        expect(visible, [created] * (1 + self.kind.lists), _AS_OBJECT)
 
     async def test_a_creation_that_is_refused_and_then_withdrawn_leaves_nothing(
         self, provider: Provider, name: str
     ) -> None:
-        refused = await self.refused_create(provider, name)
-        await fails_without_effect(provider.create(refused))
-        expect(await self.shown(provider, name), [], _NOT_DONE)
+        create = await self.refused_create(provider, name)
+        await fails_without_effect(provider.create(create))
+        expect(await self.read_and_list(provider, name), [], _NOT_DONE)
 
         absent = (await provider.delete(self.action("Delete", name))).absent
         expect(absent, True, _ABSENT)
@@ -631,9 +642,9 @@ def action(operation: Operation, name: str, fields: Fields) -> Action:
     )
 
 
-def upon(written: Action, thing: ExternalObject) -> Action:
+def with_version_of(base_action: Action, observed: ExternalObject) -> Action:
     """Return an action with the uid and version of an object."""
-    return msgspec.structs.replace(written, uid=thing.uid, version=thing.version)
+    return msgspec.structs.replace(base_action, uid=observed.uid, version=observed.version)
 
 
 class _Cut(BaseException):
@@ -647,12 +658,12 @@ class _CutBefore:
     pace_seconds = 0.0
 
     def __init__(self, request: int) -> None:
-        self._left = request
+        self._remaining = request
 
     async def wait(self, *, goes_first: bool = False) -> None:
         del goes_first
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             raise _Cut
 
 
@@ -668,7 +679,7 @@ async def is_cut(request: int, call: Awaitable[object]) -> bool:
     return False
 
 
-def numbered(name: str) -> Iterator[tuple[int, str]]:
+def number_requests(name: str) -> Iterator[tuple[int, str]]:
     """Number requests from one, each with its own name.
 
     Fail if there are more than any call makes.
@@ -683,15 +694,15 @@ async def fails_without_effect(call: Awaitable[Effect]) -> None:
     record = CallRecord()
     token = CALL_RECORD.set(record)
     try:
-        with raises(NotDoneError, RefusedError, remedy=_NOT_DONE) as caught:
+        with raises(NotDoneError, RefusedError, remedy=_NOT_DONE) as raised:
             await call
     finally:
         CALL_RECORD.reset(token)
-    expect(caught.value.obstacle, None, _NOT_DONE, str(caught.value))
-    expect(record.has_written, False, _NOT_DONE, str(caught.value))
+    expect(raised.value.obstacle, None, _NOT_DONE, str(raised.value))
+    expect(record.has_written, False, _NOT_DONE, str(raised.value))
 
 
-async def repeated(call: Awaitable[Effect]) -> ExternalObject | None:
+async def repeat(call: Awaitable[Effect]) -> ExternalObject | None:
     """Return what a repeated write shows: its response, or the obstacle that it reports."""
     try:
         return (await call).object
@@ -703,4 +714,6 @@ async def listing(
     provider: Provider, scope: Scope, *, page_size: int = 100
 ) -> list[ExternalObject]:
     """List a scope completely."""
-    return [thing async for page in provider.pages(scope, page_size=page_size) for thing in page]
+    return [
+        observed async for page in provider.pages(scope, page_size=page_size) for observed in page
+    ]

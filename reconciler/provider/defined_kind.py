@@ -12,28 +12,28 @@ from reconciler.provider.engine import COMPOSITION, REST, installed_engine
 from reconciler.provider.kind import Kind, KindRegistry
 
 
-def defined(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> Kind:
+def build_defined_kind(kinds: KindRegistry, name: str, fields: Fields, generation: int) -> Kind:
     """Build the kind of a definition. Raises ``InvalidManifestError`` with a remedy."""
     try:
         spec = msgspec.convert(fields, KindDefinitionSpec)
     except msgspec.ValidationError as error:
         raise InvalidManifestError(field_error(error, KindDefinitionSpec, "spec")) from None
-    known = kinds.find(name)
-    if known is not None and known.definition is None:
+    existing = kinds.find(name)
+    if existing is not None and existing.definition is None:
         raise InvalidManifestError(
             f"metadata.name: {name!r} is an installed kind; use another name"
         )
-    others = [each for each in kinds.of_provider(spec.provider) if each.name != name]
-    if others:
+    other_kinds = [each for each in kinds.of_provider(spec.provider) if each.name != name]
+    if other_kinds:
         raise InvalidManifestError(
-            f"spec.provider: {spec.provider!r} is already the provider of {others[0].name}; "
+            f"spec.provider: {spec.provider!r} is already the provider of {other_kinds[0].name}; "
             "use another name"
         )
     check_declarable(spec)
-    return kind_of(name, spec, generation, _beneath(kinds, name, spec))
+    return kind_of(name, spec, generation, _base_kind(kinds, name, spec))
 
 
-def _beneath(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
+def _base_kind(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
     if sum(each is not None for each in (spec.over, spec.rest, spec.composition)) != 1:
         raise InvalidManifestError(
             "spec: set exactly one of over (an installed kind), rest (how to call an HTTP API) "
@@ -41,16 +41,16 @@ def _beneath(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
         )
     if spec.over is None:
         return installed_engine(COMPOSITION if spec.rest is None else REST)(name, spec)
-    over = kinds.find(spec.over)
-    if over is not None and over.composition is not None:
+    base = kinds.find(spec.over)
+    if base is not None and base.composition is not None:
         raise InvalidManifestError(
             f"spec.over: {spec.over} is a composed kind; use spec.composition with a part of "
             "that kind"
         )
-    if over is None or over.definition is not None or not over.is_external:
+    if base is None or base.definition is not None or not base.is_external:
         usable = (each for each in kinds.values() if each.is_external and not each.definition)
         names = ", ".join(sorted(each.name for each in usable))
         raise InvalidManifestError(
             f"spec.over: {spec.over!r} is not an installed kind; use one of {names}"
         )
-    return over
+    return base

@@ -46,7 +46,7 @@ _API_VERSION: Final = re.compile(r"[a-z0-9.-]{1,63}/v[a-z0-9]{1,15}")
 _RESERVED: Final = ("providerConfigRef", "policy")
 
 
-def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind) -> DefinedKind:
+def kind_of(name: str, spec: KindDefinitionSpec, generation: int, base: Kind) -> DefinedKind:
     """Return the kind that a definition describes. Raises ``InvalidManifestError``.
 
     It has the objects, the capabilities and the provider of the kind beneath. Only the declared
@@ -58,16 +58,16 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
             "badges/v1"
         )
     if spec.over is not None:
-        _check_fields(spec, beneath)
+        _check_fields(spec, base)
 
     def over_fields(fields: Fields) -> Fields:
-        return beneath.checked_fields(map_fields(spec, fields))
+        return base.checked_fields(map_fields(spec, fields))
 
     def document(fields: Fields) -> Fields:
-        return beneath.object_fields(normalize_fields(spec.fields, fields))
+        return base.object_fields(normalize_fields(spec.fields, fields))
 
     values: dict[str, Any] = {
-        **{each.name: getattr(beneath, each.name) for each in dataclasses.fields(Kind)},
+        **{each.name: getattr(base, each.name) for each in dataclasses.fields(Kind)},
         "name": name,
         "api_version": spec.api_version,
         "provider": spec.provider,
@@ -75,7 +75,7 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
     }
     return DefinedKind(
         **values,
-        beneath=beneath,
+        base=base,
         source=DefinitionRef(generation, spec.digest),
         maps=document if spec.over is None else over_fields,
         name_prefix=spec.name_prefix,
@@ -88,13 +88,13 @@ def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struc
     members: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for attribute, each in names.items():
         field = fields[each]
-        wanted = _type(f"{name}.{each}", each, field)
+        field_type = _type(f"{name}.{each}", each, field)
         if field.default is not None:
-            members.append((attribute, wanted, _with_default(field.default, wanted)))
+            members.append((attribute, field_type, _with_default(field.default, field_type)))
         elif field.optional:
-            members.append((attribute, wanted | msgspec.UnsetType, msgspec.UNSET))
+            members.append((attribute, field_type | msgspec.UnsetType, msgspec.UNSET))
         else:
-            members.append((attribute, wanted))
+            members.append((attribute, field_type))
     return msgspec.defstruct(
         name,
         sorted(members, key=len),  # fields without a default come first
@@ -104,20 +104,20 @@ def _struct(name: str, fields: Mapping[str, DefinedField]) -> type[msgspec.Struc
     )
 
 
-def _with_default(value: Any, wanted: Any) -> Any:
+def _with_default(value: Any, field_type: Any) -> Any:
     if not isinstance(value, list | dict):
         return value
     # Each object has its own copy, with the defaults of its fields.
-    return msgspec.field(default_factory=lambda: msgspec.convert(value, wanted))
+    return msgspec.field(default_factory=lambda: msgspec.convert(value, field_type))
 
 
 def _type(path: str, name: str, field: DefinedField) -> Any:
     """Return the type of a field, with a description of how its value is used."""
     allowed = ", ".join(map(str, field.values))
-    words = [field.about, f"Written to {field.to}." if field.to not in (None, name) else ""]
-    words += [f"Allowed values: {allowed}." if allowed else ""]
-    words += [_form(field.normalize)] if field.normalize else []
-    about = " ".join(each for each in words if each)
+    sentences = [field.about, f"Written to {field.to}." if field.to not in (None, name) else ""]
+    sentences += [f"Allowed values: {allowed}." if allowed else ""]
+    sentences += [_form(field.normalize)] if field.normalize else []
+    about = " ".join(each for each in sentences if each)
     return Annotated[_plain_type(path, name, field), _bounds(field, about)]
 
 
@@ -141,11 +141,11 @@ def _plain_type(path: str, name: str, field: DefinedField) -> Any:
 def _bounds(field: DefinedField, about: str) -> msgspec.Meta:
     low, high = field.minimum, field.maximum
     if field.type in ("Integer", "Number"):
-        whole = field.type == "Integer"
+        is_integer = field.type == "Integer"
         return msgspec.Meta(
             description=about,
-            ge=int(low) if whole and low is not None else low,
-            le=int(high) if whole and high is not None else high,
+            ge=int(low) if is_integer and low is not None else low,
+            le=int(high) if is_integer and high is not None else high,
         )
     return msgspec.Meta(
         description=about,
@@ -161,26 +161,27 @@ def check_declarable(spec: KindDefinitionSpec) -> None:
     fields.
     """
     every = _every_field(spec.fields, "spec.fields", 1)
-    for number, (where, depth, name, field) in enumerate(every):
+    for number, (location, depth, name, field) in enumerate(every):
         if number >= MAX_FIELDS or depth > MAX_DEPTH:
             raise InvalidManifestError(
-                f"{where}: a definition can have at most {MAX_FIELDS} fields and {MAX_DEPTH} levels"
+                f"{location}: a definition can have at most {MAX_FIELDS} fields and "
+                f"{MAX_DEPTH} levels"
             )
         if depth == 1 and name in _RESERVED:
-            raise InvalidManifestError(f"{where}: the name is reserved; use another name")
+            raise InvalidManifestError(f"{location}: the name is reserved; use another name")
         if depth > 1 and field.to is not None:
             raise InvalidManifestError(
-                f"{where}.to: allowed only for a top-level field of the spec; remove it"
+                f"{location}.to: allowed only for a top-level field of the spec; remove it"
             )
-        _check_shape(where, field)
-        _check_values(where, field)
+        _check_shape(location, field)
+        _check_values(location, field)
 
 
 def _every_field(
-    fields: Mapping[str, DefinedField], where: str, depth: int
+    fields: Mapping[str, DefinedField], location: str, depth: int
 ) -> Iterator[tuple[str, int, str, DefinedField]]:
     for name, field in fields.items():
-        place = f"{where}.{name}"
+        place = f"{location}.{name}"
         yield place, depth, name, field
         if depth > MAX_DEPTH:
             return
@@ -189,93 +190,95 @@ def _every_field(
             yield from _every_field({"items": field.items}, place, depth + 1)
 
 
-def _check_shape(where: str, field: DefinedField) -> None:
+def _check_shape(location: str, field: DefinedField) -> None:
     if (field.type == "Object") != bool(field.fields):
         raise InvalidManifestError(
-            f"{where}.fields: required for the type Object, and not allowed for other types"
+            f"{location}.fields: required for the type Object, and not allowed for other types"
         )
     if (field.type in ("List", "Map")) != (field.items is not None):
         raise InvalidManifestError(
-            f"{where}.items: required for the types List and Map, and not allowed for other types"
+            f"{location}.items: required for the types List and Map, and not allowed for other "
+            "types"
         )
     if field.type in _NESTED and (field.values or field.normalize):
         raise InvalidManifestError(
-            f"{where}: values and normalize are not allowed for a {field.type}; set them on "
+            f"{location}: values and normalize are not allowed for a {field.type}; set them on "
             "its fields or items"
         )
     if field.optional and field.default is not None:
         raise InvalidManifestError(
-            f"{where}.optional: not allowed together with default; remove one of them"
+            f"{location}.optional: not allowed together with default; remove one of them"
         )
     bounds = [each for each in (field.minimum, field.maximum) if each is not None]
     if bounds and field.type in ("Boolean", "Object"):
         raise InvalidManifestError(
-            f"{where}: minimum and maximum are not allowed for the type {field.type}; remove them"
+            f"{location}: minimum and maximum are not allowed for the type {field.type}; "
+            "remove them"
         )
     if len(bounds) == len((0, 1)) and bounds[0] > bounds[1]:
-        raise InvalidManifestError(f"{where}.minimum: must not be greater than maximum")
+        raise InvalidManifestError(f"{location}.minimum: must not be greater than maximum")
     is_counted = field.type != "Number"
     if is_counted and not all(each.is_integer() for each in bounds):
-        raise InvalidManifestError(f"{where}: minimum and maximum must be whole numbers")
+        raise InvalidManifestError(f"{location}: minimum and maximum must be whole numbers")
     if field.type not in ("Integer", "Number") and any(each < 0 for each in bounds):
         raise InvalidManifestError(
-            f"{where}: minimum and maximum are lengths and must not be negative"
+            f"{location}: minimum and maximum are lengths and must not be negative"
         )
 
 
-def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
-    beneath = {each.encode_name: each for each in msgspec.structs.fields(over.schema)}
-    written = dict.fromkeys(spec.constants, "spec.constants")
+def _check_fields(spec: KindDefinitionSpec, base: Kind) -> None:
+    base_fields = {each.encode_name: each for each in msgspec.structs.fields(base.schema)}
+    writers = dict.fromkeys(spec.constants, "spec.constants")
     for name, field in spec.fields.items():
-        where, to = f"spec.fields.{name}", field.to or name
-        if to in written:
+        location, target = f"spec.fields.{name}", field.to or name
+        if target in writers:
             raise InvalidManifestError(
-                f"{where}: {written[to]} already writes {to!r}; remove one of them"
+                f"{location}: {writers[target]} already writes {target!r}; remove one of them"
             )
-        written[to] = where
-    for to, where in written.items():
-        if to not in beneath:
-            known = ", ".join(beneath)
+        writers[target] = location
+    for target, location in writers.items():
+        if target not in base_fields:
+            names = ", ".join(base_fields)
             raise InvalidManifestError(
-                f"{where}: {over.name} has no field {to!r}; use one of {known}"
+                f"{location}: {base.name} has no field {target!r}; use one of {names}"
             )
-    for to, each in beneath.items():
-        if each.required and to not in written:
+    for target, each in base_fields.items():
+        if each.required and target not in writers:
             raise InvalidManifestError(
-                f"spec.fields: {over.name} requires {to!r}; map a field to it, or set it in "
+                f"spec.fields: {base.name} requires {target!r}; map a field to it, or set it in "
                 "spec.constants"
             )
-    for to, value in spec.constants.items():
-        if refers_to_anything({to: value}):
+    for target, value in spec.constants.items():
+        if refers_to_anything({target: value}):
             raise InvalidManifestError(
-                f"spec.constants.{to}: must not contain a reference or a secret"
+                f"spec.constants.{target}: must not contain a reference or a secret"
             )
-        _check_type(f"spec.constants.{to}", value, beneath[to].type)
+        _check_type(f"spec.constants.{target}", value, base_fields[target].type)
 
 
-def _check_values(where: str, field: DefinedField) -> None:
+def _check_values(location: str, field: DefinedField) -> None:
     """Check that the allowed values and the default can be declared at all."""
     for value in field.values:
         _check_type(
-            f"{where}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]
+            f"{location}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]
         )
         form = normalize_value(value, field.normalize)
         if form != value:
             raise InvalidManifestError(
-                f"{where}.values: {value!r} can never occur, because values are normalized; "
+                f"{location}.values: {value!r} can never occur, because values are normalized; "
                 f"use {form!r}"
             )
     if field.default is None:
         return
-    _check_type(f"{where}.default", field.default, _type("Default", "", field))
+    _check_type(f"{location}.default", field.default, _type("Default", "", field))
     if not is_allowed(field, normalize_value(field.default, field.normalize)):
         raise InvalidManifestError(
-            f"{where}.default: {field.default!r} is not in values; use one of them"
+            f"{location}.default: {field.default!r} is not in values; use one of them"
         )
 
 
-def _check_type(where: str, value: Any, wanted: Any) -> None:
+def _check_type(location: str, value: Any, value_type: Any) -> None:
     try:
-        msgspec.convert(value, wanted)
+        msgspec.convert(value, value_type)
     except msgspec.ValidationError as error:
-        raise InvalidManifestError(field_error(error, wanted, where)) from None
+        raise InvalidManifestError(field_error(error, value_type, location)) from None

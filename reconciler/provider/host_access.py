@@ -58,20 +58,20 @@ def is_host_address(address: str) -> bool:
     These are loopback, link-local, unspecified, multicast and broadcast addresses, metadata
     services of clouds, and IPv6 addresses that stand for such an IPv4 address.
     """
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if inner is None and any(found in network for network in _WITH_IPV4_AT_THE_END):
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None and is_host_address(str(inner)):
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        embedded = ip.ipv4_mapped or ip.sixtofour
+        if embedded is None and any(ip in network for network in _WITH_IPV4_AT_THE_END):
+            embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if embedded is not None and is_host_address(str(embedded)):
             return True
     return (
-        found.is_loopback
-        or found.is_link_local
-        or found.is_unspecified
-        or found.is_multicast
-        or any(found in network for network in _NOWHERE)
-        or str(found) in _METADATA
+        ip.is_loopback
+        or ip.is_link_local
+        or ip.is_unspecified
+        or ip.is_multicast
+        or any(ip in network for network in _NOWHERE)
+        or str(ip) in _METADATA
     )
 
 
@@ -107,5 +107,5 @@ def url_host(url: str, default_port: int) -> tuple[str, int]:
 
 def place(host: str, port: int) -> str:
     """Return HOST:PORT, with an IPv6 address in brackets."""
-    bare = host.strip("[]")
-    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+    plain_host = host.strip("[]")
+    return f"[{plain_host}]:{port}" if ":" in plain_host else f"{plain_host}:{port}"

@@ -34,8 +34,8 @@ from reconciler.provider.contract import (
     expect,
     listing,
     raises,
-    repeated,
-    required,
+    repeat,
+    require_object,
 )
 
 IMPATIENT_SECONDS: Final = 2.0
@@ -62,7 +62,7 @@ _SECRET: Final = (
 )
 
 
-class Harm(Enum):
+class Fault(Enum):
     """What happens to a request. Bytes in its place are a response that the API never sent."""
 
     NONE = auto()
@@ -82,12 +82,12 @@ def answer(status: int, body: str = "", **headers: str) -> bytes:
 class Proxy:
     """Forwards one request per connection to ``upstream``, unless a fault is planned for it.
 
-    Requests with ``spared`` methods are always forwarded.
+    Requests with ``exempt_methods`` are always forwarded.
     """
 
     upstream: str
-    spared: Collection[str] = ()
-    plan: deque[Harm | bytes] = field(default_factory=deque[Harm | bytes])
+    exempt_methods: Collection[str] = ()
+    plan: deque[Fault | bytes] = field(default_factory=deque[Fault | bytes])
     requests: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     heads: list[str] = field(default_factory=list[str])
     _server: asyncio.Server | None = None
@@ -121,7 +121,7 @@ class Proxy:
 
     async def fetch(self, path: str) -> bytes:
         """Read a path of the API, as a response that can be planned."""
-        return await self._ask(f"GET {path} HTTP/1.1\r\nHost: test", b"")
+        return await self._forward(f"GET {path} HTTP/1.1\r\nHost: test", b"")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -129,40 +129,40 @@ class Proxy:
             method, path, _ = head.split(" ", 2)
             self.requests.append((method, path))
             self.heads.append(head)
-            await self._treat(head, body, reader, writer)
+            await self._apply_fault(head, body, reader, writer)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has closed the connection, as some plans expect
         finally:
             writer.close()
 
-    async def _treat(
+    async def _apply_fault(
         self, head: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        is_spared = head.split(" ", 1)[0] in self.spared
-        harm = self.plan.popleft() if self.plan and not is_spared else Harm.NONE
-        if isinstance(harm, bytes):
-            writer.write(harm)
+        is_exempt = head.split(" ", 1)[0] in self.exempt_methods
+        fault = self.plan.popleft() if self.plan and not is_exempt else Fault.NONE
+        if isinstance(fault, bytes):
+            writer.write(fault)
             return
-        reply = await self._ask(head, body)
-        match harm:
-            case Harm.NONE:
+        reply = await self._forward(head, body)
+        match fault:
+            case Fault.NONE:
                 writer.write(reply)
-            case Harm.CUT_REPLY:
+            case Fault.CUT_REPLY:
                 writer.write(reply[: len(reply) - 5])
-            case Harm.HOLD_REPLY:
+            case Fault.HOLD_REPLY:
                 await reader.read()
-            case Harm.LOSE_REPLY:
+            case Fault.LOSE_REPLY:
                 pass
 
-    async def _ask(self, head: str, body: bytes) -> bytes:
-        to = urlsplit(self.upstream)
-        reader, writer = await asyncio.open_connection(to.hostname, to.port)
+    async def _forward(self, head: str, body: bytes) -> bytes:
+        upstream = urlsplit(self.upstream)
+        reader, writer = await asyncio.open_connection(upstream.hostname, upstream.port)
         # Some APIs respond only to requests for their own host name.
-        heading, *lines = _closing(head).split(b"\r\n")
+        request_line, *lines = _closing(head).split(b"\r\n")
         lines = [line for line in lines if not line.lower().startswith(b"host:")]
-        named = b"\r\n".join([heading, f"Host: {to.netloc}".encode(), *lines])
-        writer.write(named + b"\r\n\r\n" + body)
+        request_head = b"\r\n".join([request_line, f"Host: {upstream.netloc}".encode(), *lines])
+        writer.write(request_head + b"\r\n\r\n" + body)
         reply = await reader.read()
         writer.close()
         reply_head, _, reply_body = reply.partition(b"\r\n\r\n")
@@ -200,41 +200,41 @@ class HttpFaultContract(ContractCase):
             yield running
 
     @pytest.fixture
-    def harmed(self, proxy: Proxy, connect: Connect) -> Provider:
+    def proxied(self, proxy: Proxy, connect: Connect) -> Provider:
         """The provider, connected to its API through the proxy."""
         return connect(proxy.url)
 
     @pytest.mark.parametrize(
-        "harm", [answer(503), Harm.LOSE_REPLY, Harm.CUT_REPLY, answer(200, "{")]
+        "fault", [answer(503), Fault.LOSE_REPLY, Fault.CUT_REPLY, answer(200, "{")]
     )
     async def test_a_listing_that_fails_before_its_end_raises(
-        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str, harm: Harm | bytes
+        self, provider: Provider, proxied: Provider, proxy: Proxy, name: str, fault: Fault | bytes
     ) -> None:
         self.needs_listing()
         for number in range(4):
-            await self.made(provider, f"{name}-{number}")
+            await self.create_one(provider, f"{name}-{number}")
         scope = Scope(prefix=name)
-        expect(len(await listing(harmed, scope, page_size=2)), 4, _COMPLETE)
+        expect(len(await listing(proxied, scope, page_size=2)), 4, _COMPLETE)
         requests = len(proxy.requests)
-        proxy.plan.extend([*[Harm.NONE] * (requests - 1), harm])
+        proxy.plan.extend([*[Fault.NONE] * (requests - 1), fault])
 
         with raises(NotDoneError, remedy=_COMPLETE):
-            await listing(harmed, scope, page_size=2)
+            await listing(proxied, scope, page_size=2)
         expect(len(proxy.requests), 2 * requests, _ONE_CALL)
 
     async def test_without_a_connection_nothing_was_done(
         self, endpoint: str, connect: Connect, name: str
     ) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        nobody = connect(f"http://127.0.0.1:{port}{urlsplit(endpoint).path}")
+        with socket.create_server(("127.0.0.1", 0)) as reserved:
+            port = reserved.getsockname()[1]
+        unreachable = connect(f"http://127.0.0.1:{port}{urlsplit(endpoint).path}")
 
         for call in (
-            nobody.create(self.action("Create", name, self.fields)),
-            nobody.update(self.action("Update", name, self.fields)),
-            nobody.delete(self.action("Delete", name)),
-            nobody.read(name),
-            *([listing(nobody, Scope())] if self.kind.lists else []),
+            unreachable.create(self.action("Create", name, self.fields)),
+            unreachable.update(self.action("Update", name, self.fields)),
+            unreachable.delete(self.action("Delete", name)),
+            unreachable.read(name),
+            *([listing(unreachable, Scope())] if self.kind.lists else []),
         ):
             with raises(NotDoneError, remedy=_CLASSES):
                 await call
@@ -243,7 +243,7 @@ class HttpFaultContract(ContractCase):
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
-        proxy.plan.append(Harm.HOLD_REPLY)
+        proxy.plan.append(Fault.HOLD_REPLY)
 
         with raises(NotDoneError, remedy=_CLASSES):
             await impatient.read(name)
@@ -252,60 +252,60 @@ class HttpFaultContract(ContractCase):
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
         impatient = connect(proxy.url, timeout_seconds=IMPATIENT_SECONDS)
-        proxy.spared = ("GET",)
-        proxy.plan.append(Harm.HOLD_REPLY)
+        proxy.exempt_methods = ("GET",)
+        proxy.plan.append(Fault.HOLD_REPLY)
 
         with raises(UnknownResultError, remedy=_CLASSES):
             await impatient.create(self.action("Create", name, self.fields))
 
-    @pytest.mark.parametrize("harm", [Harm.LOSE_REPLY, Harm.CUT_REPLY])
+    @pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.CUT_REPLY])
     async def test_a_create_whose_answer_was_lost_has_one_effect_when_repeated(
-        self, harmed: Provider, proxy: Proxy, name: str, harm: Harm
+        self, proxied: Provider, proxy: Proxy, name: str, fault: Fault
     ) -> None:
         self.needs("idempotency_keys", "deterministic_names")
         create = self.action("Create", name, self.fields)
-        proxy.spared = ("GET",)
-        proxy.plan.append(harm)
+        proxy.exempt_methods = ("GET",)
+        proxy.plan.append(fault)
         with raises(UnknownResultError, remedy=_CLASSES):
-            await harmed.create(create)
-        made = await harmed.read(name)
+            await proxied.create(create)
+        created = await proxied.read(name)
 
-        made = required(made)
-        again = required(await repeated(harmed.create(create)))
-        if self.is_as_declared(made, self.fields):
-            expect(again, made, _REPEATED)
-        expect(again.uid, made.uid, _REPEATED)
-        self.check_declared(again, self.fields)
-        shown = await self.shown(harmed, name)
-        expect(shown, [again] * (1 + self.kind.lists), _REPEATED)
+        created = require_object(created)
+        second = require_object(await repeat(proxied.create(create)))
+        if self.is_as_declared(created, self.fields):
+            expect(second, created, _REPEATED)
+        expect(second.uid, created.uid, _REPEATED)
+        self.check_declared(second, self.fields)
+        visible = await self.read_and_list(proxied, name)
+        expect(visible, [second] * (1 + self.kind.lists), _REPEATED)
 
     async def test_an_update_whose_answer_was_lost_has_one_effect_when_repeated(
-        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
+        self, provider: Provider, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
-        created = await self.made(provider, name)
-        update = self.upon("Update", created, self.other_fields)
-        proxy.spared = ("GET",)
-        proxy.plan.append(Harm.LOSE_REPLY)
+        created = await self.create_one(provider, name)
+        update = self.action_on("Update", created, self.other_fields)
+        proxy.exempt_methods = ("GET",)
+        proxy.plan.append(Fault.LOSE_REPLY)
         with raises(UnknownResultError, remedy=_CLASSES):
-            await harmed.update(update)
-        made = await provider.read(name)
+            await proxied.update(update)
+        updated = await provider.read(name)
 
-        self.check_declared(await repeated(harmed.update(update)), self.other_fields)
-        now = await provider.read(name)
-        self.check_declared(now, self.other_fields)
+        self.check_declared(await repeat(proxied.update(update)), self.other_fields)
+        current = await provider.read(name)
+        self.check_declared(current, self.other_fields)
         if self.can("idempotency_keys", "conditional_writes"):
-            expect(now, made, _REPEATED)
+            expect(current, updated, _REPEATED)
 
     async def test_a_deletion_whose_answer_was_lost_succeeds_when_repeated(
-        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
+        self, provider: Provider, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
-        delete = self.upon("Delete", await self.made(provider, name))
-        proxy.spared = ("GET",)
-        proxy.plan.append(Harm.LOSE_REPLY)
+        delete = self.action_on("Delete", await self.create_one(provider, name))
+        proxy.exempt_methods = ("GET",)
+        proxy.plan.append(Fault.LOSE_REPLY)
         with raises(UnknownResultError, remedy=_CLASSES):
-            await harmed.delete(delete)
+            await proxied.delete(delete)
 
-        expect((await harmed.delete(delete)).object, None, _REPEATED)
+        expect((await proxied.delete(delete)).object, None, _REPEATED)
         expect(await provider.read(name), None, _REPEATED)
 
     @pytest.mark.parametrize(
@@ -326,54 +326,54 @@ class HttpFaultContract(ContractCase):
     )
     async def test_the_answer_to_a_write_decides_its_error_class(
         self,
-        harmed: Provider,
+        proxied: Provider,
         proxy: Proxy,
         name: str,
         planned: bytes,
         error: type[ProviderError],
     ) -> None:
-        proxy.spared = ("GET",)
+        proxy.exempt_methods = ("GET",)
         proxy.plan.append(planned)
 
-        with raises(error, remedy=_CLASSES) as caught:
-            await harmed.create(self.action("Create", name, self.fields))
-        expect(type(caught.value), error, _CLASSES)
+        with raises(error, remedy=_CLASSES) as raised:
+            await proxied.create(self.action("Create", name, self.fields))
+        expect(type(raised.value), error, _CLASSES)
         expect(len([each for each in proxy.methods() if each != "GET"]), 1, _ONE_CALL)
         if b"Retry-After" in planned:
-            expect(caught.value.retry_after_seconds, 7, _CLASSES)
+            expect(raised.value.retry_after_seconds, 7, _CLASSES)
 
     async def test_an_answer_about_another_object_is_not_believed(
-        self, provider: Provider, harmed: Provider, proxy: Proxy, name: str
+        self, provider: Provider, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
-        made = await self.made(provider, name)
-        await harmed.read(name, made.uid)
+        created = await self.create_one(provider, name)
+        await proxied.read(name, created.uid)
         requests = len(proxy.requests)
-        lie = await proxy.fetch(proxy.requests[-1][1])
-        proxy.plan.extend([*[Harm.NONE] * (requests - 1), lie])
+        other_response = await proxy.fetch(proxy.requests[-1][1])
+        proxy.plan.extend([*[Fault.NONE] * (requests - 1), other_response])
 
         with raises(NotDoneError, remedy=_ABOUT):
-            await harmed.read(f"{name}-2", made.uid)
+            await proxied.read(f"{name}-2", created.uid)
 
     async def test_a_name_that_the_api_cannot_have_is_never_sent(
-        self, harmed: Provider, proxy: Proxy
+        self, proxied: Provider, proxy: Proxy
     ) -> None:
         for name in BAD_NAMES:
             if self.kind.name_problem(name) is None:
                 continue
             with raises(RefusedError, remedy=_NAME_FIRST):
-                await harmed.delete(self.action("Delete", name))
+                await proxied.delete(self.action("Delete", name))
             with raises(RefusedError, remedy=_NAME_FIRST):
-                await harmed.create(self.action("Create", name, self.fields))
+                await proxied.create(self.action("Create", name, self.fields))
         expect(proxy.requests, [], _NAME_FIRST)
 
     async def test_the_secret_is_sent_and_in_no_message(
         self, proxy: Proxy, connect: Connect, name: str
     ) -> None:
-        let_in = connect(proxy.url, secret="s3cr3t\n")
+        authorized = connect(proxy.url, secret="s3cr3t\n")
         proxy.plan.append(answer(401, '{"detail": "the token s3cr3t is out of date"}'))
 
-        with raises(NotDoneError, remedy=_CLASSES) as caught:
-            await let_in.create(self.action("Create", name, self.fields))
+        with raises(NotDoneError, remedy=_CLASSES) as raised:
+            await authorized.create(self.action("Create", name, self.fields))
         expect(self.secret_header in proxy.heads[0].lower(), True, _SECRET)
-        expect("s3cr3t" in str(caught.value), False, _SECRET)
-        expect("credentialsRef" in str(caught.value), True, _SECRET)
+        expect("s3cr3t" in str(raised.value), False, _SECRET)
+        expect("credentialsRef" in str(raised.value), True, _SECRET)

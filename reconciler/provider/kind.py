@@ -56,7 +56,7 @@ ENTRY_POINT_GROUP = "reconciler.kinds"
 MAX_GROWTH_BYTES = 64 * 1024
 """Bytes that references, values and a definition may add to the fields of a declaration."""
 
-_LOOK_AGAIN = timedelta(seconds=5)
+_HINT_INTERVAL = timedelta(seconds=5)
 _NEWLY_INSTALLED = "restart the roles, because these kinds were installed after they started"
 _NOT_INSTALLED = "install its package where the roles run, then restart the roles"
 
@@ -94,24 +94,24 @@ def _any_name(_name: str) -> str | None:
     return None
 
 
-def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+def _always_ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
     return READY
 
 
 class Removal(NamedTuple):
     """Number of resources that a composed object would lose, and who made this change."""
 
-    lost: int = 0
+    lost_count: int = 0
     total: int = 0
-    by: str = ""
+    changed_by: str = ""
 
 
-def removes_nothing(_fields: Fields, _shown: ExternalObject) -> Removal:
+def removes_nothing(_fields: Fields, _observed: ExternalObject) -> Removal:
     """Count no removed parts: the author of this change named them in the manifest."""
     return Removal()
 
 
-def _loses_nothing(_fields: Fields | None, _shown: ExternalObject) -> str:
+def _loses_nothing(_fields: Fields | None, _observed: ExternalObject) -> str:
     return ""
 
 
@@ -247,17 +247,17 @@ class Kind:
     def checked_fields(self, fields: Fields) -> Fields:
         """Validate and canonicalise the kind's fields; raises ``InvalidManifestError``."""
         try:
-            checked = msgspec.convert(fields, self.schema)
+            canonical = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
             raise InvalidManifestError(field_error(error, self.schema, "spec")) from None
         try:
             # As the log returns them: a tuple would differ from the list that is read.
-            checked = cast("Fields", msgspec.json.decode(msgspec.json.encode(checked)))
-            checked = self.normalize(checked) if self.has_spec_of_its_own else checked
+            canonical = cast("Fields", msgspec.json.decode(msgspec.json.encode(canonical)))
+            canonical = self.normalize(canonical) if self.has_spec_of_its_own else canonical
         except OverflowError as error:  # a time near the year 1 or 9999, in another zone
             raise InvalidManifestError(f"spec: {error}") from None
-        check_growth(fields, checked)
-        return checked
+        check_growth(fields, canonical)
+        return canonical
 
     def check_namespace(self, namespace: str) -> None:
         """Raise ``InvalidManifestError`` for a namespace in which it cannot be declared."""
@@ -287,27 +287,29 @@ class Kind:
             and (secrets_in(fields) or has_reference(fields))
         ):
             return self.checked_with_references(fields)
-        checked = self.checked_fields(fields)
-        self.object_fields(checked)
-        return checked
+        canonical = self.checked_fields(fields)
+        self.object_fields(canonical)
+        return canonical
 
     def checked_with_references(self, fields: Fields) -> Fields:
         """Validate fields of which some are references, as far as they are known. Raises as above.
 
         The others are checked when their values are known.
         """
-        known = {each.encode_name: each for each in msgspec.structs.fields(self.schema)}
+        schema_fields = {each.encode_name: each for each in msgspec.structs.fields(self.schema)}
         for name, value in fields.items():
-            if name not in known:
-                raise InvalidManifestError(unknown_field(f"spec.{name}", name, known))
+            if name not in schema_fields:
+                raise InvalidManifestError(unknown_field(f"spec.{name}", name, schema_fields))
             if has_reference(value):
                 continue
             try:
-                msgspec.convert(value, known[name].type)
+                msgspec.convert(value, schema_fields[name].type)
             except msgspec.ValidationError as error:
-                where = f"spec.{name}"
-                raise InvalidManifestError(field_error(error, known[name].type, where)) from None
-        for name, each in known.items():
+                location = f"spec.{name}"
+                raise InvalidManifestError(
+                    field_error(error, schema_fields[name].type, location)
+                ) from None
+        for name, each in schema_fields.items():
             if each.required and name not in fields:
                 raise InvalidManifestError(f"spec.{name}: required")
         return fields
@@ -368,14 +370,14 @@ class EngineKind(Kind):
 
     def object_fields(self, fields: Fields) -> Fields:
         """Map the fields. Raises ``InvalidManifestError`` if the result is too large."""
-        return _mapped(self.maps, fields)
+        return _map_fields(self.maps, fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefinedKind(Kind):
     """A kind that a ``KindDefinition`` describes, over an installed kind or an engine's."""
 
-    beneath: Kind
+    base: Kind
     """The kind beneath, with the same objects, provider and capabilities."""
 
     source: DefinitionRef
@@ -398,17 +400,17 @@ class DefinedKind(Kind):
     @property
     def composition(self) -> ComposedKind | None:
         """How the object is composed of other resources; None if it is not."""
-        return self.beneath.composition
+        return self.base.composition
 
     @property
     def shows(self) -> frozenset[str]:
         """Paths that its provider shows in every object."""
-        return self.beneath.shows
+        return self.base.shows
 
     @property
     def protocol(self) -> str:
         """Digest of the protocol of the engine's kind beneath."""
-        return self.beneath.protocol
+        return self.base.protocol
 
     @property
     def has_spec_of_its_own(self) -> bool:
@@ -417,27 +419,27 @@ class DefinedKind(Kind):
 
     def object_name(self, namespace: str, name: str) -> str:
         """Return the name of the object beneath."""
-        return self.beneath.object_name(namespace, self.name_prefix + name)
+        return self.base.object_name(namespace, self.name_prefix + name)
 
     def object_fields(self, fields: Fields) -> Fields:
         """Map the fields. Raises ``InvalidManifestError`` if the result is too large."""
-        return _mapped(self.maps, fields)
+        return _map_fields(self.maps, fields)
 
 
-def _mapped(maps: Callable[[Fields], Fields], fields: Fields) -> Fields:
-    made = maps(fields)
-    check_growth(fields, made)
-    return made
+def _map_fields(maps: Callable[[Fields], Fields], fields: Fields) -> Fields:
+    mapped = maps(fields)
+    check_growth(fields, mapped)
+    return mapped
 
 
-def check_growth(declared: Fields, made: Fields) -> None:
+def check_growth(declared: Fields, mapped: Fields) -> None:
     """Raise ``InvalidManifestError`` for fields that are much larger than their declaration.
 
     Events and calls contain them. Hundreds of short declarations, each with the same value in many
     places, would fill the memory of a decider.
     """
     try:
-        growth = len(msgspec.json.encode(made)) - len(msgspec.json.encode(declared))
+        growth = len(msgspec.json.encode(mapped)) - len(msgspec.json.encode(declared))
     # other code refuses values that JSON cannot represent
     except (OverflowError, TypeError, ValueError):
         return
@@ -458,7 +460,7 @@ _NAMES_A_ROLE = re.compile(r"\Apostgresql://[A-Za-z_][A-Za-z0-9_.-]{0,62}@")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,127}")
 
 
-def _checked_config(fields: Fields) -> Fields:
+def _check_config(fields: Fields) -> Fields:
     """Refuse what may be a secret, and paths that would allow more than they name."""
     check_allow(msgspec.convert(fields.get("allow") or {}, Allow))
     return _without_secret(fields)
@@ -496,7 +498,7 @@ PROVIDER_CONFIG = Kind(
     api_version=RECONCILER_API_VERSION,
     schema=ProviderConfigSpec,
     namespace=SYSTEM_NAMESPACE,
-    normalize=_checked_config,
+    normalize=_check_config,
 )
 """The configuration of an external API. It is a kind, and declared like every other."""
 
@@ -547,12 +549,12 @@ class KindRegistry(Mapping[str, Kind]):
         built_in = (PROVIDER_CONFIG, KIND_DEFINITION, REFERENCE, COMPOSED_SET, COMPOSED_CONTENT)
         self._kinds = {kind.name: kind for kind in (*built_in, *kinds)}
         self._find_providers()
-        self._defined: dict[tuple[str, str], Kind] = {}
+        self._definitions: dict[tuple[str, str], Kind] = {}
         self._installed = installed
         if at_start is None:
             at_start = frozenset(() if installed is None else installed())
         self._at_start = at_start
-        self._looked_at: datetime | None = None
+        self._checked_at: datetime | None = None
         self._hint = ""
 
     def copy(self) -> KindRegistry:
@@ -564,7 +566,7 @@ class KindRegistry(Mapping[str, Kind]):
         """Add a defined kind, and replace an older definition of it."""
         self._kinds[kind.name] = kind
         if kind.protocol:
-            self._defined[kind.name, kind.protocol] = kind
+            self._definitions[kind.name, kind.protocol] = kind
         self._find_providers()
 
     def as_defined(self, name: str, digest: str) -> Kind:
@@ -576,7 +578,7 @@ class KindRegistry(Mapping[str, Kind]):
         newest = self[name]
         if not digest or digest == newest.protocol or not newest.protocol:
             return newest
-        kind = self._defined.get((name, digest))
+        kind = self._definitions.get((name, digest))
         if kind is None:
             raise UnknownKindError(
                 f"kind {name!r}: this process has not read its definition {digest} yet; it retries"
@@ -638,10 +640,10 @@ class KindRegistry(Mapping[str, Kind]):
         It distinguishes what was installed after the start of this process from what is not
         installed.
         """
-        looked_at = self._looked_at
+        checked_at = self._checked_at
         # Any client can cause this often; and a clock may be set back.
-        if looked_at is None or abs(now - looked_at) >= _LOOK_AGAIN:
-            self._looked_at = now
+        if checked_at is None or abs(now - checked_at) >= _HINT_INTERVAL:
+            self._checked_at = now
             installed = frozenset(() if self._installed is None else self._installed())
             newer = ", ".join(sorted(installed - self._at_start))
             self._hint = f"{_NEWLY_INSTALLED}: {newer}" if newer else _NOT_INSTALLED

@@ -39,7 +39,7 @@ class LazyProvider:
 
         Raises ``MissingExtraError`` if a library of the extra is not installed.
         """
-        with _explained(self.target, self.extra):
+        with _explain_import_error(self.target, self.extra):
             return _import(self.target)(config, secrets, permit, **dict(self.options))
 
 
@@ -54,7 +54,7 @@ def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
 
 def load(target: str, *, extra: str) -> Any:
     """Import what ``module:name`` names; raises ``MissingExtraError``."""
-    with _explained(target, extra):
+    with _explain_import_error(target, extra):
         return _import(target)
 
 
@@ -82,19 +82,19 @@ def _import(target: str) -> Any:
 
 
 @contextmanager
-def _explained(target: str, extra: str) -> Generator[None]:
+def _explain_import_error(target: str, extra: str) -> Generator[None]:
     """Turn the ``ImportError`` of a library into a ``MissingExtraError``."""
     try:
         yield
     except ImportError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not extra or missing == re.split("[.:]", target, maxsplit=1)[0]:
+        module_name = (error.name or "").partition(".")[0]
+        if not extra or module_name == re.split("[.:]", target, maxsplit=1)[0]:
             raise
-        if missing in sys.stdlib_module_names:
+        if module_name in sys.stdlib_module_names:
             raise ConfigurationError(
-                f"not supported on {sys.platform}, where Python has no module {missing!r}"
+                f"not supported on {sys.platform}, where Python has no module {module_name!r}"
             ) from None
-        problem = f"{missing} is not installed"
+        problem = f"{module_name} is not installed"
         if not isinstance(error, ModuleNotFoundError):  # such as psycopg without libpq
             problem = str(error).partition("\n")[0].rstrip(".")
         raise MissingExtraError(problem, install_command(extra)) from None
@@ -103,8 +103,8 @@ def _explained(target: str, extra: str) -> Generator[None]:
 def _distributions(extra: str) -> Generator[str]:
     """Return the requirements of an extra, from the metadata of the installed distribution."""
     for requirement in requires(DISTRIBUTION) or ():
-        found = _REQUIREMENT.match(requirement)
-        if found is None or found["extra"] != extra:
+        match = _REQUIREMENT.match(requirement)
+        if match is None or match["extra"] != extra:
             continue
-        if sys.platform != "win32" or _NOT_ON_WINDOWS.search(found["marker"]) is None:
-            yield found["name"]
+        if sys.platform != "win32" or _NOT_ON_WINDOWS.search(match["marker"]) is None:
+            yield match["name"]

@@ -97,10 +97,10 @@ class Secrets:
         """
         value = await self._value(reference, namespace)
         if value is None:
-            raise ConfigurationError(_missing(reference, namespace))
+            raise ConfigurationError(_describe_missing(reference, namespace))
         return value
 
-    def former(self, reference: SecretRef, namespace: str) -> list[str]:
+    def known_values(self, reference: SecretRef, namespace: str) -> list[str]:
         """Return all values with which this process has read a secret, the current one too."""
         return [*self._read.get((reference.store, _key(reference, namespace)), {}).values()]
 
@@ -122,10 +122,10 @@ class Secrets:
         """Remove a generated secret of a namespace. A missing one is a success."""
         await self._store(reference.store).remove(_own(reference, namespace))
 
-    def is_of_another_time(self, reference: SecretRef, namespace: str) -> bool:
+    def has_other_value(self, reference: SecretRef, namespace: str) -> bool:
         """Return whether this process has read a secret, but not with the value of this digest."""
-        read = self._read.get((reference.store, _key(reference, namespace)), {})
-        return bool(reference.digest and read) and reference.digest not in read
+        values = self._read.get((reference.store, _key(reference, namespace)), {})
+        return bool(reference.digest and values) and reference.digest not in values
 
     def digest(self, value: str) -> str:
         """Return the digest of a value, which allows comparisons only; empty without a key."""
@@ -156,9 +156,9 @@ class Secrets:
         store = self._stores.get(name)
         if store is None:
             hint = f"; {_ENV_IS_OFF}" if name == "env" else ""
-            known = ", ".join(sorted(self._stores)) or "none"
+            names = ", ".join(sorted(self._stores)) or "none"
             raise ConfigurationError(
-                f"secret store {name!r} is unknown; this process has: {known}{hint}"
+                f"secret store {name!r} is unknown; this process has: {names}{hint}"
             )
         return store
 
@@ -178,17 +178,17 @@ def _own(reference: SecretRef, namespace: str) -> SecretKey:
     return key
 
 
-def _missing(reference: SecretRef, namespace: str) -> str:
+def _describe_missing(reference: SecretRef, namespace: str) -> str:
     key = _key(reference, namespace)
-    what = f"secret {key.name!r} of namespace {key.namespace!r}"
-    where = f"missing from store {reference.store!r}"
+    subject = f"secret {key.name!r} of namespace {key.namespace!r}"
+    problem = f"missing from store {reference.store!r}"
     if reference.store == "env":
-        return f"{what} is {where}; add {key} to RECONCILER_SECRET_ENV and set the variable"
+        return f"{subject} is {problem}; add {key} to RECONCILER_SECRET_ENV and set the variable"
     command = f"`reconciler secrets set {key.name} -n {key.namespace}`"
     if key.namespace == namespace:
-        return f"{what} is {where}; add it with {command}"
+        return f"{subject} is {problem}; add it with {command}"
     grant = f"`reconciler secrets grant {key.name} -n {key.namespace} --to {namespace}`"
     return (
-        f"{what} is {where}, or not granted to namespace {namespace!r}; an operator can add it "
-        f"with {command}, or grant it with {grant}"
+        f"{subject} is {problem}, or not granted to namespace {namespace!r}; an operator can add "
+        f"it with {command}, or grant it with {grant}"
     )

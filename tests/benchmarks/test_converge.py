@@ -15,14 +15,14 @@ QUICK_RESOURCES = 200
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    written = tmp_path_factory.mktemp("converge") / "report.json"
-    command = [sys.executable, "-m", "benchmarks.converge", "--quick", "--json", str(written)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return msgspec.json.decode(written.read_bytes(), type=Report)
+    report_path = tmp_path_factory.mktemp("converge") / "report.json"
+    command = [sys.executable, "-m", "benchmarks.converge", "--quick", "--json", str(report_path)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return msgspec.json.decode(report_path.read_bytes(), type=Report)
 
 
-def test_every_resource_is_made_once_and_taken_away_once(report: Report) -> None:
+def test_every_resource_is_created_once_and_deleted_once(report: Report) -> None:
     (case,) = report.cases
     assert case.shapes == QUICK_RESOURCES
     assert case.converge.requests == {"POST": {"201": QUICK_RESOURCES}}

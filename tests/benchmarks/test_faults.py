@@ -12,15 +12,15 @@ ROOT = Path(__file__).parents[2]
 COUNT, KILLS, FLEET = 40, 4, 200
 
 
-def test_nothing_is_leaked_or_doubled_and_a_restart_reads_no_single_resource(
+def test_nothing_is_leaked_or_duplicated_and_a_restart_reads_no_single_resource(
     tmp_path: Path,
 ) -> None:
-    written = tmp_path / "report.json"
-    command = [sys.executable, "-m", "benchmarks.faults", "--no-matrix", "--json", str(written)]
+    report_path = tmp_path / "report.json"
+    command = [sys.executable, "-m", "benchmarks.faults", "--no-matrix", "--json", str(report_path)]
     command += ["--shapes", str(COUNT), "--kills", str(KILLS), "--fleet", str(FLEET)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = msgspec.json.decode(written.read_bytes(), type=Report)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    report = msgspec.json.decode(report_path.read_bytes(), type=Report)
     assert [each.kills for each in report.rows] == [0, KILLS]
     for row in report.rows:
         assert row.effects == 2 * COUNT

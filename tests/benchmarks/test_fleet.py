@@ -9,6 +9,6 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_small_fleet_is_measured() -> None:
     command = [sys.executable, "-m", "benchmarks.fleet", "--shapes", "20,60"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "targets at 60 resources" in done.stdout
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "targets at 60 resources" in process.stdout

@@ -43,15 +43,15 @@ def test_a_machine_of_half_the_speed_costs_the_same() -> None:
     assert fast[0].figures["converge, CPU"] == slow[0].figures["converge, CPU"]
 
 
-def test_a_regression_of_a_tenth_is_seen_and_noise_is_not(tmp_path: Path) -> None:
+def test_a_regression_of_a_tenth_is_detected_and_noise_is_not(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
     record(costs_of([case(cpu=3.0)], "x"), file)
     record(costs_of([case()], "x"), file)
     assert len(recorded(file)) == 2
     for cpu, is_worse in ((2.3, True), (2.1, False), (1.5, False)):
         [now] = costs_of([case(cpu=cpu)], "x")
-        found = {each.name: each for each in changes(now, recorded(file))}
-        assert found["converge, CPU"].is_worse is is_worse, cpu
+        changes_by_name = {each.name: each for each in changes(now, recorded(file))}
+        assert changes_by_name["converge, CPU"].is_worse is is_worse, cpu
 
 
 def test_only_the_same_case_is_compared_and_of_rounds_the_median(tmp_path: Path) -> None:

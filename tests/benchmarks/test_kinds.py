@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.postgres
 @pytest.mark.slow
 def test_a_change_makes_the_calls_that_it_needs_and_no_others(tmp_path: Path) -> None:
-    written = tmp_path / "report.json"
-    command = [sys.executable, "-m", "benchmarks.kinds", "--quick", "--json", str(written)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = msgspec.json.decode(written.read_bytes(), type=Report)
+    report_path = tmp_path / "report.json"
+    command = [sys.executable, "-m", "benchmarks.kinds", "--quick", "--json", str(report_path)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    report = msgspec.json.decode(report_path.read_bytes(), type=Report)
     assert {"reconciler", "the Engine, called directly, 64 at once"} <= {
         each.by for each in report.making
     }

@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
-def test_a_short_log_is_asked_everything() -> None:
+def test_every_question_is_measured_on_a_short_log() -> None:
     command = [sys.executable, "-m", "benchmarks.memory", "--events", "600"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "600 events of " in done.stdout
-    assert "the slowest that needs no half of the log" in done.stdout
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "600 events of " in process.stdout
+    assert "the slowest that needs no half of the log" in process.stdout
 
 
-async def test_the_long_log_is_one_that_the_product_takes_for_its_own(tmp_path: Path) -> None:
+async def test_the_product_accepts_the_long_log_as_its_own(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path)
     nc = await connect(server.url, name="test")

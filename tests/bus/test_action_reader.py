@@ -35,7 +35,7 @@ async def test_the_count_of_an_action_is_certain_if_it_was_decided_on_this_conne
     await reader.close()
 
 
-async def test_a_queue_for_which_the_account_has_no_room_is_told_as_such(
+async def test_a_queue_for_which_the_account_has_no_room_is_reported_as_such(
     bus: Client, log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_anything: object) -> str:

@@ -137,7 +137,7 @@ async def test_what_one_configuration_knows_closes_the_gate_of_both(process: Pro
     assert process.gates.of("second").is_open
 
 
-async def test_so_many_failures_in_a_row_close_it_at_once_and_are_reported(
+async def test_consecutive_failures_close_the_gate_immediately_and_are_reported(
     process: Process,
 ) -> None:
     for _ in range(2):
@@ -172,7 +172,7 @@ async def test_an_api_that_answers_with_a_reason_is_not_down(
 
 
 @pytest.mark.parametrize("status", [401, 408, 500, 502, 503, 504, 200])
-async def test_an_api_that_serves_nobody_is_down(process: Process, status: int) -> None:
+async def test_an_api_that_serves_no_client_is_down(process: Process, status: int) -> None:
     for _ in range(3):
         process.call(UnknownResultError("what is this?", status=status))
     assert not process.gates.of("first").is_open
@@ -218,8 +218,8 @@ async def test_one_call_is_the_probe_and_the_others_wait_for_its_answer(process:
         await CallPermit().before_request()
     assert ("Responding", version) in await process.reports()
     process.log("first", BreakerClosed())
-    done = await asyncio.gather(*waiting)
-    assert sum(done) == 1
+    results = await asyncio.gather(*waiting)
+    assert sum(results) == 1
 
 
 async def test_a_probe_that_another_process_makes_is_not_made_here(process: Process) -> None:
@@ -241,7 +241,7 @@ async def test_a_process_that_stops_reports_that_it_makes_no_probe(process: Proc
     assert process.reported[-1].state == "Stopping"
 
 
-async def test_a_throttle_is_honoured_by_all_and_told_once(process: Process) -> None:
+async def test_a_throttle_is_honored_by_all_and_reported_once(process: Process) -> None:
     slower = ThrottledError("slower", status=429, retry_after_seconds=60.0)
     for _ in range(10):
         process.call(slower)
@@ -259,7 +259,7 @@ async def test_a_throttle_is_honoured_by_all_and_told_once(process: Process) -> 
     assert turned_away.message.startswith("API 'first' accepts no call before 20")
 
 
-async def test_who_is_turned_away_by_an_open_breaker_is_not_called_throttled(
+async def test_a_call_refused_by_an_open_breaker_is_not_reported_as_throttled(
     process: Process,
 ) -> None:
     process.opened(seconds=60.0)
@@ -295,16 +295,16 @@ async def test_a_clock_that_is_behind_closes_a_gate_for_no_longer_than_was_meant
 
 
 async def test_a_request_in_the_middle_of_an_action_waits_as_well(process: Process) -> None:
-    sent: list[int] = []
+    requests: list[int] = []
     with suppress(GateClosedError), process.gates.of("first").calls("first"):
         for number in range(3):
             await CallPermit().before_request()
-            sent.append(number)
+            requests.append(number)
             process.opened("first")
-    assert sent == [0]
+    assert requests == [0]
 
 
-async def test_nothing_is_called_while_the_log_may_be_another_one(process: Process) -> None:
+async def test_no_api_is_called_while_the_log_may_be_another_one(process: Process) -> None:
     with process.gates.of("first").calls("first"):
         await CallPermit().before_request()
         process.is_certain = False

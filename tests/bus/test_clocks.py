@@ -44,7 +44,7 @@ async def decided_to_wait(log: JetStreamLog, ahead: timedelta, seconds: float) -
     return key
 
 
-async def lost_actions(nc: Client) -> Finding:
+async def check_lost_actions(nc: Client) -> Finding:
     async with replay_for_checks(nc, full=True) as replay:
         await replay.advance()
         return await check_actions(nc, replay)
@@ -54,21 +54,21 @@ async def test_a_decider_whose_clock_is_behind_has_lost_no_action(
     bus: Client, log: JetStreamLog
 ) -> None:
     await decided_to_wait(log, -HOUR, 600.0)
-    assert (await lost_actions(bus)).verdict == "ok"
+    assert (await check_lost_actions(bus)).verdict == "ok"
 
 
 @pytest.mark.parametrize("ahead", [HOUR, timedelta(0), -HOUR])
-async def test_an_action_that_is_overdue_is_found_whatever_the_clock_of_its_decider(
+async def test_an_overdue_action_is_detected_with_any_clock_of_its_decider(
     bus: Client, log: JetStreamLog, ahead: timedelta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.actions.OVERDUE", timedelta(0))
     key = await decided_to_wait(log, ahead, 0.1)
 
-    async def is_found() -> bool:
-        found = await lost_actions(bus)
-        return (found.verdict, found.found) == ("fail", f"1 with an overdue retry: {key}")
+    async def is_overdue_reported() -> bool:
+        finding = await check_lost_actions(bus)
+        return (finding.verdict, finding.found) == ("fail", f"1 with an overdue retry: {key}")
 
-    await until(is_found)
+    await until(is_overdue_reported)
 
 
 async def test_the_clock_of_the_bus_is_read_off_an_answer(bus: Client) -> None:
@@ -93,30 +93,30 @@ async def publish_as(
         (timedelta(0), ""),
     ],
 )
-async def test_a_clock_that_is_wrong_is_told_with_its_role(
+async def test_a_clock_that_is_wrong_is_reported_with_its_role(
     bus: Client, log: JetStreamLog, ahead: timedelta, told: str
 ) -> None:
-    seen = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
-    await publish_as(bus, "reconciler@b:2", "observed", seen, timedelta(0))
+    observation = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
+    await publish_as(bus, "reconciler@b:2", "observed", observation, timedelta(0))
     await publish_as(bus, SOURCE, "timer", TimerFired("Retry"), -HOUR)  # set an hour ago
     assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
     await decided_to_wait(log, ahead, 600.0)
-    await publish_as(bus, "reconciler@a:1", "observed", seen, ahead)
-    [found] = await check_role_clocks(bus)
+    await publish_as(bus, "reconciler@a:1", "observed", observation, ahead)
+    [finding] = await check_role_clocks(bus)
     if not told:
-        assert (found.verdict, found.remedy) == ("ok", "")
+        assert (finding.verdict, finding.remedy) == ("ok", "")
         return
-    assert found.verdict == "fail"
-    assert found.found == (
+    assert finding.verdict == "fail"
+    assert finding.found == (
         f"differ from the bus's clock: a decider ({told}), observer reconciler@a:1 ({told})"
     )
 
 
 async def test_what_one_process_stored_late_shows_no_wrong_clock(bus: Client) -> None:
-    seen = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
-    await publish_as(bus, "reconciler@a:1", "observed", seen, -HOUR)
+    observation = Observed("default", "foo", None, "CompleteListing", 1, datetime.now(UTC))
+    await publish_as(bus, "reconciler@a:1", "observed", observation, -HOUR)
     assert [each.verdict for each in await check_role_clocks(bus)] == ["fail"]
-    await publish_as(bus, "reconciler@a:1", "observed", seen, timedelta(0))
+    await publish_as(bus, "reconciler@a:1", "observed", observation, timedelta(0))
     assert [each.verdict for each in await check_role_clocks(bus)] == ["ok"]
 
 

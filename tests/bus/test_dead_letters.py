@@ -95,10 +95,10 @@ async def test_two_that_store_at_once_stay_near_the_quarter(
 
 async def test_what_is_usable_waits_and_is_not_counted(small: Client) -> None:
     await store_letters(small, [letter(size=5_000) for _ in range(100)])
-    before = await counts(small)
+    counts_before = await counts(small)
     usable = [letter(size=5_000, usable=True) for _ in range(100)]
     assert len(await store_letters(small, usable)) >= 80
-    assert await counts(small) == before
+    assert await counts(small) == counts_before
 
 
 async def test_a_full_stream_gives_back_what_it_has_no_room_for_and_keeps_the_rest(
@@ -111,7 +111,7 @@ async def test_a_full_stream_gives_back_what_it_has_no_room_for_and_keeps_the_re
     assert await counts(small) == {}
 
 
-async def test_what_is_told_once_is_told_again_when_its_newest_letter_says_something_else(
+async def test_a_dead_letter_is_stored_again_when_its_newest_copy_differs(
     small: Client,
 ) -> None:
     async def sizes() -> list[int]:
@@ -126,7 +126,7 @@ async def test_what_is_told_once_is_told_again_when_its_newest_letter_says_somet
     assert await sizes() == [10, 20_000, 10]
 
 
-async def test_letters_under_the_subjects_of_before_are_read(small: Client) -> None:
+async def test_dead_letters_under_the_former_subjects_are_read(small: Client) -> None:
     await publish(small, "deadletter.intake", b"{}")
     await publish(small, "deadletter.intake.0123456789abcdef", b"{}")
     await store_letters(small, [letter()])
@@ -142,7 +142,7 @@ async def test_those_that_count_at_once_lose_no_count(small: Client, module_bus_
         await each.close()
 
 
-async def test_a_count_that_somebody_else_wrote_over_begins_anew(small: Client) -> None:
+async def test_a_count_that_another_client_overwrote_starts_at_zero(small: Client) -> None:
     await publish(small, DISCARDED, b"not ours")
     await discard(small, [letter()])
     assert await counts(small) == {"acme": 1}
@@ -150,16 +150,16 @@ async def test_a_count_that_somebody_else_wrote_over_begins_anew(small: Client) 
 
 def test_namespaces_of_an_attackers_choice_take_a_bounded_row() -> None:
     start = datetime(2026, 1, 1, tzinfo=UTC)
-    found: list[Discarded] = []
+    discarded_counts: list[Discarded] = []
     for number in range(1_000):
         at = start + timedelta(seconds=number)
         more = [(f"n{number}", "intake"), ("acme", "intake"), ("acme", "declaration")]
-        found = list(count_discarded(found, more, at))
-    assert len(found) == MAX_COUNTS
-    assert sum(each.count for each in found) == 3_000
-    of_others = next(each for each in found if each.namespace == OTHERS)
+        discarded_counts = list(count_discarded(discarded_counts, more, at))
+    assert len(discarded_counts) == MAX_COUNTS
+    assert sum(each.count for each in discarded_counts) == 3_000
+    of_others = next(each for each in discarded_counts if each.namespace == OTHERS)
     assert (of_others.first_at, of_others.count) == (start, 1_000 - MAX_COUNTS + 3)
-    of_acme = {each.stage: each.count for each in found if each.namespace == "acme"}
+    of_acme = {each.stage: each.count for each in discarded_counts if each.namespace == "acme"}
     assert of_acme == {"intake": 1_000, "declaration": 1_000}
 
 
@@ -177,5 +177,5 @@ def test_namespaces_of_an_attackers_choice_take_a_bounded_row() -> None:
         ("listing.default.Shape.x", NO_NAMESPACE),
     ],
 )
-def test_whose_a_subject_is(subject: str, namespace: str) -> None:
+def test_the_namespace_is_read_from_the_subject(subject: str, namespace: str) -> None:
     assert namespace_of(subject) == namespace

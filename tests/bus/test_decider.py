@@ -155,7 +155,7 @@ async def test_a_new_resource_is_declared_without_a_read(log: JetStreamLog) -> N
     assert bus.acknowledged == 1
 
 
-async def test_a_resource_that_is_there_already_gets_its_next_generation(
+async def test_an_existing_resource_gets_its_next_generation(
     log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
@@ -171,18 +171,18 @@ async def test_a_resource_that_is_there_already_gets_its_next_generation(
     assert colors == ["Red", "Blue"]
 
 
-def sent_again(first: IntakeDelivery, position: int) -> IntakeDelivery:
+def republish(first: IntakeDelivery, position: int) -> IntakeDelivery:
     return replace(first, position=position, message_id=f"fresh-{position}")
 
 
-async def test_what_changed_nothing_reverts_nothing_when_it_is_sent_again(
+async def test_a_declaration_without_a_change_reverts_nothing_when_it_is_published_again(
     log: JetStreamLog,
 ) -> None:
     key, bus = new_key(), Bus()
     withdrawn = delivery("desired", key, 1, Withdrawn())
-    told = [withdrawn, *(declaration(key, at, "Red") for at in (2, 3))]
-    told.append(declaration(key, 4, "Blue"))
-    bus.declared = [*told, sent_again(withdrawn, 5), sent_again(told[2], 6)]
+    deliveries = [withdrawn, *(declaration(key, at, "Red") for at in (2, 3))]
+    deliveries.append(declaration(key, 4, "Blue"))
+    bus.declared = [*deliveries, republish(withdrawn, 5), republish(deliveries[2], 6)]
     for each in bus.declared:
         await decider(log, bus).handle([each])
     reasons = ["Unchanged", "Accepted", "Unchanged", "Accepted", "Duplicate", "Duplicate"]
@@ -198,8 +198,8 @@ async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
 ) -> None:
     """All of a new resource at once, which is decided on a guess if nothing speaks against it."""
     key, bus = new_key(), Bus()
-    told = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
-    bus.declared = [*told, sent_again(told[1], 4)]
+    deliveries = [declaration(key, at, color) for at, color in enumerate(("Red", "Red", "Blue"), 1)]
+    bus.declared = [*deliveries, republish(deliveries[1], 4)]
     await decider(log, bus).handle(bus.declared)
     assert [answer.reason for answer in bus.answers] == [
         "Accepted",
@@ -212,12 +212,12 @@ async def test_a_batch_of_old_and_new_declarations_ends_with_the_newest(
 async def test_what_another_decider_took_for_unchanged_meanwhile_has_the_last_word(
     log: JetStreamLog,
 ) -> None:
-    key, ours, others = new_key(), Bus(), Bus()
+    key, own_bus, others = new_key(), Bus(), Bus()
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, others).handle([withdrawn])
     assert [answer.reason for answer in others.answers] == ["Unchanged"]
-    ours.overtook = [withdrawn]
-    await decider(log, ours).handle([declaration(key, 1, "Red")])
+    own_bus.overtook = [withdrawn]
+    await decider(log, own_bus).handle([declaration(key, 1, "Red")])
     history = [each.data for each in await history_of(log, key)]
     assert [each.generation for each in history if isinstance(each, SpecWithdrawn)] == [2]
 
@@ -226,12 +226,12 @@ async def test_what_left_no_trace_between_two_declarations_of_a_late_batch_is_de
     log: JetStreamLog,
 ) -> None:
     """Else a copy of the withdrawal that is sent again would end what was declared after it."""
-    key, ours, others = new_key(), Bus(), Bus()
+    key, own_bus, others = new_key(), Bus(), Bus()
     withdrawn = delivery("desired", key, 2, Withdrawn())
     await decider(log, others).handle([withdrawn])
     late, again = replace(declaration(key, 1, "Red"), delivered=2), declaration(key, 3, "Red")
-    ours.overtook = [withdrawn, again]
-    await decider(log, ours).handle([late, again])
+    own_bus.overtook = [withdrawn, again]
+    await decider(log, own_bus).handle([late, again])
     history = [each.data for each in await history_of(log, key)]
     generations = [each for each in history if isinstance(each, (SpecDeclared, SpecWithdrawn))]
     assert [type(each) for each in generations] == [SpecDeclared, SpecWithdrawn, SpecDeclared]
@@ -243,7 +243,7 @@ class Overtaken(Bus):
     def __init__(self, *overtook: IntakeDelivery) -> None:
         super().__init__()
         self.overtook = list(overtook)
-        self.letters: list[int] = []
+        self.dead_letters: list[int] = []
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]
@@ -255,7 +255,7 @@ class Overtaken(Bus):
         ]
 
     async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-        self.letters += [each.delivery.position for each in letters]
+        self.dead_letters += [each.delivery.position for each in letters]
         return ()
 
 
@@ -285,7 +285,7 @@ async def test_a_message_that_cannot_be_stored_is_found_while_other_resources_ar
     declared += [declaration(key, at, "Red") for at, key in enumerate(others, 4)]
     bus = Overtaken(*(declaration(key, at, "Green") for at, key in enumerate(others, 9)))
     await decider(log, bus).handle(declared)
-    assert bus.letters == [2]
+    assert bus.dead_letters == [2]
     assert refused == [3, 3, 1], "with the others, alone, and the message alone"
 
 
@@ -304,12 +304,12 @@ async def test_what_is_refused_is_refused_by_what_there_is(log: JetStreamLog) ->
 
 
 async def test_a_decider_with_old_knowledge_takes_no_news_for_old(log: JetStreamLog) -> None:
-    key, ours, others = new_key(), Bus(), Bus()
-    stale = decider(log, ours)
+    key, own_bus, others = new_key(), Bus(), Bus()
+    stale = decider(log, own_bus)
     await stale.handle([declaration(key, 1, "Red")])
     await decider(log, others).handle([declaration(key, 2, "Blue")])
     await stale.handle([declaration(key, 3, "Red")])  # as it was, by what this one still knows
-    assert [(answer.reason, answer.generation) for answer in ours.answers] == [
+    assert [(answer.reason, answer.generation) for answer in own_bus.answers] == [
         ("Accepted", 1),
         ("Accepted", 3),
     ]
@@ -338,14 +338,16 @@ async def test_a_decider_with_old_knowledge_is_woken_to_what_there_is_now(
 ) -> None:
     key, configurations = new_key(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec("shapes", "http://127.0.0.1:1")
-    stale, other = decider(log, Bus(), configurations), decider(log, Bus())
+    stale, other_decider = decider(log, Bus(), configurations), decider(log, Bus())
     await stale.handle([declaration(key, 1, "Red")])
     [create] = await actions_of(log, key)
-    made = ExternalObject(key.name, create.fields, "u1", "1", create.labels)
+    created_object = ExternalObject(key.name, create.fields, "u1", "1", create.labels)
     now = datetime.now(UTC)
-    result = Reported(create.action_id, 1, now, now, "w", object=made)
-    await other.handle([delivery("result", key, 2, result)])
-    await other.handle([declaration(key, 3, "Blue")])  # held: this one knows no configuration
+    result = Reported(create.action_id, 1, now, now, "w", object=created_object)
+    await other_decider.handle([delivery("result", key, 2, result)])
+    await other_decider.handle(
+        [declaration(key, 3, "Blue")]
+    )  # held: this one knows no configuration
     await stale.handle([delivery("timer", key, 4, TimerFired("ConfigChanged"))])
     assert [each.operation for each in await actions_of(log, key)] == ["Create", "Update"]
 
@@ -355,14 +357,14 @@ class Order(Bus):
 
     def __init__(self, fails_at: str = "") -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.fails_at = fails_at
 
     def tell(self, what: str) -> None:
         if what == self.fails_at:
             self.fails_at = ""
             raise OSError(f"{what}: no answer")
-        self.told.append(what)
+        self.calls.append(what)
 
     async def ack(self, deliveries: Sequence[IntakeDelivery]) -> None:
         if deliveries:
@@ -408,25 +410,27 @@ async def everything(log: JetStreamLog) -> tuple[Configurations, list[IntakeDeli
     ]
 
 
-async def test_all_is_told_before_anything_is_acknowledged(log: JetStreamLog) -> None:
+async def test_all_is_published_before_anything_is_acknowledged(log: JetStreamLog) -> None:
     configurations, messages = await everything(log)
     bus = Order()
     await decider(log, bus, configurations).handle(messages)
-    assert sorted(bus.told[:-1]) == ["answers", "letters", "rejections", "timers"]
-    assert (bus.told[-1], bus.acknowledged) == ("ack", len(messages))
+    assert sorted(bus.calls[:-1]) == ["answers", "letters", "rejections", "timers"]
+    assert (bus.calls[-1], bus.acknowledged) == ("ack", len(messages))
 
 
-async def test_a_message_that_nobody_can_read_is_a_letter_before_it_is_acknowledged(
+async def test_an_unreadable_message_is_a_dead_letter_before_it_is_acknowledged(
     log: JetStreamLog,
 ) -> None:
     bus = Order()
     await decider(log, bus).handle([replace(declaration(new_key(), 1, "Red"), payload=b"not JSON")])
-    assert (bus.told[0], bus.told[-1]) == ("letters", "ack")
+    assert (bus.calls[0], bus.calls[-1]) == ("letters", "ack")
     assert bus.acknowledged == 1
 
 
 @pytest.mark.parametrize("fails_at", ["timers", "answers"])
-async def test_what_could_not_be_told_comes_again(log: JetStreamLog, fails_at: str) -> None:
+async def test_a_message_whose_reply_could_not_be_sent_is_redelivered(
+    log: JetStreamLog, fails_at: str
+) -> None:
     configurations, messages = await everything(log)
     bus = Order(fails_at)
     with pytest.raises(OSError, match="no answer"):
@@ -444,14 +448,14 @@ async def test_a_rejection_that_could_not_be_stored_holds_up_no_other_message(
     """Its sender gets no answer before the rejection is stored: it may be accepted then."""
     configurations, messages = await everything(log)
     bus = Order("rejections")
-    ours = decider(log, bus, configurations)
-    await ours.handle(messages)
-    assert bus.told.index("later") < bus.told.index("ack")
-    assert "letters" not in bus.told
+    own_decider = decider(log, bus, configurations)
+    await own_decider.handle(messages)
+    assert bus.calls.index("later") < bus.calls.index("ack")
+    assert "letters" not in bus.calls
     assert bus.acknowledged == len(messages) - 1
     assert {answer.reason for answer in bus.answers} == {"Accepted"}
-    await ours.handle([replace(messages[-1], delivered=2)])
-    assert bus.told.count("rejections") == bus.told.count("letters") == 1
+    await own_decider.handle([replace(messages[-1], delivered=2)])
+    assert bus.calls.count("rejections") == bus.calls.count("letters") == 1
     assert bus.acknowledged == len(messages)
     assert bus.answers[-1].reason == "Invalid"
 
@@ -460,13 +464,13 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
     class Unrejecting(FullBus):
         def __init__(self) -> None:
             super().__init__()
-            self.letters: list[DeadLetter] = []
+            self.dead_letters: list[DeadLetter] = []
 
         async def reject(self, rejections: Sequence[Rejection]) -> None:
             raise OSError("no responder")
 
         async def store_dead_letters(self, letters: Sequence[DeadLetter]) -> Sequence[DeadLetter]:
-            self.letters += letters
+            self.dead_letters += letters
             return ()
 
     bus = Unrejecting()
@@ -474,13 +478,13 @@ async def test_a_rejection_without_a_slot_to_wait_in_is_a_dead_letter(log: JetSt
     with capture_logs() as logs:
         await decider(log, bus).handle(refused)
     assert sorted(bus.waits) == [1, 2]
-    assert [each.delivery.position for each in bus.letters] == bus.acked == [3, 4, 5]
-    assert "generation" in bus.letters[0].reason
+    assert [each.delivery.position for each in bus.dead_letters] == bus.acked == [3, 4, 5]
+    assert "generation" in bus.dead_letters[0].reason
     assert [each.position for each in bus.answers] == [3, 4, 5]
     assert [each["event"] for each in logs] == ["storing rejections failed; retrying later"]
 
 
-async def test_the_log_tells_once_that_rejections_are_not_stored(log: JetStreamLog) -> None:
+async def test_the_log_reports_once_that_rejections_are_not_stored(log: JetStreamLog) -> None:
     class Failing(FullBus):
         fails = True
 
@@ -489,24 +493,27 @@ async def test_the_log_tells_once_that_rejections_are_not_stored(log: JetStreamL
                 raise OSError("no responder")
 
     bus = Failing()
-    ours, key = decider(log, bus), new_key()
+    own_decider, key = decider(log, bus), new_key()
     with capture_logs() as logs:
         for delivered in range(1, 4):
             again = replace(declaration(key, 1, "Red", expected=7), delivered=delivered)
-            await ours.handle([again, rubbish(2, delivered=delivered)])
+            await own_decider.handle([again, rubbish(2, delivered=delivered)])
         bus.fails = False
-        await ours.handle([replace(declaration(key, 1, "Red", expected=7), delivered=4)])
-    told = [each["event"] for each in logs if "rejections" in each["event"]]
-    assert told == ["storing rejections failed; retrying later", "rejections are stored again"]
+        await own_decider.handle([replace(declaration(key, 1, "Red", expected=7), delivered=4)])
+    log_events = [each["event"] for each in logs if "rejections" in each["event"]]
+    assert log_events == [
+        "storing rejections failed; retrying later",
+        "rejections are stored again",
+    ]
 
 
-async def test_a_message_whose_letter_could_not_be_stored_comes_again(
+async def test_a_message_whose_dead_letter_could_not_be_stored_is_redelivered(
     log: JetStreamLog,
 ) -> None:
     configurations, messages = await everything(log)
     bus = Order("letters")
     await decider(log, bus, configurations).handle(messages)
-    assert bus.told.index("later") < bus.told.index("ack")
+    assert bus.calls.index("later") < bus.calls.index("ack")
     assert bus.acknowledged == len(messages) - 1
 
 
@@ -546,13 +553,15 @@ async def test_a_namespace_waits_in_its_share_of_the_slots_and_the_rest_is_count
     log: JetStreamLog,
 ) -> None:
     bus = FullBus()
-    ours = decider(log, bus)
-    await ours.handle([rubbish(at) for at in range(1, 6)])
+    own_decider = decider(log, bus)
+    await own_decider.handle([rubbish(at) for at in range(1, 6)])
     assert sorted(bus.waits) == [1, 2]
     assert [each.delivery.position for each in bus.discarded] == bus.acked == [3, 4, 5]
-    await ours.handle([rubbish(6), rubbish(7, "other"), rubbish(8, "third"), rubbish(9, "other")])
+    await own_decider.handle(
+        [rubbish(6), rubbish(7, "other"), rubbish(8, "third"), rubbish(9, "other")]
+    )
     assert sorted(bus.waits) == [1, 2, 7, 8], "all of them together have two shares"
-    await ours.handle([rubbish(1, delivered=2), rubbish(10)])
+    await own_decider.handle([rubbish(1, delivered=2), rubbish(10)])
     assert sorted(bus.waits) == [1, 2, 7, 8], "what comes back takes no second slot"
     assert bus.acked == [3, 4, 5, 6, 9, 10]
 
@@ -569,17 +578,17 @@ async def test_what_a_former_decider_postponed_takes_its_share_again_as_it_comes
     assert bus.acked == [1, 2]
 
 
-async def test_what_a_slot_is_not_returned_from_is_free_again(log: JetStreamLog) -> None:
+async def test_a_slot_that_is_not_returned_becomes_free_again(log: JetStreamLog) -> None:
     bus, wall, steady = FullBus(), [datetime.now(UTC)], [0.0]
-    ours = decider(log, bus, now=lambda: wall[0], clock=lambda: steady[0])
-    await ours.handle([rubbish(1), rubbish(2), rubbish(3)])
+    own_decider = decider(log, bus, now=lambda: wall[0], clock=lambda: steady[0])
+    await own_decider.handle([rubbish(1), rubbish(2), rubbish(3)])
     wall[0] -= timedelta(hours=1)  # it was set back
     steady[0] += 300.0
-    await ours.handle([rubbish(4)])
+    await own_decider.handle([rubbish(4)])
     assert (sorted(bus.waits), bus.acked) == ([1, 2, 4], [3])
 
 
-async def test_nothing_is_given_up_that_is_not_counted(log: JetStreamLog) -> None:
+async def test_every_discarded_message_is_counted(log: JetStreamLog) -> None:
     class Uncounted(FullBus):
         async def discard(self, letters: Sequence[DeadLetter]) -> None:
             raise TimeoutError("perhaps")
@@ -596,10 +605,10 @@ async def test_what_cannot_be_decided_keeps_its_tries_and_no_more_slots_than_oth
         raise ZeroDivisionError("not today")
 
     keys, bus = [new_key() for _ in range(5)], FullBus()
-    ours = decider(log, bus)
+    own_decider = decider(log, bus)
     with monkeypatch.context() as patch:
         patch.setattr(decide, "handle_command", fails)
-        await ours.handle([declaration(key, at, "Red") for at, key in enumerate(keys, 1)])
+        await own_decider.handle([declaration(key, at, "Red") for at, key in enumerate(keys, 1)])
     waits = sorted(bus.waits.values())
     assert (waits[:3], waits[3] > 0, len(waits)) == ([0.0] * 3, True, 5)
     assert (bus.acked, bus.discarded) == ([], [])
@@ -611,8 +620,8 @@ async def test_a_message_of_a_damaged_resource_is_never_given_up(
     key, full = new_key(), FullBus()
     await decider(log, Bus()).handle([declaration(key, 1, "Red")])
     await publish(bus, log_subject(key, "fact"), b"of a newer release")
-    tired = [replace(declaration(key, at, "Blue"), delivered=5) for at in range(2, 8)]
-    await decider(log, full).handle(tired)
+    deliveries = [replace(declaration(key, at, "Blue"), delivered=5) for at in range(2, 8)]
+    await decider(log, full).handle(deliveries)
     assert (sorted(full.waits), full.acked, full.discarded) == ([2, 3, 4, 5, 6, 7], [], [])
     assert min(full.waits.values()) > 0
 
@@ -639,8 +648,8 @@ def definition(
 async def test_of_two_definitions_in_one_batch_the_second_knows_of_the_first(
     log: JetStreamLog,
 ) -> None:
-    bus, (one, other) = Bus(), (new_key().name for _ in range(2))
-    both = [definition(1, one, "Circle"), definition(2, other, "Circle", provider=one)]
+    bus, (one, other_name) = Bus(), (new_key().name for _ in range(2))
+    both = [definition(1, one, "Circle"), definition(2, other_name, "Circle", provider=one)]
     await decider(log, bus).handle(both)
     assert [answer.reason for answer in bus.answers] == ["Accepted", "Invalid"]
     assert bus.answers[1].message == (
@@ -675,24 +684,24 @@ async def test_a_decider_reads_the_definitions_that_others_know_before_it_decide
     kind = new_key().name
     bus, others, configurations = Bus(), Bus(), Configurations()
     configurations.by_name["default"] = ProviderConfigSpec(kind, "http://127.0.0.1:1")
-    behind, other = decider(log, bus, configurations), decider(log, others)
-    await other.handle([definition(1, kind, "Circle")])
+    behind, other_decider = decider(log, bus, configurations), decider(log, others)
+    await other_decider.handle([definition(1, kind, "Circle")])
     key = ResourceKey("default", kind, "welcome")
     badge = Manifest("badges/v1", kind, Metadata(key.name), {"color": "Red"})
     await behind.handle([delivery("desired", key, 2, Declared(badge))])
     assert [answer.reason for answer in bus.answers] == ["Accepted"]
-    await other.handle([definition(3, kind, "Hexagon")])
+    await other_decider.handle([definition(3, kind, "Hexagon")])
     [created] = [
         each.data.action
         for each in await history_of(log, key)
         if isinstance(each.data, ActionDecided)
     ]
-    made = ExternalObject("welcome", created.fields, "u1", "1", created.labels)
+    created_object = ExternalObject("welcome", created.fields, "u1", "1", created.labels)
     now = datetime.now(UTC)
-    done = Reported(created.action_id, 1, now, now, "w1", object=made)
-    await behind.handle([delivery("result", key, 4, done)])
-    seen = DefinitionReported(2, "newer", 1, 1)
-    await behind.handle([delivery("reference", key, 5, seen)])
+    report = Reported(created.action_id, 1, now, now, "w1", object=created_object)
+    await behind.handle([delivery("result", key, 4, report)])
+    observed_report = DefinitionReported(2, "newer", 1, 1)
+    await behind.handle([delivery("reference", key, 5, observed_report)])
     history = [each.data for each in await history_of(log, key)]
     resolved = [each.fields["type"] for each in history if isinstance(each, SpecResolved)]
     assert resolved == ["Circle", "Hexagon"]

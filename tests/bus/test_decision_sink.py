@@ -52,11 +52,11 @@ async def letter(bus: Client, key: ResourceKey) -> DeadLetter:
 
 
 async def test_each_resource_has_a_timer_of_its_own(bus: Client) -> None:
-    ours = new_key()
+    own_key = new_key()
     twins = [
-        ours,
-        ResourceKey("other", ours.kind, ours.name),
-        ResourceKey("default", "Record", ours.name),
+        own_key,
+        ResourceKey("other", own_key.kind, own_key.name),
+        ResourceKey("default", "Record", own_key.name),
     ]
     await JetStreamDecisionSink(bus).set_timers([TimerRequest(key, LATER) for key in twins])
     for key in twins:
@@ -81,15 +81,15 @@ async def test_what_the_bus_cannot_take_as_it_is_holds_up_nothing(bus: Client) -
     await sink.reject([Rejection(key, endless, "test", datetime.now(UTC)), rejection(key, 2)])
     assert len(await read_subject(bus, REJECTIONS, f"rejection.{key.tokens}")) == 1
 
-    told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    event_reported: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     inbox = bus.new_inbox()
-    await subscribe(bus, inbox, lambda _answer: told.set_result(None))
+    await subscribe(bus, inbox, lambda _answer: event_reported.set_result(None))
     short = Reply(True, "Accepted", 1, 1)
     await sink.answer([(f"_INBOX.{'a' * 4_000}", short), (inbox, endless), (inbox, short)])
-    await asyncio.wait_for(told, PATIENCE_SECONDS)
+    await asyncio.wait_for(event_reported, PATIENCE_SECONDS)
 
 
-async def test_what_may_hold_a_secret_is_erased_when_its_letter_is_stored_and_not_before(
+async def test_a_message_with_a_possible_secret_is_erased_once_its_dead_letter_is_stored(
     bus: Client,
 ) -> None:
     sink, key = JetStreamDecisionSink(bus), ResourceKey("system", "ProviderConfig", new_key().name)
@@ -111,11 +111,11 @@ async def test_a_flood_of_what_may_hold_a_secret_does_not_hold_up_the_decider(bu
     }
     refused = [await letter(bus, key) for owned in keys.values() for key in owned]
     assert not await JetStreamDecisionSink(bus).store_dead_letters(refused)
-    left = {
+    remaining_by_owner = {
         owner: sum(
             [bool(await read_subject(bus, INTAKE, f"in.*.desired.{key.tokens}")) for key in owned]
         )
         for owner, owned in keys.items()
     }
-    assert left["system"] == 0
-    assert 15 <= left[namespace] <= 25
+    assert remaining_by_owner["system"] == 0
+    assert 15 <= remaining_by_owner[namespace] <= 25

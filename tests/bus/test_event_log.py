@@ -45,9 +45,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     async def counted(
         nc: Client, stream: str, subject_filter: str, *, start_seq: int = 1
     ) -> list[StoredMessage]:
-        found = await read_subject(nc, stream, subject_filter, start_seq=start_seq)
-        counts.append(len(found))
-        return found
+        messages = await read_subject(nc, stream, subject_filter, start_seq=start_seq)
+        counts.append(len(messages))
+        return messages
 
     monkeypatch.setattr(sequences, "read_subject", counted)
     return counts
@@ -165,8 +165,8 @@ async def test_a_state_is_kept_and_its_cached_made_after_its_events_are_stored(
     before: list[tuple[int, bool]] = []
 
     async def append(appends: Sequence[ResourceAppend]) -> Sequence[int]:
-        known = (await repository.get([key]))[key].state.version
-        before.append((known, await _has_a_cached(bus, key)))
+        version = (await repository.get([key]))[key].state.version
+        before.append((version, await _has_a_cached(bus, key)))
         return await really(appends)
 
     monkeypatch.setattr(log, "append", append)

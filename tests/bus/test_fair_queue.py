@@ -51,17 +51,21 @@ def test_a_namespace_that_comes_behind_a_flood_has_its_turn_with_the_next_batch(
 def test_namespaces_share_a_turn_and_what_one_does_not_need_goes_to_the_others():
     queue = filled(message(name, n) for n in range(1_000) for name in ("one", "two"))
     queue.add(message("few", n) for n in range(10))
-    taken = namespaces(queue.take())
-    assert taken["few"] == 10
-    assert taken["one"] == taken["two"] == (MAX_MESSAGES_PER_TURN - 10) // 2
+    counts_by_namespace = namespaces(queue.take())
+    assert counts_by_namespace["few"] == 10
+    assert (
+        counts_by_namespace["one"]
+        == counts_by_namespace["two"]
+        == (MAX_MESSAGES_PER_TURN - 10) // 2
+    )
 
 
 def test_long_messages_do_not_fill_a_turn_of_others():
     queue = filled(message("long", n, size=MAX_BYTES_PER_TURN // 4) for n in range(100))
     queue.add(message("quiet", n) for n in range(20))
-    taken = queue.take()
-    assert namespaces(taken)["quiet"] == 20
-    assert sum(len(each.payload) for each in taken) <= 2 * MAX_BYTES_PER_TURN
+    deliveries = queue.take()
+    assert namespaces(deliveries)["quiet"] == 20
+    assert sum(len(each.payload) for each in deliveries) <= 2 * MAX_BYTES_PER_TURN
 
 
 def test_more_namespaces_than_a_turn_has_messages_take_turns_in_order():
@@ -126,13 +130,15 @@ def test_nothing_is_lost_and_each_namespace_keeps_its_order(
         for position, (namespace, partition, size) in enumerate(drawn)
     ]
     queue = filled(messages, SMALL)
-    left = queue.take_excess()
-    taken: list[IntakeDelivery] = []
+    remaining_deliveries = queue.take_excess()
+    deliveries: list[IntakeDelivery] = []
     while queue:
         some = queue.take()
         assert some, "a queue that holds something gives something"
-        taken += some
-    assert {each.position for each in (*taken, *left)} == set(range(len(messages)))
+        deliveries += some
+    assert {each.position for each in (*deliveries, *remaining_deliveries)} == set(
+        range(len(messages))
+    )
     for namespace in "abc":
-        mine = [each.position for each in taken if namespace_of(each.subject) == namespace]
+        mine = [each.position for each in deliveries if namespace_of(each.subject) == namespace]
         assert mine == sorted(mine)

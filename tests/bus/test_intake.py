@@ -30,10 +30,10 @@ def _message() -> IntakeMessageOut:
 
 
 async def _take(reader: JetStreamIntakeReader, count: int) -> list[IntakeDelivery]:
-    taken: list[IntakeDelivery] = []
-    while len(taken) < count:
-        taken += await reader.next_batch()
-    return taken
+    deliveries: list[IntakeDelivery] = []
+    while len(deliveries) < count:
+        deliveries += await reader.next_batch()
+    return deliveries
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def reader(bus: Client) -> AsyncIterator[JetStreamIntakeReader]:
     await reader.close()
 
 
-async def test_one_resource_stays_in_one_partition_whatever_it_is_told(bus: Client) -> None:
+async def test_all_messages_of_a_resource_go_to_one_partition(bus: Client) -> None:
     writer, key = JetStreamIntakeWriter(bus, "test"), new_key()
     await writer.publish(
         [
@@ -69,12 +69,12 @@ async def test_if_one_of_several_is_refused_it_is_named(
     messages = [_message() for _ in range(count)]
     long = Manifest("test/v1", "Shape", Metadata("x"), {"text": "x" * bus.max_payload})
     messages[place] = messages[place]._replace(data=Declared(long))
-    before = (await stream_state(bus, INTAKE)).messages
+    count_before = (await stream_state(bus, INTAKE)).messages
     with pytest.raises(NotStoredError) as raised:
         await JetStreamIntakeWriter(bus, "test").publish(messages)
     assert isinstance(raised.value.__cause__, MessageTooLargeError)
     assert raised.value.missing == [place % count]
-    assert (await stream_state(bus, INTAKE)).messages == before + count - 1
+    assert (await stream_state(bus, INTAKE)).messages == count_before + count - 1
 
 
 @pytest.mark.parametrize("count", [3, 40])
@@ -119,11 +119,11 @@ async def test_what_was_declared_of_some_resources_can_be_looked_up(
     first, second = (each.position for each in declared[keys[0]])
     assert first < second
     for others in (0, 20):  # few resources are counted one by one, many at once
-        known = {new_key(): set[int]() for _ in range(others)} | {
+        known_positions = {new_key(): set[int]() for _ in range(others)} | {
             keys[0]: {second},
             keys[1]: {declared[keys[1]][0].position},
         }
-        assert list(await reader.declarations_of(known)) == [keys[0]]
+        assert list(await reader.declarations_of(known_positions)) == [keys[0]]
     assert not await reader.declarations_of({keys[0]: {first, second}})
     missed = {keys[0]: {first, second, second + 1}}
     assert list(await reader.declarations_of(missed)) == [keys[0]], "the count is not the whole"
@@ -132,18 +132,18 @@ async def test_what_was_declared_of_some_resources_can_be_looked_up(
 async def test_declarations_of_several_users_are_one_row(
     bus: Client, reader: JetStreamIntakeReader
 ) -> None:
-    key, other = new_key(), new_key()
+    key, other_key = new_key(), new_key()
     payload = encode_intake("m", "test", Withdrawn(), time=datetime.now(UTC))
     for user, message_id in (("", "plain"), ("ann", "ann's"), ("bob", "bob's"), ("ann", "again")):
         headers = {"Nats-Msg-Id": message_id}
         await publish(bus, intake_subject("desired", key, user), payload, headers=headers)
         await publish(bus, intake_subject("timer", key, user), payload)
-    await publish(bus, intake_subject("desired", other, "ann"), payload)
-    declared = await reader.declarations_of({key: set(), other: set()})
+    await publish(bus, intake_subject("desired", other_key, "ann"), payload)
+    declared = await reader.declarations_of({key: set(), other_key: set()})
     assert [each.message_id for each in declared[key]] == ["plain", "ann's", "bob's", "again"]
     assert not await reader.declarations_of({key: {each.position for each in declared[key]}})
     first, second, *_ = declared[key]
-    [newer, none] = await reader.newer_declarations([second, declared[other][0]])
+    [newer, none] = await reader.newer_declarations([second, declared[other_key][0]])
     assert ([each.message_id for each in newer], none) == (["bob's", "again"], [])
     [newer] = await reader.newer_declarations([first])
     assert [each.message_id for each in newer] == ["ann's", "bob's", "again"]
@@ -154,13 +154,13 @@ async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
 ) -> None:
     writer = JetStreamIntakeWriter(bus, "test")
     await writer.publish([_message() for _ in range(40)])
-    taken = await _take(reader, 40)
-    kept = min(taken, key=lambda delivery: delivery.position)
-    await reader.ack([delivery for delivery in taken if delivery is not kept])
+    deliveries = await _take(reader, 40)
+    kept_delivery = min(deliveries, key=lambda delivery: delivery.position)
+    await reader.ack([delivery for delivery in deliveries if delivery is not kept_delivery])
     await bus.flush()
     await trim(bus, keep=0)
-    assert (await stream_state(bus, INTAKE)).first_seq <= kept.position, "not decided yet"
-    await reader.ack([kept])
+    assert (await stream_state(bus, INTAKE)).first_seq <= kept_delivery.position, "not decided yet"
+    await reader.ack([kept_delivery])
     await bus.flush()
     await trim(bus, keep=0)
     assert (await stream_state(bus, INTAKE)).messages == 0
@@ -169,10 +169,10 @@ async def test_trimming_takes_what_is_decided_and_leaves_the_rest(
 async def test_a_flood_of_declarations_is_counted_once(
     bus: Client, reader: JetStreamIntakeReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     async def counted(nc: Client, stream: str, subject_filter: str) -> SubjectCounts:
-        asked.append(subject_filter)
+        requests.append(subject_filter)
         return await subject_counts(nc, stream, subject_filter)
 
     monkeypatch.setattr("infra.bus.intake.subject_counts", counted)
@@ -187,10 +187,10 @@ async def test_a_flood_of_declarations_is_counted_once(
     first = await declare("first")
     for _ in range(3):
         assert not await reader.declarations_of({key: {first} for key in keys})
-    assert len(asked) == 1
+    assert len(requests) == 1
     second = await declare("second")
     assert set(await reader.declarations_of({key: {second} for key in keys})) == set(keys)
-    assert len(asked) == 2, "what came later is not in the first count"
+    assert len(requests) == 2, "what came later is not in the first count"
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ async def test_an_answer_goes_to_no_subject_that_the_bus_may_refuse(
     for name in (reply, "_INBOX.ann.1.a=b"):
         headers = {REPLY_HEADER: name}
         await publish(bus, f"rec.desired=ann.{key.tokens}", b"{}", headers=headers)
-    taken = await _take(reader, 2)
-    assert [each.reply_to for each in taken] == [None, "_INBOX.ann.1.a=b"]
+    deliveries = await _take(reader, 2)
+    assert [each.reply_to for each in deliveries] == [None, "_INBOX.ann.1.a=b"]
 
 
 async def test_a_reader_that_began_before_a_restoration_hands_nothing_out(bus: Client) -> None:

@@ -43,10 +43,10 @@ async def test_the_position_of_any_time_is_that_of_the_last_event_before_it(
     assert await last_position_before(bus, BEGAN) == 0  # of an empty log
     seconds = sorted(chance.choices(range(40), k=60))  # several at once, and gaps
     positions = await append_at(log, [BEGAN + timedelta(seconds=one) for one in seconds])
-    for asked in range(-1, 42):
-        before = [at for at, one in zip(positions, seconds, strict=True) if one < asked]
-        found = await last_position_before(bus, BEGAN + timedelta(seconds=asked))
-        assert found == (before[-1] if before else 0), asked
+    for second in range(-1, 42):
+        before = [at for at, one in zip(positions, seconds, strict=True) if one < second]
+        position = await last_position_before(bus, BEGAN + timedelta(seconds=second))
+        assert position == (before[-1] if before else 0), second
 
 
 async def test_where_clocks_differ_it_is_a_place_where_the_time_is_passed(
@@ -56,10 +56,10 @@ async def test_where_clocks_differ_it_is_a_place_where_the_time_is_passed(
     seconds = [number + (5 if number % 3 else 0) for number in range(30)]
     positions = await append_at(log, [later + timedelta(seconds=one) for one in seconds])
     times = dict(zip(positions, seconds, strict=True))
-    for asked in range(1, 34):
-        found = await last_position_before(bus, later + timedelta(seconds=asked))
-        assert times[found] < asked
-        assert times.get(found + 1, asked) >= asked
+    for second in range(1, 34):
+        position = await last_position_before(bus, later + timedelta(seconds=second))
+        assert times[position] < second
+        assert times.get(position + 1, second) >= second
 
 
 async def test_what_cannot_be_read_is_stepped_over(bus: Client, log: JetStreamLog) -> None:
@@ -67,11 +67,11 @@ async def test_what_cannot_be_read_is_stepped_over(bus: Client, log: JetStreamLo
     early = await append_at(log, [later, later + timedelta(seconds=1)])
     odd = [(await publish(bus, "log.default.Shape.odd.fact", b"no event")).seq for _ in range(9)]
     late = await append_at(log, [later + timedelta(seconds=8)])
-    found = await first_event_from(bus, odd[0])
-    assert found is not None
-    assert found.position == late[0]
-    for asked in range(2, 9):
-        assert await last_position_before(bus, later + timedelta(seconds=asked)) == early[1]
+    existing_event = await first_event_from(bus, odd[0])
+    assert existing_event is not None
+    assert existing_event.position == late[0]
+    for second in range(2, 9):
+        assert await last_position_before(bus, later + timedelta(seconds=second)) == early[1]
     await publish(bus, "log.default.Shape.odd.fact", b"no event")
     assert await last_position_before(bus, later + timedelta(days=1)) == late[0]
 

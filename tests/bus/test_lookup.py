@@ -31,20 +31,20 @@ CONFIG = ProviderConfigSpec(provider="notes", endpoint="http://notes")
 class Notes:
     """An API where several notes have one name."""
 
-    def __init__(self, *found: ExternalObject) -> None:
-        self.found = found
+    def __init__(self, *existing: ExternalObject) -> None:
+        self.objects = existing
         self.read_by: list[tuple[str, str | None]] = []
         self.searched: list[Scope] = []
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         self.read_by.append((external_name, uid))
-        return self.found[0]
+        return self.objects[0]
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         self.searched.append(scope)
-        for each in self.found:
+        for each in self.objects:
             if scope.has(each.name, each.labels):
                 yield [each]
 
@@ -80,21 +80,21 @@ async def test_of_several_of_a_name_the_one_with_our_mark_is_meant(ours: Externa
 async def test_several_of_a_name_with_our_label_are_all_named(listing: bool) -> None:
     """Another client copied the label, and nothing else identifies the created object."""
     notes = Notes(note("n1"), note("n2", labels=OURS), note("n3", labels=OURS))
-    found = await look_up(notes, ACTION, CONFIG, can(listing=listing))
-    assert found == LookupResult(note("n2", labels=OURS), labeled_uids=("n2", "n3"))
+    result = await look_up(notes, ACTION, CONFIG, can(listing=listing))
+    assert result == LookupResult(note("n2", labels=OURS), labeled_uids=("n2", "n3"))
 
 
-async def test_the_key_tells_which_of_several_with_our_label_is_meant() -> None:
-    ours = note("n3", labels=OURS, written_by="key")
-    found = await look_up(Notes(note("n2", labels=OURS), ours), ACTION, CONFIG, can())
-    assert found == LookupResult(ours)
+async def test_the_key_selects_one_of_several_objects_with_our_label() -> None:
+    own_object = note("n3", labels=OURS, written_by="key")
+    result = await look_up(Notes(note("n2", labels=OURS), own_object), ACTION, CONFIG, can())
+    assert result == LookupResult(own_object)
 
 
 @pytest.mark.parametrize("listing", [True, False])
 async def test_an_object_that_existed_before_the_creation_is_passed_over(listing: bool) -> None:
     notes = Notes(note("n1", labels=OURS), note("n2", labels=OURS))
-    found = await look_up(notes, ACTION, CONFIG, can(listing=listing), known_uids=("n1",))
-    assert found == LookupResult(note("n2", labels=OURS))
+    result = await look_up(notes, ACTION, CONFIG, can(listing=listing), known_uids=("n1",))
+    assert result == LookupResult(note("n2", labels=OURS))
 
 
 async def test_without_a_mark_the_first_of_the_name_is_shown() -> None:
@@ -112,8 +112,8 @@ async def test_where_names_are_unique_the_object_is_read() -> None:
 async def test_an_api_that_cannot_list_is_searched_for_our_label() -> None:
     copied = note("n1", labels={OWNER_LABEL: "log.default.Note.other"})
     notes = Notes(copied, note("n3", labels=OURS))
-    found = await look_up(notes, ACTION, CONFIG, can(listing=False))
-    assert found == LookupResult(note("n3", labels=OURS))
+    result = await look_up(notes, ACTION, CONFIG, can(listing=False))
+    assert result == LookupResult(note("n3", labels=OURS))
     assert notes.searched == [Scope(prefix="todo", labels=OURS)]
     assert not notes.read_by
 

@@ -80,7 +80,7 @@ async def test_many_calls_cost_few_round_trips(
     assert len(saves) <= 10
 
 
-async def test_who_goes_first_waits_for_one_slot(bus: Client, name: str) -> None:
+async def test_a_priority_call_waits_for_one_slot(bus: Client, name: str) -> None:
     process = Process(bus, name, per_second=50, burst=1)
     calling = asyncio.create_task(process.calls(20))
     await asyncio.wait_for(process.called.wait(), 60)
@@ -100,7 +100,7 @@ async def test_slots_that_come_too_late_are_lost_not_made_up_for(bus: Client, na
     assert len([each for each in after if each < after[0] + 0.01]) <= 20
 
 
-async def test_a_clock_that_was_wrong_blocks_nobody_for_long(bus: Client, name: str) -> None:
+async def test_a_clock_that_was_wrong_blocks_no_caller_for_long(bus: Client, name: str) -> None:
     store = JetStreamRates(bus)
     await store.save(name, await store.now() + 1e9, 0)
     process = Process(bus, name, per_second=100, burst=1)
@@ -117,8 +117,8 @@ async def test_what_is_no_time_is_written_over(bus: Client, name: str) -> None:
 
 async def test_the_time_is_the_server_s(bus: Client) -> None:
     store = JetStreamRates(bus)
-    before = time.time()
-    assert before - 0.1 <= await store.now() <= time.time() + 0.1
+    started_at = time.time()
+    assert started_at - 0.1 <= await store.now() <= time.time() + 0.1
     times = [await store.now() for _ in range(3)]
     assert all(earlier < later for earlier, later in pairwise(times))
 

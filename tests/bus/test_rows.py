@@ -53,11 +53,11 @@ async def test_rows_are_read_as_of_one_save(bus: Client, store: JetStreamRows) -
 
     writing = asyncio.ensure_future(write_again_and_again(revision))
     reader = JetStreamRows(bus)
-    seen: list[Mapping[str, bytes]] = [await reader.load() for _ in range(20)]
+    snapshots: list[Mapping[str, bytes]] = [await reader.load() for _ in range(20)]
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
-    assert [len(set(rows.values())) for rows in seen] == [1] * len(seen)
-    assert all(len(rows) == MANY + 1 for rows in seen)
+    assert [len(set(rows.values())) for rows in snapshots] == [1] * len(snapshots)
+    assert all(len(rows) == MANY + 1 for rows in snapshots)
 
 
 async def test_a_row_that_is_larger_than_a_message_keeps_no_other_from_being_written(

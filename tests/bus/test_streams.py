@@ -31,24 +31,27 @@ from infra.bus.streams import (
 )
 from infra.jetstream.connection import api_request, connect
 from infra.jetstream.errors import IncompatibleStreamError, NotFoundOnBusError
+from infra.jetstream.follow import follow
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from infra.jetstream.topology import delete_stream
+from infra.jetstream.topology import consumer_infos, delete_stream
 from reconciler.cli.checks.bus import check_streams
 from reconciler.errors import ConfigurationError
 from reconciler.ports import ResourceAppend
 from tests.bus.histories import event, new_key
 
 
-async def test_twice_is_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> None:
+async def test_init_twice_equals_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         with pytest.raises(NotFoundOnBusError):
             await find_log_id(nc)
         first = await ensure_topology(nc)
         assert set(first.changes.values()) == {"created"}
-        made = list(first.changes)
-        assert made.index(REJECTIONS) < made.index(LOG), "a log that names its format has all of it"
+        changes = list(first.changes)
+        assert changes.index(REJECTIONS) < changes.index(LOG), (
+            "a log that names its format has all of it"
+        )
         second = await ensure_topology(nc)
         assert set(second.changes.values()) == {"unchanged"}
         assert second.log_id == first.log_id == await find_log_id(nc)
@@ -57,15 +60,15 @@ async def test_twice_is_once_and_the_log_keeps_its_name(fresh_bus_url: str) -> N
 
 
 async def test_replicas_that_a_single_server_cannot_have_change_nothing(bus: Client) -> None:
-    before = await stream_state(bus, LOG)
+    previous_state = await stream_state(bus, LOG)
     with pytest.raises(ConfigurationError, match=r"3 replicas require a cluster.*Nothing was"):
         await ensure_topology(bus, replicas=3)
     with pytest.raises(ConfigurationError, match="3 replicas require a cluster"):
         await prepare_restoration(bus, replicas=3)
-    assert await stream_state(bus, LOG) == before
+    assert await stream_state(bus, LOG) == previous_state
 
 
-async def test_whatever_is_handed_out_is_handed_out_until_it_is_acknowledged(
+async def test_messages_are_redelivered_until_they_are_acknowledged(
     fresh_bus_url: str,
 ) -> None:
     """The server stops after ``max_deliver`` without a word: what waits there is lost."""
@@ -116,25 +119,25 @@ _CHANGED_CONSUMER = {
 
 
 @pytest.mark.parametrize("field", [*_CHANGED_STREAM, "subject_transform"])
-async def test_what_an_operator_or_a_library_changes_on_the_intake_is_told_and_restored(
+async def test_what_an_operator_or_a_library_changes_on_the_intake_is_reported_and_restored(
     fresh_bus_url: str, field: str
 ) -> None:
     """A library that declares its streams again drops the fields that it does not know."""
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        before = (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"]
-        changed = {**before, field: _CHANGED_STREAM.get(field)}
+        info_before = (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"]
+        changed = {**info_before, field: _CHANGED_STREAM.get(field)}
         await api_request(nc, f"STREAM.UPDATE.{INTAKE}", changed)
         assert any(each.startswith(field) for each in (await topology_differences(nc))[INTAKE])
         assert (await ensure_topology(nc)).changes[INTAKE] == "updated"
-        assert (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"] == before
+        assert (await api_request(nc, f"STREAM.INFO.{INTAKE}", None))["config"] == info_before
     finally:
         await nc.close()
 
 
 @pytest.mark.parametrize("field", [*_CHANGED_CONSUMER, "pause_until"])
-async def test_a_consumer_that_lets_less_through_is_told_and_restored(
+async def test_a_consumer_that_delivers_less_is_reported_and_restored(
     fresh_bus_url: str, field: str
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -159,8 +162,27 @@ async def test_a_consumer_that_lets_less_through_is_told_and_restored(
         await nc.close()
 
 
+async def test_a_paused_consumer_with_which_a_role_reads_is_reported(fresh_bus_url: str) -> None:
+    """`init` does not know its random name, so it cannot resume it."""
+    nc = await connect(fresh_bus_url, name="test")
+    try:
+        await ensure_topology(nc)
+        async with follow(nc, LOG):
+            [consumer] = await consumer_infos(nc, LOG)
+            pause = {"pause_until": "2099-01-01T00:00:00Z"}
+            await api_request(nc, f"CONSUMER.PAUSE.{LOG}.{consumer['name']}", pause)
+            [finding] = await check_streams(nc)
+            assert (finding.verdict, finding.remedy) == (
+                "fail",
+                "Restart the roles, which create new ones.",
+            )
+            assert f"LOG_1/{consumer['name']}" in finding.found
+    finally:
+        await nc.close()
+
+
 @pytest.mark.parametrize("is_follower", [False, True])
-async def test_a_changed_consumer_of_a_service_is_told_and_restored(
+async def test_a_changed_consumer_of_a_service_is_reported_and_restored(
     fresh_bus_url: str, is_follower: bool
 ) -> None:
     """A paused one delivers nothing, and one with headers only delivers no outcome."""
@@ -192,17 +214,17 @@ async def test_a_changed_consumer_of_a_service_is_told_and_restored(
         (TIMERS, {"subject_delete_marker_ttl": 60_000_000_000}),
     ],
 )
-async def test_what_removes_or_adds_messages_of_other_streams_is_told_and_restored(
+async def test_what_removes_or_adds_messages_of_other_streams_is_reported_and_restored(
     fresh_bus_url: str, stream: str, changed: dict[str, int]
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)
-        before = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
-        await api_request(nc, f"STREAM.UPDATE.{stream}", {**before, **changed})
+        info_before = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
+        await api_request(nc, f"STREAM.UPDATE.{stream}", {**info_before, **changed})
         assert set((await topology_differences(nc))[stream]) == set(changed)
         assert (await ensure_topology(nc)).changes[stream] == "updated"
-        assert (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"] == before
+        assert (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"] == info_before
     finally:
         await nc.close()
 
@@ -229,7 +251,7 @@ async def test_a_change_that_the_server_cannot_undo_stops_no_other_repair(
         await nc.close()
 
 
-async def test_a_consumer_with_few_pull_requests_is_told(fresh_bus_url: str) -> None:
+async def test_a_consumer_with_few_pull_requests_is_reported(fresh_bus_url: str) -> None:
     """The server cannot change the number: a client deleted the consumer and created another."""
     nc = await connect(fresh_bus_url, name="test")
     try:
@@ -239,8 +261,8 @@ async def test_a_consumer_with_few_pull_requests_is_told(fresh_bus_url: str) -> 
         await api_request(nc, f"CONSUMER.DELETE.{decider}", None)
         few = {"stream_name": INTAKE, "config": {**config, "max_waiting": 1}}
         await api_request(nc, f"CONSUMER.CREATE.{decider}", few)
-        found = (await topology_differences(nc))[decider.replace(".", "/")]
-        assert found == {"max_waiting": (512, 1)}
+        differences = (await topology_differences(nc))[decider.replace(".", "/")]
+        assert differences == {"max_waiting": (512, 1)}
         with pytest.raises(IncompatibleStreamError, match="Delete it, and run the command again"):
             await ensure_topology(nc)
     finally:
@@ -260,8 +282,8 @@ async def test_few_pull_requests_may_wait_at_a_consumer_of_a_service(fresh_bus_u
                 pull = b'{"batch": 1, "expires": 30000000000}'
                 await nc.publish(f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", pull, reply=inbox)
             await nc.flush()
-            found = await api_request(nc, f"CONSUMER.INFO.{consumer}", None)
-            assert found["num_waiting"] == 16
+            info = await api_request(nc, f"CONSUMER.INFO.{consumer}", None)
+            assert info["num_waiting"] == 16
     finally:
         await nc.close()
 
@@ -274,9 +296,9 @@ async def test_without_the_intake_the_check_of_the_streams_names_it_and_the_reme
     try:
         await ensure_topology(nc)
         await delete_stream(nc, INTAKE)
-        [found] = await check_streams(nc)
-        assert f"{INTAKE} (" in found.found
-        assert found.remedy == "Run `reconciler init`, which restores them."
+        [finding] = await check_streams(nc)
+        assert f"{INTAKE} (" in finding.found
+        assert finding.remedy == "Run `reconciler init`, which restores them."
     finally:
         await nc.close()
 
@@ -294,16 +316,16 @@ async def test_a_log_without_its_metadata_keeps_its_identity(
             await begin_restoration(nc, identity)
             await ensure_topology(nc, restored=identity)
             await end_restoration(nc, identity)
-        before = await find_log(nc)
+        previous_identity = await find_log(nc)
         await publish(nc, "log.a.b.c.fact", b"{}")
         await publish(nc, "rec.desired.a.b.c", b"{}")
         config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
         await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": {"by": "a library"}})
-        assert await find_log(nc) == before
+        assert await find_log(nc) == previous_identity
         assert (await topology_differences(nc))[LOG]
         assert (await ensure_topology(nc)).changes[LOG] == "updated"
         assert not any((await topology_differences(nc)).values())
-        assert await find_log(nc) == before
+        assert await find_log(nc) == previous_identity
     finally:
         await nc.close()
 
@@ -331,7 +353,7 @@ def without_metadata(config: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in config.items() if key != "metadata"}
 
 
-async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_told_by_doctor(
+async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_reported_by_doctor(
     fresh_bus_url: str,
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -352,7 +374,7 @@ async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_told_by_doc
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-async def test_messages_that_left_the_intake_undecided_are_told_by_doctor(
+async def test_messages_that_left_the_intake_undecided_are_reported_by_doctor(
     fresh_bus_url: str, is_made_anew: bool
 ) -> None:
     nc = await connect(fresh_bus_url, name="test")
@@ -374,7 +396,7 @@ async def test_messages_that_left_the_intake_undecided_are_told_by_doctor(
         await nc.close()
 
 
-async def test_a_difference_that_cannot_be_changed_is_told(fresh_bus_url: str) -> None:
+async def test_a_difference_that_cannot_be_changed_is_reported(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         wrong = {"name": LOG, "subjects": ["log.>"], "storage": "memory", "num_replicas": 1}
@@ -408,8 +430,8 @@ async def test_a_log_of_an_older_format_is_refused_and_left_as_it_is(
     nc = await connect(fresh_bus_url, name="test")
     try:
         first = await ensure_topology(nc)
-        written = {FORMAT_METADATA: older} if older else {}
-        await written_by(nc, {LOG_ID_METADATA: first.log_id, **written})
+        format_metadata = {FORMAT_METADATA: older} if older else {}
+        await written_by(nc, {LOG_ID_METADATA: first.log_id, **format_metadata})
         before = await api_request(nc, f"STREAM.INFO.{LOG}", None)
         old = (
             rf"older format {older or 1}, .* format {LOG_FORMAT}; use the revision .* [0-9a-f]+ to"
@@ -467,11 +489,11 @@ async def test_an_init_that_stood_still_does_not_rename_the_log_of_another(
     nc = await connect(fresh_bus_url, name="test")
     others: list[streams.Topology] = []
 
-    async def other_is_faster(client: Client) -> None:
+    async def create_streams_first(client: Client) -> None:
         monkeypatch.undo()
         others.append(await ensure_topology(client))
 
-    monkeypatch.setattr(streams, "_check_subjects", other_is_faster)
+    monkeypatch.setattr(streams, "_check_subjects", create_streams_first)
     try:
         mine = await ensure_topology(nc)
         assert await find_log_id(nc) == others[0].log_id == mine.log_id
@@ -483,11 +505,11 @@ async def test_an_init_that_stood_still_does_not_rename_the_log_of_another(
 async def written_by(nc: Client, metadata: dict[str, str]) -> None:
     """Give the log the metadata that another release would have given it."""
     config = (await api_request(nc, f"STREAM.INFO.{LOG}", None))["config"]
-    found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
-    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": found})
+    metadata_found = {**config["metadata"], **metadata} if FORMAT_METADATA in metadata else metadata
+    await api_request(nc, f"STREAM.UPDATE.{LOG}", {**config, "metadata": metadata_found})
 
 
-async def test_a_new_intake_beside_an_old_log_goes_on_counting(fresh_bus_url: str) -> None:
+async def test_a_new_intake_beside_an_old_log_continues_counting(fresh_bus_url: str) -> None:
     nc = await connect(fresh_bus_url, name="test")
     try:
         await ensure_topology(nc)

@@ -70,10 +70,10 @@ class Api:
     """A provider that only counts, and shows what it is told to show."""
 
     def __init__(
-        self, shown: ExternalObject | None = None, *, fails: BaseException | None = None
+        self, observed_object: ExternalObject | None = None, *, fails: BaseException | None = None
     ) -> None:
         self.calls = 0
-        self.shown = shown
+        self.returned_object = observed_object
         self.absent = False
         self.fails = fails
 
@@ -89,12 +89,12 @@ class Api:
         self.calls += 1
         if self.fails is not None:
             raise self.fails
-        return Effect(self.shown, absent=self.absent)
+        return Effect(self.returned_object, absent=self.absent)
 
     update = delete = create
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        return self.shown if external_name else None
+        return self.returned_object if external_name else None
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -234,12 +234,12 @@ class FullBus(Bus):
 
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
-        self.asked = asyncio.Event()
+        self.was_called = asyncio.Event()
         self.has_room = False
         self.taken = asyncio.Event()
 
     async def take_from(self, provider_config: str, most: int) -> None:
-        self.asked.set()
+        self.was_called.set()
         if not self.has_room:
             raise NotTakenError("maximum consumers limit reached")
         self.taken.set()
@@ -253,7 +253,7 @@ async def test_a_queue_without_room_stops_no_other_and_is_tried_again(
     [position] = await log.append([ResourceAppend(key, [decided(key)], 0)])
     bus = FullBus(ActionDelivery(position, decided(key), 1, None))
     async with at_work(log, api, bus):
-        await asyncio.wait_for(bus.asked.wait(), 60)
+        await asyncio.wait_for(bus.was_called.wait(), 60)
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
         bus.has_room = True
         await asyncio.wait_for(bus.taken.wait(), 60)
@@ -293,16 +293,16 @@ async def test_an_action_that_has_ended_is_not_called_again(
         (3, False, True, False),
     ],
 )
-async def test_a_delivery_of_which_nothing_was_heard_may_have_created_a_second_object(
+async def test_a_delivery_without_a_report_may_have_created_a_second_object(
     log: JetStreamLog, delivered: int, keys: bool, redelivered: bool, is_in_doubt: bool
 ) -> None:
     """The first worker reported its success, and the second died after its call."""
     key, api = new_key(), Api()
-    done = ActionSucceeded(f"{key}@1", "Create", 1, redelivered=redelivered)
+    success = ActionSucceeded(f"{key}@1", "Create", 1, redelivered=redelivered)
     bus = await work(
         log,
         api,
-        [decided(key, "Create"), event(key, 2, done)],
+        [decided(key, "Create"), event(key, 2, success)],
         delivered=delivered,
         capabilities=Capabilities(
             idempotency_keys=keys, deterministic_names=True, labels=True, conditional_writes=True
@@ -338,7 +338,7 @@ async def test_an_action_without_an_end_is_called_again(log: JetStreamLog) -> No
 
 
 @pytest.mark.parametrize("delivered", [1, 2])
-async def test_a_report_tells_whether_another_worker_had_the_action_before(
+async def test_a_report_states_whether_another_worker_had_the_action_before(
     log: JetStreamLog, delivered: int
 ) -> None:
     bus = await work(log, Api(), [decided(new_key(), "Create")], delivered=delivered)
@@ -346,7 +346,7 @@ async def test_a_report_tells_whether_another_worker_had_the_action_before(
 
 
 @pytest.mark.parametrize("absent", [False, True])
-async def test_a_report_tells_whether_a_deletion_met_nothing(
+async def test_a_report_states_whether_a_deletion_found_nothing(
     log: JetStreamLog, absent: bool
 ) -> None:
     api = Api()
@@ -383,37 +383,37 @@ async def test_nothing_is_called_before_the_history_is_known(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, api, really = new_key(), Api(), log.load
-    asked: list[int] = []
+    requests: list[int] = []
 
     async def fails_at_first(keys: Sequence[ResourceKey], **options: bool) -> Any:
-        asked.append(api.calls)
-        if len(asked) == 1:
+        requests.append(api.calls)
+        if len(requests) == 1:
             raise OSError("the bus is away")
         return await really(keys, **options)
 
     monkeypatch.setattr(log, "load", fails_at_first)
     await work(log, api, [decided(key), event(key, 2, _ENDS[0](f"{key}@1"))])
-    assert asked == [0, 0]
+    assert requests == [0, 0]
     assert api.calls == 0
 
 
 async def test_an_object_too_long_to_report_does_not_hold_its_result_back(
     log: JetStreamLog,
 ) -> None:
-    shown = ExternalObject("foo", {"color": "x" * MAX_OBJECT_BYTES})
-    bus = await work(log, Api(shown), [decided(new_key())])
+    observed_object = ExternalObject("foo", {"color": "x" * MAX_OBJECT_BYTES})
+    bus = await work(log, Api(observed_object), [decided(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 
 
 @pytest.mark.parametrize(
-    "shown",
+    "observed_object",
     [ExternalObject("foo", {"color": "\ud800"}), ExternalObject("foo", {"color": object()})],
     ids=["half-a-surrogate-pair", "no-json"],
 )
 async def test_an_object_that_has_no_bytes_does_not_hold_its_result_back(
-    log: JetStreamLog, shown: ExternalObject
+    log: JetStreamLog, observed_object: ExternalObject
 ) -> None:
-    bus = await work(log, Api(shown), [decided(new_key())])
+    bus = await work(log, Api(observed_object), [decided(new_key())])
     assert [(report.error, report.object) for report in bus.reports] == [(None, None)]
 
 
@@ -485,11 +485,11 @@ class Batches(Bus):
     def __init__(self, *deliveries: ActionDelivery) -> None:
         super().__init__(*deliveries)
         self.stored: list[tuple[int, int]] = []
-        self.came = asyncio.Event()
+        self.has_arrived = asyncio.Event()
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         self.stored.append((len(messages), self.rooms))
-        self.came.set()
+        self.has_arrived.set()
 
 
 class LastOneWaits(Api):
@@ -514,11 +514,11 @@ async def test_results_are_stored_together_while_their_api_has_more_to_answer(
 ) -> None:
     api, bus = LastOneWaits(6), Batches(*await deliveries_of(log, 6))
     async with at_work(log, api, bus):
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
         assert bus.stored == [(5, 5)], "another action may come when a call has ended"
-        bus.came.clear()
+        bus.has_arrived.clear()
         api.let_go.set()
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored[1:] == [(1, 6)]
 
 
@@ -528,7 +528,7 @@ async def test_a_result_that_nothing_follows_does_not_wait_for_others(
     monkeypatch.setattr("reconciler.roles.worker.worker._GATHER_SECONDS", 60.0)
     bus = Batches(*await deliveries_of(log, 1))
     async with at_work(log, Api(), bus):
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(1, 1)]
 
 
@@ -575,14 +575,14 @@ async def test_a_stop_waits_for_the_search_for_secrets_in_a_response(
     assert bus.stored == [(1, 1)]
 
 
-async def test_results_that_cannot_be_stored_stop_the_taking(
+async def test_results_that_cannot_be_stored_stop_the_pulling_of_actions(
     log: JetStreamLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.roles.worker.worker._MAX_PENDING_RESULTS", 2)
     monkeypatch.setattr("reconciler.roles.worker.worker._MAX_BATCH_RESULTS", 5)
     bus = Batches(*await deliveries_of(log, 5))
     async with at_work(log, Api(), bus):
-        await asyncio.wait_for(bus.came.wait(), 20)
+        await asyncio.wait_for(bus.has_arrived.wait(), 20)
     assert bus.stored == [(5, 2)]
 
 
@@ -604,7 +604,7 @@ class Paused(Bus):
         return await super().next_batch()
 
 
-async def test_who_stood_still_for_longer_than_its_lease_looks_before_it_calls(
+async def test_a_worker_paused_beyond_its_lease_does_a_lookup_before_it_calls(
     log: JetStreamLog,
 ) -> None:
     key, api = new_key(), Api()
@@ -659,7 +659,7 @@ async def test_a_delivery_that_lay_unread_while_the_process_stood_still_may_be_a
     assert [report.redelivered for report in bus.reports] == [True]
 
 
-async def test_who_stood_still_before_its_report_says_that_another_may_have_the_action_by_now(
+async def test_a_worker_paused_before_its_report_states_that_another_may_have_the_action(
     log: JetStreamLog,
 ) -> None:
     """Its own call was refused; that of the other worker may have been done."""
@@ -674,11 +674,13 @@ async def test_a_report_contains_no_secret_but_all_that_was_decided(log: JetStre
     stores = SecretStores()
     for secret in ("postgres", "planted&token"):
         stores.secrecy.add(secret)
-    shown = ExternalObject("foo", {"owner": "postgres", "seen": "Bearer planted\\u0026token"})
+    observed_object = ExternalObject(
+        "foo", {"owner": "postgres", "seen": "Bearer planted\\u0026token"}
+    )
     key = new_key()
     action = Action(f"{key}@1", "key", "Update", 1, "default", "foo", (), {"owner": "postgres"})
     bus = Bus(ActionDelivery(1, event(key, 1, ActionDecided(action)), 1, None))
-    async with at_work(log, Api(shown), bus, stores=stores):
+    async with at_work(log, Api(observed_object), bus, stores=stores):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     [report] = bus.reports
     assert report.object is not None
@@ -722,14 +724,14 @@ async def test_ids_of_objects_with_one_label_are_reported_short_and_without_secr
 
 
 @pytest.mark.parametrize(
-    "found",
+    "existing",
     [
         ExternalObject("foo", {}, "id-planted%26token"),
         ExternalObject("foo", {"text": "x" * MAX_OBJECT_BYTES}, "u1"),
     ],
 )
 async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_absence(
-    log: JetStreamLog, found: ExternalObject
+    log: JetStreamLog, existing: ExternalObject
 ) -> None:
     """The decider would repeat the creation, and the API would create one more object each time."""
     stores = SecretStores()
@@ -737,7 +739,7 @@ async def test_a_lookup_that_finds_what_cannot_be_reported_does_not_report_an_ab
     key = new_key()
     action = Action(f"{key}@1", "key", "Create", 1, "default", "foo", ())
     bus = Bus(ActionDelivery(1, event(key, 1, LookupDecided(action, 2)), 1, None))
-    async with at_work(log, Api(found), bus, stores=stores):
+    async with at_work(log, Api(existing), bus, stores=stores):
         await asyncio.wait_for(bus.acknowledged.wait(), 60)
     [report] = bus.reports
     assert report.object is None
@@ -768,7 +770,7 @@ async def test_a_write_that_meets_a_newer_object_is_not_based_on_it(log: JetStre
     assert (report.error.error_class, report.object) == ("Conflict", None)
 
 
-async def test_a_lookup_that_meets_a_newer_object_says_nothing(log: JetStreamLog) -> None:
+async def test_a_lookup_that_finds_a_newer_object_proves_nothing(log: JetStreamLog) -> None:
     """Found by its label, it would be taken for what the action has created."""
     key = new_key()
     first = decided(key, "Create")
@@ -784,9 +786,9 @@ async def test_what_an_action_of_this_log_has_written_is_reported_as_ever(
     log: JetStreamLog,
 ) -> None:
     key = new_key()
-    found = _newer(log, key, version=1)
-    bus = await work(log, Api(fails=ConflictError("no", obstacle=found)), [decided(key)])
-    assert (bus.of_api, [each.object for each in bus.reports]) == ([], [found])
+    existing = _newer(log, key, version=1)
+    bus = await work(log, Api(fails=ConflictError("no", obstacle=existing)), [decided(key)])
+    assert (bus.of_api, [each.object for each in bus.reports]) == ([], [existing])
 
 
 async def test_nothing_is_written_while_an_api_is_held(log: JetStreamLog) -> None:
@@ -799,10 +801,10 @@ async def test_nothing_is_written_while_an_api_is_held(log: JetStreamLog) -> Non
     assert not report.error.attempted
     lookup = decided(new_key())
     assert isinstance(lookup.data, ActionDecided)
-    shown = ExternalObject(lookup.key.name, {})
+    observed_object = ExternalObject(lookup.key.name, {})
     looking = event(lookup.key, 1, LookupDecided(lookup.data.action, 2))
-    bus = await work(log, Api(shown), [looking], delivered=1, of_config=[held])
-    assert [each.object for each in bus.reports] == [shown], "reads go on"
+    bus = await work(log, Api(observed_object), [looking], delivered=1, of_config=[held])
+    assert [each.object for each in bus.reports] == [observed_object], "reads go on"
     approved = [held, HoldApproved("Twin")]
     await work(log, api, [decided(new_key())], delivered=1, of_config=approved)
     assert api.calls == 1
@@ -845,7 +847,7 @@ async def test_a_failure_after_a_write_of_the_same_action_does_not_mean_that_not
     assert report.error.retry_after_seconds == getattr(error, "retry_after_seconds", None)
 
 
-async def test_a_write_of_an_action_says_nothing_of_the_next_one(log: JetStreamLog) -> None:
+async def test_a_write_of_one_action_proves_nothing_about_the_next_one(log: JetStreamLog) -> None:
     await work(log, BegunApi(), [decided(new_key())])
     bus = await work(log, Api(fails=NotDoneError("no", status=409)), [decided(new_key())])
     assert [each.error and each.error.error_class for each in bus.reports] == ["NotDone"]

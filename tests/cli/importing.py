@@ -41,6 +41,6 @@ class Listing(Cli):
 def imported(err: str) -> set[str]:
     """Return what was imported, or looked for and not found, as a spared package is."""
     lines = (line for line in err.splitlines() if line.startswith("import time:"))
-    found = {line.rpartition("|")[2].strip() for line in lines}
-    assert "reconciler.cli.main" in found
-    return found
+    modules = {line.rpartition("|")[2].strip() for line in lines}
+    assert "reconciler.cli.main" in modules
+    return modules

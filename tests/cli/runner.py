@@ -62,7 +62,7 @@ class Cli:
         return {**mine, **bus, "PYTHONPATH": str(REPOSITORY)}
 
     def run(self, *arguments: str, text: str | None = None, **environment: str) -> Ran:
-        done = subprocess.run(
+        process = subprocess.run(
             [*COMMAND, *arguments],
             cwd=self.folder,
             input=text,
@@ -72,7 +72,7 @@ class Cli:
             env={**self.environment(), **environment},
             check=False,
         )
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return Ran(process.returncode, process.stdout, process.stderr)
 
     def ok(self, *arguments: str, text: str | None = None) -> Ran:
         ran = self.run(*arguments, text=text)
@@ -112,8 +112,8 @@ class Inside(Cli):
             patch.delenv("RECONCILER_NATS_URL", raising=False)
             if self.url is not None:
                 patch.setenv("RECONCILER_NATS_URL", self.url)
-            given = io.BytesIO((text or "").encode())
-            patch.setattr(sys, "stdin", io.TextIOWrapper(given))
+            stdin = io.BytesIO((text or "").encode())
+            patch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
             for name, value in environment.items():
                 patch.setenv(name, value)
             # What roles in this process log meanwhile is not the command's output.
@@ -193,8 +193,8 @@ def until(live: Cli, arguments: tuple[str, ...], good: Callable[[Any], bool]) ->
     """Run a command that prints JSON until it says what is waited for."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        found = live.run(*arguments, "-o", "json")
-        said: Any = json.loads(found.out or "[]")
-        if good(said):
-            return said
-        assert time.monotonic() < deadline, f"{arguments}: {found}"
+        result = live.run(*arguments, "-o", "json")
+        rows: Any = json.loads(result.out or "[]")
+        if good(rows):
+            return rows
+        assert time.monotonic() < deadline, f"{arguments}: {result}"

@@ -17,12 +17,12 @@ from tests.resource.building import FOO, Story, converged, manifest, repainted, 
 GREEN = {"type": "Square", "color": "Green"}
 
 
-def told(story: Story, field: str = "", parent: str = "") -> str:
+def answer_for(story: Story, field: str = "", parent: str = "") -> str:
     history = [StoredEvent(10 + number, event) for number, event in enumerate(story.log)]
-    found = why(str(FOO), history, field)
+    explanation = why(str(FOO), history, field)
     if parent:
-        found = replace(found, parents=(Parent(parent, "", ()),))
-    sentence = answer(FOO, history, found)
+        explanation = replace(explanation, parents=(Parent(parent, "", ()),))
+    sentence = answer(FOO, history, explanation)
     assert sentence.startswith(str(FOO))
     return sentence.removeprefix(str(FOO)).strip()
 
@@ -53,7 +53,7 @@ def being_recreated() -> Story:
 
 def corrected() -> Story:
     story = converged()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.succeed()
     return story
 
@@ -162,7 +162,7 @@ def undeclared() -> Story:
 def test_the_first_sentence_answers_why(build: Callable[[], Story], sentence: str) -> None:
     story = build()
     message = "" if story.state.outcome is None else story.state.outcome.message
-    assert told(story) == sentence.format(message=message)
+    assert answer_for(story) == sentence.format(message=message)
 
 
 @pytest.mark.parametrize(
@@ -185,15 +185,15 @@ def test_the_first_sentence_answers_why(build: Callable[[], Story], sentence: st
 def test_the_first_sentence_answers_why_a_field_has_its_value(
     build: Callable[[], Story], sentence: str
 ) -> None:
-    assert told(build(), "color") == sentence
+    assert answer_for(build(), "color") == sentence
 
 
-def test_what_a_parent_declared_is_said_of_the_parent() -> None:
+def test_a_declaration_by_a_parent_is_attributed_to_the_parent() -> None:
     story = Story()
     story.give([story.command(Declared(manifest()), actor="reconciler@host:1")])
     story.succeed()
-    assert told(story).startswith("exists because Reconciler declared generation 1")
-    sentence = told(story, parent="default/Board/b")
+    assert answer_for(story).startswith("exists because Reconciler declared generation 1")
+    sentence = answer_for(story, parent="default/Board/b")
     assert sentence.startswith("exists because default/Board/b declared generation 1")
 
 
@@ -205,7 +205,7 @@ def test_a_drift_that_our_own_action_may_have_caused_is_not_blamed_on_others() -
         else each
         for each in story.log
     ]
-    assert told(story) == (
+    assert answer_for(story) == (
         "was missing, possibly because of action default/Block/Foo@2 of Reconciler, and has been "
         "recreated."
     )

@@ -47,12 +47,12 @@ def test_a_set_is_declared_and_pruned(team: Team) -> None:
     assert "Composed" not in team.ok("get").out, "it is the reconciler's own"
     assert "ComposedSet" in team.ok("get", "--all").out
     assert "ManifestSet-shop" in team.ok("get", "ComposedSet").out
-    told = team.ok("history", "one").out
-    assert f"part of {team.namespace}/ManifestSet/shop: standard input:1" in told
+    history = team.ok("history", "one").out
+    assert f"part of {team.namespace}/ManifestSet/shop: standard input:1" in history
 
-    kept = team.ok(*applied, text=documents("one", color="Blue"))
-    assert f"change {team.namespace}/Shape/one" in kept.out
-    assert f"keep {team.namespace}/Shape/two, which no file declares" in kept.out
+    kept_result = team.ok(*applied, text=documents("one", color="Blue"))
+    assert f"change {team.namespace}/Shape/one" in kept_result.out
+    assert f"keep {team.namespace}/Shape/two, which no file declares" in kept_result.out
     assert names(team) == ["one", "three", "two"]
 
     dry = team.ok(
@@ -76,8 +76,8 @@ def test_a_set_whose_content_was_withdrawn_can_be_applied_again(team: Team) -> N
     contents = team.ok("get", "ComposedContent", "-o", "name").out.split()
     team.ok("delete", *contents, "--wait")
 
-    kept = team.ok(*applied, text=documents("one", color="Blue"))
-    assert f"keep {team.namespace}/Shape/two, which no file declares" in kept.out
+    kept_result = team.ok(*applied, text=documents("one", color="Blue"))
+    assert f"keep {team.namespace}/Shape/two, which no file declares" in kept_result.out
     assert names(team) == ["one", "two"]
     assert team.ok("get", "ComposedContent", "-o", "name").out.split()
 
@@ -87,8 +87,8 @@ def test_nothing_of_a_bad_set_is_declared_and_few_words_do_no_great_harm(team: T
     assert bad.status == 1
     assert bad.err.startswith("error: nothing was declared: standard input, document 2: ")
     elsewhere = shape("there").replace("name: there", "name: there, namespace: elsewhere")
-    other = team.run("apply", "-f", "-", "--set", "bad", text=elsewhere)
-    assert f"must be in the namespace of its set, {team.namespace!r}" in other.err
+    other_result = team.run("apply", "-f", "-", "--set", "bad", text=elsewhere)
+    assert f"must be in the namespace of its set, {team.namespace!r}" in other_result.err
     assert team.run("apply", "-f", "-", "--prune", text=documents("good")).status == 2
     assert team.run("apply", "-f", "-", "--set", "No Name", text=documents("good")).status == 2
     assert f"namespace {team.namespace} never had a resource" in team.run("get", "Shape").err

@@ -70,13 +70,13 @@ def test_28_what_waits_is_shown_approved_and_done(
     ran = live.ok("approve", resource, "--plan", plan[:12], "--reason", "as agreed")
     live.ok("apply", "-f", "-", "--wait", text=SHAPE.format(name=guarded, color="Blue"))
     assert colour(running_up, guarded) == "Blue"
-    told = {each["event"]: each for each in live.ok("history", resource, "-o", "json").json}
+    history = {each["event"]: each for each in live.ok("history", resource, "-o", "json").json}
     approved = f" approved plan {plan[:12]} (reason: as agreed)"
-    assert told["HoldApproved"]["what"].endswith(approved)
-    assert told["HoldApproved"]["actor"].startswith("cli")
+    assert history["HoldApproved"]["what"].endswith(approved)
+    assert history["HoldApproved"]["actor"].startswith("cli")
 
 
-def test_28_what_is_rejected_stays_undone_until_somebody_thinks_it_over(
+def test_28_a_rejected_plan_stays_undone_until_it_is_approved(
     live: Cli, running_up: tuple[Cli, Up], guarded: str
 ) -> None:
     resource = f"{guarded}/Shape/{guarded}-a"
@@ -100,7 +100,7 @@ def test_28_what_is_rejected_stays_undone_until_somebody_thinks_it_over(
     assert colour(running_up, guarded) == "Red"
 
 
-def test_28_a_configuration_that_asks_for_no_approval_any_more_lets_it_go(
+def test_28_a_configuration_that_requires_no_approval_any_more_releases_it(
     live: Cli, running_up: tuple[Cli, Up], guarded: str
 ) -> None:
     apply(live, guarded, "Red")

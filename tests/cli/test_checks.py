@@ -116,11 +116,11 @@ async def test_another_server_of_a_cluster_is_asked_before_it_is_called_silent(
 
     for each in (bus, log_of, examine):
         monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
-    found = await diagnose(Connection(nats_url="a:4222,b:4222"), full=False)
-    assert [one.verdict for one in found] == [verdict]
+    findings = await diagnose(Connection(nats_url="a:4222,b:4222"), full=False)
+    assert [one.verdict for one in findings] == [verdict]
     assert looks == [0, 1]
     if verdict == "fail":
-        assert "an election takes about 10 seconds" in found[0].remedy
+        assert "an election takes about 10 seconds" in findings[0].remedy
     looks.clear()
     with pytest.raises(BusUnavailableError):
         await diagnose(Connection(nats_url="a:4222"), full=False)
@@ -144,9 +144,9 @@ async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
     for each in (bus, check_health):
         monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
     at = Connection(nats_url="a:4222")
-    found = await diagnose(at, full=False, monitoring_url="http://a:8222")
-    assert found[-2] == health
-    assert found[-1].found == "JetStream is disabled on the server at a:4222"
+    findings = await diagnose(at, full=False, monitoring_url="http://a:8222")
+    assert findings[-2] == health
+    assert findings[-1].found == "JetStream is disabled on the server at a:4222"
     with pytest.raises(IncompatibleServerError):
         await diagnose(at, full=False)
 
@@ -164,8 +164,8 @@ async def test_without_a_monitoring_url_the_health_of_the_server_is_unknown(
 
     monkeypatch.setattr("reconciler.cli.doctor.look", look)
     monkeypatch.setattr("reconciler.cli.doctor.check_sync", check_sync)
-    found = await examine(cast("Client", None), full=False)
-    [health] = [one for one in found if one.check == "server health"]
+    findings = await examine(cast("Client", None), full=False)
+    [health] = [one for one in findings if one.check == "server health"]
     assert health.found.startswith("unknown: a server reports a full disk only at its monitoring")
 
 
@@ -196,7 +196,7 @@ async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
             pass
 
 
-async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_wrong_for_a_moment_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two requests of a decider no request waits, for longer on a busy machine."""
     monkeypatch.setattr("reconciler.cli.doctor._PAUSE_SECONDS", 0.01)
     waiting = [0, 0, 1]
@@ -228,13 +228,13 @@ def test_room() -> None:
 def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
     """The results of lost actions may wait in their workers, which the remedy would stop."""
     waiting = Finding("lost actions", "fail", "1 without a result: a", "Stop the workers, …")
-    other = Finding("intake", "fail", "no decider", "Start one.")
+    other_finding = Finding("intake", "fail", "no decider", "Start one.")
     full = Finding("storage", "fail", "100% of the limit", "Give the account more storage.")
-    [_, lost, untouched] = room_first([full, waiting, other])
-    assert lost.remedy.startswith("Fix the check storage first")
-    assert untouched == other
+    [_, lost_finding, untouched] = room_first([full, waiting, other_finding])
+    assert lost_finding.remedy.startswith("Fix the check storage first")
+    assert untouched == other_finding
     nearly = msgspec.structs.replace(full, verdict="warn")
-    assert room_first([nearly, waiting, other]) == [nearly, waiting, other]
+    assert room_first([nearly, waiting, other_finding]) == [nearly, waiting, other_finding]
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,9 @@ def test_a_stream_is_full_by_its_bytes_or_by_its_messages(
 ) -> None:
     messages, size = used
     state = StreamState(1, messages, messages, size, limits, "")
-    found = judge_room({"LOG_1": state, "INTAKE": msgspec.structs.replace(state, config={})})
-    assert found.verdict == verdict
-    assert ("LOG_1" in found.found, bool(found.remedy)) == (verdict != "ok",) * 2
+    finding = judge_room({"LOG_1": state, "INTAKE": msgspec.structs.replace(state, config={})})
+    assert finding.verdict == verdict
+    assert ("LOG_1" in finding.found, bool(finding.remedy)) == (verdict != "ok",) * 2
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,9 @@ def test_a_stream_is_full_by_its_bytes_or_by_its_messages(
     ],
 )
 def test_stages(consumer: dict[str, int], verdict: str) -> None:
-    found = check_stage("intake", "decider", [consumer])
-    assert found.verdict == verdict
-    assert bool(found.remedy) == (verdict != "ok")
+    finding = check_stage("intake", "decider", [consumer])
+    assert finding.verdict == verdict
+    assert bool(finding.remedy) == (verdict != "ok")
 
 
 @pytest.mark.parametrize("pending", [0, 1])
@@ -281,48 +281,51 @@ def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) ->
     """The role may run, and reconnect just now."""
     replicas = [{"name": "b", "current": True}, {"name": "c", "current": False}]
     consumer = {"num_pending": pending, "num_waiting": 0, "cluster": {"replicas": replicas}}
-    found = check_stage("intake", "decider", [consumer])
-    assert found.verdict == ("fail" if pending else "warn")
-    assert "server c of the cluster is down or does not respond" in found.found
-    assert found.remedy.startswith("First fix what the check `replicas` reports.")
+    finding = check_stage("intake", "decider", [consumer])
+    assert finding.verdict == ("fail" if pending else "warn")
+    assert "server c of the cluster is down or does not respond" in finding.found
+    assert finding.remedy.startswith("First fix what the check `replicas` reports.")
 
 
 def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
     behind = Copies("LOG_1", 3, 3, "a", ("c (not up to date)",))
-    found = judge_copies([behind])
-    assert (found.verdict, "LOG_1 on c (not up to date)" in found.found) == ("warn", True)
-    assert "restart those that do not respond" in found.remedy
-    assert "disk" in found.remedy
+    finding = judge_copies([behind])
+    assert (finding.verdict, "LOG_1 on c (not up to date)" in finding.found) == ("warn", True)
+    assert "restart those that do not respond" in finding.remedy
+    assert "disk" in finding.remedy
 
 
 def test_a_stream_without_a_leader_may_have_one_soon() -> None:
     behind = Copies("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
-    found = judge_copies([behind, Copies("INTAKE", 3, 3, "", ())])
-    assert (found.verdict, found.found) == (
+    finding = judge_copies([behind, Copies("INTAKE", 3, 3, "", ())])
+    assert (finding.verdict, finding.found) == (
         "fail",
         "no leader: INTAKE; replicas are missing or outdated: LOG_1 on node-2 (offline)",
     )
-    found = judge_copies([Copies("LOG_1", 3, 3, "", ())])
-    assert (found.verdict, found.found) == ("fail", "no leader: LOG_1")
-    assert found.remedy.startswith("Wait 10 seconds for an election, and run `reconciler doctor`")
+    finding = judge_copies([Copies("LOG_1", 3, 3, "", ())])
+    assert (finding.verdict, finding.found) == ("fail", "no leader: LOG_1")
+    assert finding.remedy.startswith("Wait 10 seconds for an election, and run `reconciler doctor`")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "present"), [(1, 1), (2, 2), pytest.param(3, 2, id="a server was removed")]
+    ("expected", "present"), [(1, 1), (2, 2), pytest.param(3, 2, id="a server was removed")]
 )
-def test_a_stream_with_fewer_replicas_than_the_others_is_named(wanted: int, present: int) -> None:
+def test_a_stream_with_fewer_replicas_than_the_others_is_named(expected: int, present: int) -> None:
     whole = [Copies(name, 3, 3, "a", ()) for name in ("INTAKE", "STATES")]
-    found = judge_copies([*whole, Copies("LOG_1", wanted, present, "a", ())])
-    assert (found.verdict, found.found) == ("warn", f"too few replicas: LOG_1 has {present} of 3")
-    assert "`reconciler init --replicas 3`" in found.remedy
+    finding = judge_copies([*whole, Copies("LOG_1", expected, present, "a", ())])
+    assert (finding.verdict, finding.found) == (
+        "warn",
+        f"too few replicas: LOG_1 has {present} of 3",
+    )
+    assert "`reconciler init --replicas 3`" in finding.remedy
 
 
 def test_one_replica_of_each_stream_is_as_many_as_a_single_server_has() -> None:
-    found = judge_copies([Copies(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
-    assert found.verdict == "ok"
+    finding = judge_copies([Copies(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
+    assert finding.verdict == "ok"
 
 
-def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
+def test_an_api_that_is_left_alone_is_reported_and_not_asked() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     later, over = noon + timedelta(seconds=9), noon - timedelta(seconds=9)
     billing = partial(StatusRow, "system", "ProviderConfig", "billing")
@@ -340,28 +343,28 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
 
 
-def test_a_kind_that_is_not_listed_is_told_with_the_intervals_that_passed() -> None:
+def test_a_kind_that_is_not_listed_is_reported_with_the_intervals_that_passed() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     since = noon - timedelta(minutes=6)
     assert unlisted(None, 30.0, noon) is None
     row = StatusRow("system", "ProviderConfig", "billing")
     assert unlisted(row, 30.0, noon) is None
     row.failed_listings = {"Shape": ListingFailure(since, "GET /shapes?page=2: 500")}
-    told = unlisted(row, 30.0, noon)
-    assert told is not None
-    assert (told.check, told.verdict) == ("API billing", "fail")
-    assert told.found == (
+    finding = unlisted(row, 30.0, noon)
+    assert finding is not None
+    assert (finding.check, finding.verdict) == ("API billing", "fail")
+    assert finding.found == (
         "no listing of Shape has completed since 2026-01-02T11:54:00Z (12 resync intervals): GET "
         "/shapes?page=2: 500"
     )
-    assert "reconciler history system/ProviderConfig/billing" in told.remedy
-    told = unlisted(row, 3_600.0, noon)
-    assert told is not None
-    assert "(less than 1 resync interval)" in told.found
+    assert "reconciler history system/ProviderConfig/billing" in finding.remedy
+    finding = unlisted(row, 3_600.0, noon)
+    assert finding is not None
+    assert "(less than 1 resync interval)" in finding.found
 
 
 @pytest.mark.parametrize(
-    ("provider", "kinds", "found", "remedy"),
+    ("provider", "kinds", "expected", "remedy"),
     [
         (
             "shapes",
@@ -373,15 +376,15 @@ def test_a_kind_that_is_not_listed_is_told_with_the_intervals_that_passed() -> N
         ("dns", ("Zone",), "no kind of provider 'dns' is installed here", "Install the package"),
     ],
 )
-async def test_a_configuration_that_no_kind_is_watched_by_is_told_with_the_reason(
-    provider: str, kinds: tuple[str, ...], found: str, remedy: str
+async def test_a_configuration_without_a_watched_kind_is_reported_with_the_reason(
+    provider: str, kinds: tuple[str, ...], expected: str, remedy: str
 ) -> None:
     config = ProviderConfigSpec(provider=provider, endpoint="http://127.0.0.1:1", kinds=kinds)
     registry = KindRegistry([SHAPE, RECORD])
     pool = ProviderPool(registry, Configurations())
-    told = await check_api(None, "zone", config, registry, pool)
-    assert (told.verdict, told.found) == ("warn", found)
-    assert remedy in told.remedy
+    finding = await check_api(None, "zone", config, registry, pool)
+    assert (finding.verdict, finding.found) == ("warn", expected)
+    assert remedy in finding.remedy
 
 
 def never_end(connection: socket.socket, _head: bytes) -> None:
@@ -390,14 +393,14 @@ def never_end(connection: socket.socket, _head: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "found"),
+    ("answer", "expected"),
     [
         (send(HEAD + b"\r\n", repeat=bytes(MIB), times=1024), "longer than 32 MiB"),
         (never_end, "no response within"),
     ],
 )
 async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
-    answer: Answer, found: str, monkeypatch: pytest.MonkeyPatch
+    answer: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.checks.apis._PATIENCE_SECONDS", 2.0)
     registry = KindRegistry([SHAPE])
@@ -406,10 +409,10 @@ async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
         configurations = Configurations()
         configurations.by_name["zone"] = config
         pool = ProviderPool(registry, configurations)
-        told = await check_api(None, "zone", config, registry, pool)
+        finding = await check_api(None, "zone", config, registry, pool)
         await pool.close()
-    assert told.verdict == "fail"
-    assert found in told.found
+    assert finding.verdict == "fail"
+    assert expected in finding.found
 
 
 def plain_row(**values: object) -> StatusRow:
@@ -417,7 +420,7 @@ def plain_row(**values: object) -> StatusRow:
     return msgspec.convert(plain, StatusRow)
 
 
-def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
+def test_undeclared_owned_objects_and_unserved_declarations_are_reported() -> None:
     row = partial(plain_row, providerConfig="default")
     well = row(declared=True, owned=True, outcome="Converged")
     config = plain_row(kind="ProviderConfig", declared=True, outcome="Held")
@@ -429,42 +432,45 @@ def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
     assert (owned.verdict, owned.found) == ("ok", "1, all in progress")
     owned, _ = check_ownership([held])
     assert owned.found == "1: default/Shape/foo (Held, Finalizers)"
-    _, wanted = check_ownership([row(declared=True)])
-    assert (wanted.verdict, wanted.found) == ("warn", "1: default/Shape/foo (Pending)")
+    _, expected_finding = check_ownership([row(declared=True)])
+    assert (expected_finding.verdict, expected_finding.found) == (
+        "warn",
+        "1: default/Shape/foo (Pending)",
+    )
 
 
-def test_resources_whose_provider_config_was_withdrawn_are_told() -> None:
+def test_resources_whose_provider_config_was_withdrawn_are_reported() -> None:
     config = plain_row(kind="ProviderConfig", name="second", declared=True)
-    ours = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
+    own_row = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
     stranger = plain_row(name="bar", outcome="Unowned", providerConfig="third")
-    assert check_watched([config, ours, stranger]).verdict == "ok"
+    assert check_watched([config, own_row, stranger]).verdict == "ok"
     reference = plain_row(kind="ShapeRef", declared=True, outcome="Held")
-    assert check_watched([config, ours, reference]).verdict == "ok"
-    gone = msgspec.structs.replace(config, declared=False)
-    found = check_watched([gone, ours, stranger])
-    assert (found.verdict, found.found) == ("warn", "1: default/Shape/foo (second)")
+    assert check_watched([config, own_row, reference]).verdict == "ok"
+    deleted_row = msgspec.structs.replace(config, declared=False)
+    finding = check_watched([deleted_row, own_row, stranger])
+    assert (finding.verdict, finding.found) == ("warn", "1: default/Shape/foo (second)")
 
 
-def test_what_is_held_is_told_by_what_it_waits_for() -> None:
+def test_what_is_held_is_reported_by_what_it_waits_for() -> None:
     well = plain_row(declared=True, owned=True, outcome="Converged")
     assert check_held([well]).verdict == "ok"
     doubted = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
     dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
-    found = check_held([well, dangling, *doubted])
-    assert found.verdict == "warn"
-    assert found.found == (
+    finding = check_held([well, dangling, *doubted])
+    assert finding.verdict == "warn"
+    assert finding.found == (
         "3 (2 LossGuard, 1 Dangling), for example default/ShapeRef/c, default/Shape/a"
     )
 
 
-def test_rows_that_differ_are_told() -> None:
+def test_rows_that_differ_are_reported() -> None:
     old = _status(5)
     assert differences({"status.a.b.c": old}, {"status.a.b.c": old}) == []
-    found = differences(
+    existing_differences = differences(
         {"status.a.b.c": old, "fleet": b"1", "ownership.a.b.c": b"2"},
         {"status.a.b.c": _status(4), "fleet": b"1", "status.a.b.d": old},
     )
-    assert [(one.row, one.problem) for one in found] == [
+    assert [(one.row, one.problem) for one in existing_differences] == [
         ("ownership.a.b.c", "missing"),
         ("status.a.b.c", "different"),
         ("status.a.b.d", "unexpected"),
@@ -498,7 +504,7 @@ def test_the_bus_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert BusOptions(nats_url="nats://given:4").url == "nats://given:4"
 
 
-def test_what_a_dead_up_left_is_not_believed(
+def test_leftovers_of_a_killed_up_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may have its pid by now."""

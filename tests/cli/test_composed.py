@@ -35,7 +35,7 @@ def parts(cli: Cli, name: str) -> list[str]:
     return sorted(each for each in names if each.startswith(f"{name}-"))
 
 
-def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(live: Cli) -> None:
+def test_33_why_of_a_container_leads_up_to_the_first_declaration(live: Cli) -> None:
     apply(live, "why", reason="release 7 of the shop")
     name, *_ = parts(live, "why")
     ran = live.ok("why", f"Container/{name}")
@@ -45,23 +45,23 @@ def test_33_why_a_container_is_there_leads_up_to_who_asked_for_it(live: Cli) -> 
     assert "(reason: release 7 of the shop)" in above
     assert "Reconciler decided to create default.why" in above
 
-    found = live.ok("why", f"Container/{name}", "-o", "json").json
-    [parent] = found["parents"]
+    explanation = live.ok("why", f"Container/{name}", "-o", "json").json
+    [parent] = explanation["parents"]
     assert parent["resource"] == "default/Deployment/why"
     assert parent["reason"] == "part of default/Deployment/why"
     assert [each["event"] for each in parent["chain"]] == ["SpecDeclared", "ActionDecided"]
     assert live.ok("why", "Deployment/why", "-o", "json").json["parents"] == []
 
 
-def test_33_describe_shows_the_parts_each_with_what_it_waits_for_and_since_when(
+def test_33_describe_shows_for_each_part_what_it_waits_for_and_since_when(
     live: Cli,
 ) -> None:
     apply(live, "told")
     names = parts(live, "told")
     live.ok("wait", f"Container/{names[0]}", "--for", "Held", "--timeout", "30s")
     live.ok("wait", f"Container/{names[1]}", "--for", "Held", "--timeout", "30s")
-    shown = live.ok("describe", "Deployment/told").out
-    table = shown.partition("\nParts\n")[2].partition("\n\n")[0].splitlines()
+    description = live.ok("describe", "Deployment/told").out
+    table = description.partition("\nParts\n")[2].partition("\n\n")[0].splitlines()
     assert table[0].split() == ["NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"]
     for name, line in zip(names, table[1:], strict=True):
         name_, outcome, is_ready, since, reason, message = line.split(maxsplit=5)
@@ -69,14 +69,14 @@ def test_33_describe_shows_the_parts_each_with_what_it_waits_for_and_since_when(
         assert since.startswith("20")
         assert (reason, message[:23]) == ("ProviderConfigMissing", "ProviderConfig 'nowhere")
 
-    conditions = shown.partition("\nConditions\n")[2]
+    conditions = description.partition("\nConditions\n")[2]
     [ready] = [line.split() for line in conditions.splitlines() if line.startswith("Ready")]
     assert ready[1] == "False"
     assert ready[2].startswith("20")
     assert live.ok("describe", "Deployment/told", "-o", "json").json["parts"][0]["since"]
 
-    shown = live.ok("describe", f"Container/{names[0]}").out
-    assert "part of          default/Deployment/told" in shown
+    description = live.ok("describe", f"Container/{names[0]}").out
+    assert "part of          default/Deployment/told" in description
     wide = live.ok("get", "Container", names[0], "-o", "wide").out.splitlines()
     assert "WAITS SINCE" in wide[0]
 
@@ -107,8 +107,8 @@ def test_27_a_plan_names_the_containers(live: Cli) -> None:
     assert planned(live, "diff", "-f", "plan.yaml")[1:-1] == lines[1:-1]  # but for the ages
 
     lines = planned(live, "delete", "Deployment", "plan", "--dry-run")
-    gone = [line for line in lines if line.startswith("      - ")]
-    assert [line.rpartition("/")[2] for line in gone] == names
+    deleted_lines = [line for line in lines if line.startswith("      - ")]
+    assert [line.rpartition("/")[2] for line in deleted_lines] == names
 
 
 def test_27_a_plan_of_many_names_some(live: Cli) -> None:

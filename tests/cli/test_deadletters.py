@@ -21,7 +21,7 @@ async def send(url: str, subject: str, payload: bytes) -> None:
     await nc.close()
 
 
-def sent(up: Up, name: str, payload: str) -> None:
+def send_message(up: Up, name: str, payload: str) -> None:
     asyncio.run(send(up.ready["natsUrl"], f"rec.desired.default.Shape.{name}", payload.encode()))
 
 
@@ -35,16 +35,16 @@ def manifest(name: str, color: str) -> str:
 def letter_about(live: Cli, name: str) -> int:
     """Wait for the letter about a resource, and give its number."""
     for _ in range(int(PATIENCE_SECONDS * 10)):
-        found = live.ok("deadletters", "list", "--resource", f"default/Shape/{name}", "-o", "json")
-        if found.json:
-            return int(found.json[-1]["number"])
+        result = live.ok("deadletters", "list", "--resource", f"default/Shape/{name}", "-o", "json")
+        if result.json:
+            return int(result.json[-1]["number"])
     raise AssertionError(f"no letter about {name}")
 
 
-def test_a_letter_is_listed_shown_corrected_and_retried(
+def test_a_dead_letter_is_listed_shown_corrected_and_retried(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
-    sent(running_up[1], "mauve", manifest("mauve", "Mauve"))
+    send_message(running_up[1], "mauve", manifest("mauve", "Mauve"))
     number = letter_about(live, "mauve")
 
     listed = live.ok("deadletters", "list", "--resource", "default/Shape/mauve").out
@@ -53,9 +53,9 @@ def test_a_letter_is_listed_shown_corrected_and_retried(
     assert "1 dead letter at stage declaration: spec.color: … is not allowed" in listed
     assert "default/Shape/mauve" in live.ok("deadletters", "list", "--since", "1h").out
     assert "mauve" not in live.ok("deadletters", "list", "--stage", "listing").out
-    shown = live.ok("deadletters", "show", str(number)).out
-    assert "Subject:    in." in shown
-    assert '"color": "Mauve"' in shown
+    output = live.ok("deadletters", "show", str(number)).out
+    assert "Subject:    in." in output
+    assert '"color": "Mauve"' in output
     record = live.ok("deadletters", "show", str(number), "-o", "json").json["record"]
     assert record["payload"] == manifest("mauve", "Mauve")
 
@@ -68,10 +68,14 @@ def test_a_letter_is_listed_shown_corrected_and_retried(
     later = letter_about(live, "mauve")
     assert later > number
     live.write("new.json", manifest("mauve", "Red"))
-    done = live.ok("deadletters", "retry", str(later), "--file", "new.json", "-o", "json").json
-    assert (done[0]["what"], done[0]["message"]) == ("Accepted", "generation 1")
-    left = live.ok("deadletters", "list", "--resource", "default/Shape/mauve", "-o", "json").json
-    assert left == []
+    retry_report = live.ok(
+        "deadletters", "retry", str(later), "--file", "new.json", "-o", "json"
+    ).json
+    assert (retry_report[0]["what"], retry_report[0]["message"]) == ("Accepted", "generation 1")
+    remaining = live.ok(
+        "deadletters", "list", "--resource", "default/Shape/mauve", "-o", "json"
+    ).json
+    assert remaining == []
     both = live.ok(
         "deadletters", "list", "--resource", "default/Shape/mauve", "--handled", "-o", "json"
     ).json
@@ -87,27 +91,31 @@ async def discard_as(url: str, *namespaces: str) -> None:
     await nc.close()
 
 
-def test_what_got_no_letter_is_told_under_the_list(idle: Inside, idle_url: str) -> None:
+def test_messages_without_a_dead_letter_are_counted_below_the_list(
+    idle: Inside, idle_url: str
+) -> None:
     assert idle.ok("deadletters", "list").out == "no dead letters\n"
 
     asyncio.run(discard_as(idle_url, "acme", "acme", "other"))
 
-    none, told = idle.ok("deadletters", "list").out.splitlines()
+    none, lines = idle.ok("deadletters", "list").out.splitlines()
     assert none == "no dead letters"
-    assert told.startswith("not listed: 3 messages discarded without a dead letter, the last at 20")
-    assert told.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
+    assert lines.startswith(
+        "not listed: 3 messages discarded without a dead letter, the last at 20"
+    )
+    assert lines.endswith("; acme: 2 at stage intake, other: 1 at stage intake")
     of_one = idle.ok("deadletters", "list", "--resource", "other/Shape/x", "--since", "1h").out
     assert "not listed: 1 message discarded without a dead letter" in of_one
     assert "not listed" not in idle.ok("deadletters", "list", "--stage", "decision").out
     assert idle.ok("deadletters", "list", "-o", "json").json == []  # a list of letters only
-    found = {each["check"]: each for each in idle.run("doctor", "-o", "json").json}
-    assert f"not listed: {found['discarded']['details']}" == told
+    checks = {each["check"]: each for each in idle.run("doctor", "-o", "json").json}
+    assert f"not listed: {checks['discarded']['details']}" == lines
 
 
 def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
-    sent(running_up[1], "unreadable", "colour it red, please")
+    send_message(running_up[1], "unreadable", "colour it red, please")
     number = letter_about(live, "unreadable")
 
     ran = live.run("deadletters", "retry", str(number))
@@ -124,12 +132,14 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
         "--note", "a test",
     )  # fmt: skip
     assert "a test" in live.ok("deadletters", "show", str(number)).out
-    left = live.ok("deadletters", "list", "--resource", "default/Shape/unreadable", "-o", "json")
-    assert left.json == []
+    remaining_result = live.ok(
+        "deadletters", "list", "--resource", "default/Shape/unreadable", "-o", "json"
+    )
+    assert remaining_result.json == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["retry"], 2, "no dead letter selected; give numbers, --stage, --resource or --all"),
         (["retry", "1", "--all"], 2, "give either numbers, or --stage, --resource and --all"),
@@ -140,12 +150,12 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
         (["retry", "--all", "--count", "99999"], 1, "--count is 99999; use --count"),
     ],
 )
-def test_wrong_use_is_told_in_one_line(
-    live: Cli, arguments: list[str], status: int, said: str
+def test_wrong_use_is_reported_in_one_line(
+    live: Cli, arguments: list[str], status: int, message: str
 ) -> None:
     ran = live.run("deadletters", *arguments)
     assert (ran.status, ran.err.count("\n")) == (status, 1)
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_help_and_completion_know_the_commands(live: Cli) -> None:

@@ -38,13 +38,13 @@ def decided(operation: Operation) -> ActionDecided:
     return ActionDecided(Action("a", "k", operation, 1, "default", "foo", (), {"color": "Red"}))
 
 
-def failed(error: ActionError, found: ExternalObject | None = None) -> ActionFailed:
-    data = apply_rules(ActionFailed("a", "Create", 1, error, found), NEW, datetime.now(UTC))
+def failed(error: ActionError, existing: ExternalObject | None = None) -> ActionFailed:
+    data = apply_rules(ActionFailed("a", "Create", 1, error, existing), NEW, datetime.now(UTC))
     assert isinstance(data, ActionFailed)
     return data
 
 
-def known_after(*data: ResourceEvent) -> KnownObject | None:
+def known_object_after(*data: ResourceEvent) -> KnownObject | None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
     return known_object(
         [
@@ -61,7 +61,7 @@ DELETED = ActionSucceeded("a", "Delete", 1)
 
 
 @pytest.mark.parametrize(
-    ("history", "found", "source"),
+    ("history", "existing", "source"),
     [
         ([NOTHING, DECLARED], None, "a complete listing"),
         (
@@ -93,13 +93,13 @@ DELETED = ActionSucceeded("a", "Delete", 1)
         ),
     ],
 )
-def test_what_is_known_of_the_object_names_who_knows_it(
-    history: list[ResourceEvent], found: ExternalObject | None, source: str
+def test_the_known_object_names_its_source(
+    history: list[ResourceEvent], existing: ExternalObject | None, source: str
 ) -> None:
-    known = known_after(*history)
-    assert known is not None
-    assert known.object == found
-    assert known.source.startswith(source)
+    known_known_object = known_object_after(*history)
+    assert known_known_object is not None
+    assert known_known_object.object == existing
+    assert known_known_object.source.startswith(source)
 
 
 def test_a_raised_grace_is_shown_with_its_reason() -> None:
@@ -109,24 +109,24 @@ def test_a_raised_grace_is_shown_with_its_reason() -> None:
     assert ("grace", late) in pairs
 
 
-def test_of_another_place_nothing_is_known() -> None:
-    assert known_after(DECLARED) is None
-    assert known_after(DECLARED, THERE, ELSEWHERE) is None
+def test_nothing_is_known_about_another_configuration() -> None:
+    assert known_object_after(DECLARED) is None
+    assert known_object_after(DECLARED, THERE, ELSEWHERE) is None
 
 
-def test_an_object_that_was_made_after_a_listing_is_not_called_missing(
+def test_an_object_created_after_a_listing_is_not_reported_missing(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("known"))
-    told = live.ok("describe", "Shape", "known").out
-    assert "object: null" not in told
+    description = live.ok("describe", "Shape", "known").out
+    assert "object: null" not in description
     observed = live.ok("describe", "Shape", "known", "-o", "json").json["observed"]
-    made = httpx.get(f"{running_up[1].ready['apiUrl']}/shapes/known").json()
-    assert observed["object"]["uid"] == made["uid"]
+    created_shape = httpx.get(f"{running_up[1].ready['apiUrl']}/shapes/known").json()
+    assert observed["object"]["uid"] == created_shape["uid"]
     assert observed["source"] == "the API's response to the Create action"
     assert observed["actor"].startswith("reconciler@")
     assert observed["position"] > 0
-    assert "generation       1 declared, 1 settled" in told
+    assert "generation       1 declared, 1 settled" in description
     refused = live.run("describe", "Shape", "known", "--live")
     assert refused.err == (
         "error: default/Shape/known has no live values, because kind Shape provides none; "
@@ -147,7 +147,7 @@ def test_a_degraded_generation_is_not_settled(live: Cli) -> None:
         "Degraded"
     ):
         pass  # each look takes long enough
-    told = live.ok("describe", "Shape", "unsettled").out
+    description = live.ok("describe", "Shape", "unsettled").out
     live.ok("delete", "Shape", "unsettled")
     live.ok("delete", "ProviderConfig", "far")
-    assert "generation       1 declared, none settled" in told
+    assert "generation       1 declared, none settled" in description

@@ -63,16 +63,16 @@ async def test_all_is_well_with_a_fleet_at_rest(world: World) -> None:
         await world.until_outcome(name, "Converged")
     await world.until_settled()
 
-    found = await findings(world)
+    reported_findings = await findings(world)
 
-    troubles = [each for each in found.values() if each.verdict == "fail"]
+    troubles = [each for each in reported_findings.values() if each.verdict == "fail"]
     assert troubles == []
-    assert found["lost actions"].found == "none; 0 in flight, all accounted for"
-    assert found["log"].found.endswith("events read, none missing or changed")
-    assert found["timers"].verdict == found["streams"].verdict == "ok"
+    assert reported_findings["lost actions"].found == "none; 0 in flight, all accounted for"
+    assert reported_findings["log"].found.endswith("events read, none missing or changed")
+    assert reported_findings["timers"].verdict == reported_findings["streams"].verdict == "ok"
 
 
-async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_is_lost(
+async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowledged_is_lost(
     bare_world: World,
 ) -> None:
     world = bare_world
@@ -80,39 +80,41 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
     await decided_and_not_called(world)
     absent = "no worker pulls messages of 1 ProviderConfig: default"
 
-    async def is_told() -> bool:  # once the projector has written the row of the configuration
-        found = await workers(world.nc)
-        return (found.verdict, found.found) == ("fail", absent)
+    async def is_reported() -> bool:  # once the projector has written the row of the configuration
+        finding = await workers(world.nc)
+        return (finding.verdict, finding.found) == ("fail", absent)
 
-    await world.until(is_told, absent)
+    await world.until(is_reported, absent)
     waiting = await actions(world.nc)
     assert (waiting.verdict, waiting.found) == ("ok", "none; 3 in flight, all accounted for")
 
     reader = JetStreamActionReader(world.nc)
     await reader.take_from("default", len(NAMES))
-    taken = [*await reader.next_batch()]
-    while len(taken) < len(NAMES):
-        taken += await reader.next_batch()
+    deliveries = [*await reader.next_batch()]
+    while len(deliveries) < len(NAMES):
+        deliveries += await reader.next_batch()
     assert (await actions(world.nc)).verdict == "ok"  # leased
     await world.configure(api_config(world.human.url), "without-queue")
     absent = "no worker pulls messages of 1 ProviderConfig: without-queue"
 
     async def is_warned() -> bool:
-        found = await workers(world.nc)
-        return (found.verdict, found.found) == ("warn", absent)
+        finding = await workers(world.nc)
+        return (finding.verdict, finding.found) == ("warn", absent)
 
     await world.until(is_warned, absent)
 
-    await reader.ack([taken[1]])
+    await reader.ack([deliveries[1]])
     await world.nc.flush()
-    lost = await actions(world.nc)
-    assert lost.verdict == "fail"
-    assert "without a worker" in lost.found
+    lost_finding = await actions(world.nc)
+    assert lost_finding.verdict == "fail"
+    assert "without a worker" in lost_finding.found
 
-    await reader.ack([taken[0], taken[2]])
+    await reader.ack([deliveries[0], deliveries[2]])
     await world.nc.flush()
-    lost = await actions(world.nc)
-    assert lost.found.startswith("3 without a worker and without a result: default/Shape/foo-0")
+    lost_finding = await actions(world.nc)
+    assert lost_finding.found.startswith(
+        "3 without a worker and without a result: default/Shape/foo-0"
+    )
 
     # The remedy that is told: hand all of it out again.
     await reader.close()
@@ -139,8 +141,8 @@ async def test_a_retry_without_its_timer_is_found(world: World) -> None:
 
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
-    found = await actions(world.nc)
-    assert (found.verdict, found.found) == (
+    finding = await actions(world.nc)
+    assert (finding.verdict, finding.found) == (
         "warn",
         "1 with a retry and no timer: default/Shape/foo",
     )
@@ -159,12 +161,12 @@ async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: W
 
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
-    found = await actions(world.nc)
-    assert (found.verdict, found.found) == ("ok", "none; 1 in flight, all accounted for")
+    finding = await actions(world.nc)
+    assert (finding.verdict, finding.found) == ("ok", "none; 1 in flight, all accounted for")
     assert "1 WrongProvider" in (await findings(world))["held"].found
 
 
-async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) -> None:
+async def test_a_log_with_an_unreadable_event_and_a_gap_is_reported(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
@@ -172,14 +174,14 @@ async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) ->
     gap = event(shape("foo"), 9, OutcomeRecorded("Converged", 1, "AsDeclared"))
     await publish(world.nc, log(shape("foo"), "outcome"), msgspec.json.encode(gap))
 
-    found = await findings(world)
+    reported_findings = await findings(world)
 
-    assert found["log"].verdict == "fail"
-    assert found["log"].found.startswith("damaged in 2 places")
-    assert found["stored rows"].verdict == "warn"
+    assert reported_findings["log"].verdict == "fail"
+    assert reported_findings["log"].found.startswith("damaged in 2 places")
+    assert reported_findings["stored rows"].verdict == "warn"
 
 
-async def test_rows_that_somebody_changed_are_told(world: World) -> None:
+async def test_rows_that_another_client_changed_are_reported(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
@@ -194,11 +196,16 @@ async def test_rows_that_somebody_changed_are_told(world: World) -> None:
     changed = rows["status.default.Shape.foo"].replace(b"Converged", b"Failed")
     await publish(world.nc, "$KV.reconciler.status.default.Shape.foo", changed)
 
-    found = await findings(world)
-    assert found["stored rows"].verdict == "fail"
-    assert found["stored rows"].found == "1 row differs from the log: status.default.Shape.foo"
-    assert found["intake"].verdict == found["actions"].verdict == "warn"  # no role runs
-    assert "no decider pulls messages" in found["intake"].found
+    reported_findings = await findings(world)
+    assert reported_findings["stored rows"].verdict == "fail"
+    assert (
+        reported_findings["stored rows"].found
+        == "1 row differs from the log: status.default.Shape.foo"
+    )
+    assert (
+        reported_findings["intake"].verdict == reported_findings["actions"].verdict == "warn"
+    )  # no role runs
+    assert "no decider pulls messages" in reported_findings["intake"].found
 
 
 async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
@@ -208,45 +215,49 @@ async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
     await world.ask_raw("rec.desired.default.Shape.foo", b"not JSON")
     await world.ask_raw("rec.wished.default.Shape.foo", b"{}")
 
-    found = (await findings(world))["dead letters"]
-    assert found.verdict == "warn"
-    assert found.found.startswith("2 open (2 intake); oldest from 20")
+    checks = (await findings(world))["dead letters"]
+    assert checks.verdict == "warn"
+    assert checks.found.startswith("2 open (2 intake); oldest from 20")
 
     for letter in await world.client.dead_letters():
         await world.client.dismiss_dead_letter(letter, note="a test")
     assert (await findings(world))["dead letters"].verdict == "ok"
 
 
-async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_told(
+async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_reported(
     world: World,
 ) -> None:
     await world.configure(api_config("http://127.0.0.1:1", resync=3600), "away")
     config = (await api_request(world.nc, f"STREAM.INFO.{DEADLETTERS}", None))["config"]
     await api_request(world.nc, f"STREAM.UPDATE.{DEADLETTERS}", {**config, "max_age": 0})
 
-    found = await findings(world)
+    reported_findings = await findings(world)
 
-    assert (found["API default"].verdict, found["API away"].verdict) == ("ok", "fail")
+    assert (reported_findings["API default"].verdict, reported_findings["API away"].verdict) == (
+        "ok",
+        "fail",
+    )
     assert (
-        found["streams"].found == f"differ from what this release requires: {DEADLETTERS} (max_age)"
+        reported_findings["streams"].found
+        == f"differ from what this release requires: {DEADLETTERS} (max_age)"
     )
 
 
 async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> None:
-    other = EmbeddedServer()
+    other_server = EmbeddedServer()
     for sync_always, verdict in ((True, "ok"), (False, "warn")):
         folder = world.server.data_dir.parent / f"other-{sync_always}"
-        await other.start(folder, http_port=0, sync_always=sync_always)
-        sync, disk = await check_monitoring(other.monitoring_url)
-        (health,) = await check_health(other.monitoring_url)
-        await other.stop()
+        await other_server.start(folder, http_port=0, sync_always=sync_always)
+        sync, disk = await check_monitoring(other_server.monitoring_url)
+        (health,) = await check_health(other_server.monitoring_url)
+        await other_server.stop()
         assert (sync.verdict, disk.verdict, health.verdict) == (verdict, "ok", "ok")
     for check in (check_monitoring, check_health):
         (away,) = await check("http://127.0.0.1:1")
         assert "does not respond" in away.found
 
 
-def test_sources_that_lag_or_are_silent_are_told() -> None:
+def test_sources_that_lag_or_are_silent_are_reported() -> None:
     def intake(lag: int, active: int) -> dict[str, object]:
         return {"sources": [{"name": TIMERS, "lag": lag, "active": active}]}
 

@@ -79,17 +79,17 @@ def test_a_second_deletion_reports_that_there_was_one(live: Cli, teams: str) -> 
     ids=" ".join,
 )
 def test_a_resource_is_named_in_every_form(live: Cli, teams: str, words: tuple[str, ...]) -> None:
-    given = [each.format(teams) for each in words]
-    assert names(live, *given) == [f"{teams}/Shape/{teams}-a"]
+    arguments = [each.format(teams) for each in words]
+    assert names(live, *arguments) == [f"{teams}/Shape/{teams}-a"]
 
 
 def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> None:
-    found = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
-    assert found == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
+    declared_names = names(live, f"{teams}-a", f"{teams}/Shape/{teams}-b")
+    assert declared_names == [f"{teams}/Shape/{teams}-a", f"{teams}/Shape/{teams}-b"]
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    ("command", "status", "message"),
     [
         ("get Shpe", 1, "did you mean Shape?"),
         ("get Shape ghost", 1, "Shape 'ghost' does not exist in namespace default"),
@@ -110,12 +110,12 @@ def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> No
         ("pause Shape", 2, "pause: no Shape named; give at least one name, or -l LABELS"),
     ],
 )
-def test_what_is_not_there_or_cannot_be_meant_is_told(
-    live: Cli, command: str, status: int, said: str
+def test_missing_and_ambiguous_names_are_reported(
+    live: Cli, command: str, status: int, message: str
 ) -> None:
     ran = live.run(*command.split())
     assert (ran.status, ran.out) == (status, "")
-    assert said in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
 
 
@@ -137,10 +137,12 @@ def test_what_is_printed_can_be_applied_again_and_changes_nothing(
 
 def test_the_manifest_of_a_moment_is_that_of_then(live: Cli, teams: str) -> None:
     resource = f"{teams}/Shape/{teams}-a"
-    before = live.ok("get", resource, "-o", "json").json
-    changed = {**before, "spec": {**before["spec"], "color": "Blue"}}
+    manifest_before = live.ok("get", resource, "-o", "json").json
+    changed = {**manifest_before, "spec": {**manifest_before["spec"], "color": "Blue"}}
     live.ok("apply", "-f", "-", "--wait", text=json.dumps(changed))
-    then = live.ok("get", resource, "-o", "json", "--at", str(before["status"]["position"])).json
+    then = live.ok(
+        "get", resource, "-o", "json", "--at", str(manifest_before["status"]["position"])
+    ).json
     assert (then["spec"]["color"], then["metadata"]["generation"]) == ("Red", 1)
     now = live.ok("get", resource, "-o", "json").json
     assert (now["spec"]["color"], now["metadata"]["generation"]) == ("Blue", 2)
@@ -169,7 +171,7 @@ def _next(process: subprocess.Popen[str]) -> dict[str, dict[str, str]]:
     return json.loads(process.stdout.readline())
 
 
-def test_a_table_that_goes_on_has_its_headings_once(live: Cli, teams: str) -> None:
+def test_a_followed_table_has_its_headings_once(live: Cli, teams: str) -> None:
     process = live.start("get", "-n", teams, "-w")
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]

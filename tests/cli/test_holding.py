@@ -66,7 +66,7 @@ def unmanaged(live: Cli, running_up: tuple[Cli, Up], unique: str) -> str:
     return name
 
 
-def test_held_deletions_are_told_and_approved_by_name_and_all_together(
+def test_held_deletions_are_reported_and_approved_by_name_and_all_together(
     live: Cli, unmanaged: str
 ) -> None:
     doctor = {one["check"]: one for one in live.run("doctor", "-o", "json").json}
@@ -91,8 +91,8 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
     ) == (1, True)
 
     everything = ("approve", "--all", "--hold", "DeletionGuard", "--config", unmanaged)
-    told = live.ok(*everything, "-o", "json").json
-    assert {one["resource"] for one in told} == {
+    replies = live.ok(*everything, "-o", "json").json
+    assert {one["resource"] for one in replies} == {
         f"{unmanaged}/Shape/{unmanaged}-{n}" for n in (1, 2)
     }
     until(live, ("get", "-n", unmanaged), lambda rows: rows == [])
@@ -101,7 +101,7 @@ def test_held_deletions_are_told_and_approved_by_name_and_all_together(
     assert f"no resource of ProviderConfig {unmanaged} is held by DeletionGuard" in ran.err
 
 
-def test_what_nobody_knows_cannot_be_approved(live: Cli) -> None:
+def test_an_unknown_name_cannot_be_approved(live: Cli) -> None:
     ran = live.run("approve", "Shape", "unheard-of", "--hold", "UnknownResult", "--abandon")
     assert ran.status == 1
     assert "the resource is not held by 'UnknownResult'; the log has no events for it" in ran.out
@@ -185,7 +185,7 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    ("command", "status", "message"),
     [
         ("approve Shape foo", 2, "use one of Approval, DeletionGuard, LossGuard"),
         ("approve --hold LossGuard", 2, "approve: use either KIND NAME... or --all"),
@@ -213,20 +213,20 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
         ("restore x --replicas 0", 2, "--replicas 0: must be 1 to 5"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
-    inside: Cli, command: str, status: int, said: str
+def test_ambiguous_arguments_are_refused_before_anything_is_sent(
+    inside: Cli, command: str, status: int, message: str
 ) -> None:
     ran = inside.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
     assert (ran.status, ran.out) == (status, "")
-    assert said in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
     assert "cannot reach" not in ran.err
 
 
-def test_an_interrupted_question_is_told_as_one(idle: Inside, idle_url: str) -> None:
-    before = asyncio.run(_asked(idle_url, 0))
+def test_an_interrupted_question_is_reported_as_interrupted(idle: Inside, idle_url: str) -> None:
+    count_before = asyncio.run(_count_messages(idle_url, 0))
     asking = idle.start("approve", "Shape", "foo", "--hold", "LossGuard", "--timeout", "5m")
-    asyncio.run(_asked(idle_url, before + 1))
+    asyncio.run(_count_messages(idle_url, count_before + 1))
     asking.send_signal(signal.SIGINT)
     out, err = asking.communicate(timeout=STOP_SECONDS)
     assert (asking.returncode, out) == (130, "")
@@ -234,7 +234,7 @@ def test_an_interrupted_question_is_told_as_one(idle: Inside, idle_url: str) -> 
     assert err == f"{bus}error: interrupted; requests that were sent may still take effect\n"
 
 
-async def _asked(url: str, least: int) -> int:
+async def _count_messages(url: str, least: int) -> int:
     """Wait until so many messages are in the intake; gives how many there are."""
     nc = await connect_to_bus(url, name="test")
     try:

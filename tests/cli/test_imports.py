@@ -26,7 +26,7 @@ def test_a_command_does_not_import_what_it_does_not_use(command: str) -> None:
     assert ran.stderr.split() == []
 
 
-def test_looking_imports_no_decider_and_no_kind(running_up: tuple[Cli, Up]) -> None:
+def test_a_read_command_imports_no_decider_and_no_kind(running_up: tuple[Cli, Up]) -> None:
     err = Listing(running_up[0].folder).ok("get").err
     assert imported(err) & {*OTHERS, *DECIDER, "infra.providers", "rich.progress"} == set()
 
@@ -38,13 +38,13 @@ def test_declaring_imports_no_decider_and_no_provider(live: Cli, unique: str) ->
     assert imported(err) & {*OTHERS, *DECIDER, *PROVIDERS, "rich.progress"} == {"yaml"}
 
 
-def test_who_uses_a_spared_package_finds_it() -> None:
+def test_a_spared_package_can_still_be_imported() -> None:
     code = "import nats.aio.transport, aiohttp; assert aiohttp.ClientSession"
     setup = "from reconciler.cli.spared_imports import import_without_spared as f; f(); "
     subprocess.run([sys.executable, "-c", setup + code], check=True)
 
 
-def test_who_prints_nothing_for_people_needs_nothing_for_it() -> None:
+def test_the_command_line_starts_without_importing_rich() -> None:
     code = "import sys; from reconciler.cli.spared_imports import import_without_spared as f; f(); "
     code += "import reconciler.cli.app, reconciler.cli.up; assert 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

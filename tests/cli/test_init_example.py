@@ -10,12 +10,12 @@ from tests.cli.runner import Cli, Inside, Up
 
 def test_the_commands_that_it_names_work(running_up: tuple[Cli, Up]) -> None:
     inside = Inside(running_up[0].folder)
-    made = inside.ok("init-example", "first/steps")
-    assert made.out.splitlines()[:2] == [
+    result = inside.ok("init-example", "first/steps")
+    assert result.out.splitlines()[:2] == [
         "created first/steps/shape.yaml",
         "created first/steps/file.yaml",
     ]
-    commands = [line for line in made.out.splitlines() if line.startswith("  ")]
+    commands = [line for line in result.out.splitlines() if line.startswith("  ")]
     assert len(commands) == 3
     for line in commands:
         inside.ok(*shlex.split(line.partition("reconciler ")[2]))

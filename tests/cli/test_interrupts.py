@@ -33,7 +33,7 @@ sys.exit(main())
 def test_a_command_that_is_interrupted_while_it_starts_ends_in_one_line(
     cli: Cli, module: str
 ) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", AT_AN_IMPORT.format(module=module)],
         cwd=cli.folder,
         capture_output=True,
@@ -42,13 +42,13 @@ def test_a_command_that_is_interrupted_while_it_starts_ends_in_one_line(
         env=cli.environment(),
         check=False,
     )
-    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+    assert (process.returncode, process.stderr) == (130, "error: interrupted\n")
 
 
 def test_a_command_that_sends_nothing_leaves_nothing_to_be_done(
     inside: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`test_an_interrupted_question_is_told_as_one` has one that sends."""
+    """`test_an_interrupted_question_is_reported_as_interrupted` has one that sends."""
 
     def interrupted(work: Coroutine[Any, Any, Any]) -> None:
         work.close()

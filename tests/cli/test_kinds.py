@@ -25,23 +25,23 @@ BADGE = "<!-- applied by tests/scenarios/test_definitions.py -->\n```yaml\n"
 def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
     ran = live.run("apply", "-f", "-", "--wait", "-o", "json", text=CONFIG)
     assert ran.status == 1
-    (told,) = ran.json
-    assert (told["accepted"], told["reason"]) == (False, "Invalid")
-    _, found, rest = told["message"].partition(
+    (problem,) = ran.json
+    assert (problem["accepted"], problem["reason"]) == (False, "Invalid")
+    _, found, rest = problem["message"].partition(
         "no kind of provider 'resource' is registered (known providers: "
     )
-    assert found, told["message"]
-    known = rest.partition("); install")[0].split(", ")
-    assert known == sorted(known)
-    assert set(known) >= set(installed_kinds().providers), "others are defined at run time"
+    assert found, problem["message"]
+    provider_names = rest.partition("); install")[0].split(", ")
+    assert provider_names == sorted(provider_names)
+    assert set(provider_names) >= set(installed_kinds().providers), "others are defined at run time"
 
 
 def test_explain_shows_types_defaults_and_what_replaces(
     inside: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.2)
-    told = inside.ok("explain", "containers", "-o", "json").json
-    fields = {each["field"]: each for each in told["spec"]}
+    explanation = inside.ok("explain", "containers", "-o", "json").json
+    fields = {each["field"]: each for each in explanation["spec"]}
     assert fields["image"]["required"]
     assert fields["image"]["replaces"]
     assert fields["mounts.type"]["type"] == "bind | tmpfs | volume"
@@ -51,7 +51,7 @@ def test_explain_shows_types_defaults_and_what_replaces(
         "default": "always",
         "about": "",
     }
-    assert told["outputs"]
+    assert explanation["outputs"]
     assert "Changing the labels also replaces" in inside.ok("explain", "Container").out
     refused = inside.run("explain", "Nothing")
     assert refused.status == 1
@@ -95,12 +95,12 @@ def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
     defined = page.split(BADGE)[1].split("---")[0].replace("Badge", "Medal")
     live.ok("apply", "-f", "-", text=defined.replace("badge", "medal"))
-    told = live.ok("explain", "medal", "-o", "json").json
-    assert (told["apiVersion"], [each["field"] for each in told["spec"]]) == (
+    explanation = live.ok("explain", "medal", "-o", "json").json
+    assert (explanation["apiVersion"], [each["field"] for each in explanation["spec"]]) == (
         "medals/v1",
         ["shade"],
     )
-    assert told["spec"][0]["about"] == (
+    assert explanation["spec"][0]["about"] == (
         "Written to color. Allowed values: Red, Blue. Converted to title case."
     )
     refused = live.run("explain", "Nothing")
@@ -112,9 +112,9 @@ def test_a_kind_that_was_defined_at_run_time_is_explained_too(live: Cli) -> None
 def test_a_kind_of_an_http_api_is_explained_as_any_other(live: Cli) -> None:
     page = Path(__file__).parents[2] / "examples/kinds/address.yaml"
     live.ok("apply", "-f", "-", text=page.read_text())
-    told = live.ok("explain", "address.ttl", "-o", "json").json
-    assert told["apiVersion"] == "addresses/v1"
-    assert told["spec"] == [
+    explanation = live.ok("explain", "address.ttl", "-o", "json").json
+    assert explanation["apiVersion"] == "addresses/v1"
+    assert explanation["spec"] == [
         {
             "field": "ttl",
             "type": "integer 1..604800",

@@ -78,7 +78,7 @@ def test_json_alone_in_a_list_and_as_kind_list(tmp_path: Path, text: str) -> Non
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_file_and_number(
+def test_what_is_wrong_is_reported_with_file_and_number(
     tmp_path: Path, text: str, message: str
 ) -> None:
     documents = read(
@@ -86,9 +86,9 @@ def test_what_is_wrong_is_told_with_file_and_number(
     )
     assert [read.key.name for read in documents.good] == ["good"]
     assert len(documents.bad) == 1
-    told = documents.problems()[0]
-    assert told.startswith(f"{tmp_path / 'a.yaml'}, document 2: ")
-    assert message in told
+    problem_message = documents.problems()[0]
+    assert problem_message.startswith(f"{tmp_path / 'a.yaml'}, document 2: ")
+    assert message in problem_message
 
 
 def test_an_error_does_not_repeat_a_very_long_field(tmp_path: Path) -> None:
@@ -102,8 +102,8 @@ def test_standard_input_that_is_no_text_is_refused_like_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.yaml").write_bytes(b"a: \xff\n")
-    given = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), errors="surrogateescape")
-    monkeypatch.setattr(sys, "stdin", given)
+    stdin = io.TextIOWrapper(io.BytesIO(b"a: \xff\n"), errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", stdin)
     for path in ("-", str(tmp_path / "a.yaml")):
         with pytest.raises(CommandError, match=r"not UTF-8 text .*; save it as UTF-8"):
             read_all([path], "team")
@@ -134,7 +134,7 @@ def test_dates_are_text(tmp_path: Path) -> None:
     assert read(tmp_path, a__yaml=text).good[0].manifest.spec["since"] == "2026-01-02"
 
 
-def test_a_folder_without_manifests_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_manifests_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"contains no files that end with \.yaml"):
         read(tmp_path)
 

@@ -41,11 +41,11 @@ async def write_old_streams(url: str) -> None:
 
 async def streams_of(url: str) -> dict[str, tuple[int, int]]:
     nc = await connect(url, name="test")
-    found = (await api_request(nc, "STREAM.LIST", None))["streams"]
+    streams = (await api_request(nc, "STREAM.LIST", None))["streams"]
     await close(nc)
     return {
         each["config"]["name"]: (each["state"]["messages"], each["state"]["last_seq"])
-        for each in found
+        for each in streams
     }
 
 
@@ -53,8 +53,8 @@ async def streams_of(url: str) -> dict[str, tuple[int, int]]:
 def test_every_command_says_which_revisions_open_the_data(tmp_path: Path) -> None:
     with empty_bus(tmp_path / "bus") as url:
         asyncio.run(write_old_streams(url))
-        before = asyncio.run(streams_of(url))
-        assert set(before) == set(OLD_STREAMS)
+        streams_before = asyncio.run(streams_of(url))
+        assert set(streams_before) == set(OLD_STREAMS)
         cli = Inside(tmp_path, url)
         cli.write("foo.yaml", shape("foo"))
         reading = ("get", "history foo", "doctor", "replay", "init", "run decider")
@@ -63,7 +63,7 @@ def test_every_command_says_which_revisions_open_the_data(tmp_path: Path) -> Non
             assert (ran.status, ran.out) == (1, ""), command
             named = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
             assert ran.err.removeprefix(named) == MESSAGE, command
-        assert asyncio.run(streams_of(url)) == before
+        assert asyncio.run(streams_of(url)) == streams_before
 
 
 def test_up_leaves_an_old_data_directory_as_it_is(tmp_path: Path) -> None:

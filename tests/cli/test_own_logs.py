@@ -39,11 +39,11 @@ def test_a_line_of_the_log_contains_no_secret(way: str, capsys: pytest.CaptureFi
     configure_logs("info")
     structlog.get_logger().info(f"got {way}", error=KeyError(way), several=[way], count=7)
     logging.getLogger("a.library").warning("sent %s", way)
-    ours, librarys = map(json.loads, capsys.readouterr().err.splitlines())
-    assert HIDDEN in ours["event"]
-    assert (ours["level"], ours["count"]) == ("info", 7)
+    log_lines, librarys = map(json.loads, capsys.readouterr().err.splitlines())
+    assert HIDDEN in log_lines["event"]
+    assert (log_lines["level"], log_lines["count"]) == ("info", 7)
     assert (librarys["event"].startswith("sent "), librarys["logger"]) == (True, "a.library")
-    assert way not in str(ours) + str(librarys)
+    assert way not in str(log_lines) + str(librarys)
 
 
 def _fail() -> None:

@@ -48,7 +48,7 @@ def at(position: int) -> datetime:
     return BEGAN + timedelta(minutes=position)
 
 
-def made(name: str, color: str) -> ExternalObject:
+def shape_object(name: str, color: str) -> ExternalObject:
     return ExternalObject(name, {"type": "Square", "color": color}, f"uid-{name}", "1")
 
 
@@ -65,7 +65,7 @@ def life(name: str, generation: int, color: str, **labels: str) -> Sequence[Reso
     return (
         declared(name, generation, color, **labels),
         ActionDecided(Action(action, action, operation, generation, "default", name, (), fields)),
-        ActionSucceeded(action, operation, 1, made(name, color)),
+        ActionSucceeded(action, operation, 1, shape_object(name, color)),
         OutcomeRecorded("Converged", generation, "AsDeclared"),
     )
 
@@ -77,7 +77,7 @@ STORY: tuple[tuple[ResourceKey, Sequence[ResourceEvent]], ...] = (
     (  # 13 and 14
         FOO,
         (
-            ExternalObserved("default", "foo", made("foo", "Green"), "Read", 7),
+            ExternalObserved("default", "foo", shape_object("foo", "Green"), "Read", 7),
             DriftDetected(2, differences=(FieldDifference("color", "Purple", "Green"),)),
         ),
     ),
@@ -119,7 +119,7 @@ async def write(url: str) -> None:
 
 
 @contextmanager
-def known_log(folder: Path) -> Generator[str]:
+def recorded_log(folder: Path) -> Generator[str]:
     """Run a server that has the story; gives its address."""
     server = EmbeddedServer()
     asyncio.run(server.start(folder))
@@ -130,7 +130,7 @@ def known_log(folder: Path) -> Generator[str]:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with known_log(tmp_path_factory.mktemp("bus")) as url:
+    with recorded_log(tmp_path_factory.mktemp("bus")) as url:
         yield url
 
 
@@ -164,9 +164,9 @@ def test_the_fleet_is_shown_as_it_stood_at_a_position_and_at_its_time(
     past: Past, position: int, rows: dict[str, tuple[int, str]]
 ) -> None:
     assert standing(past, str(position)) == rows
-    shown = at(position).isoformat(timespec="milliseconds")  # as tables show it
-    assert standing(past, shown) == rows
-    assert standing(past, shown.replace("+00:00", "")) == rows  # without a zone it is UTC
+    time_text = at(position).isoformat(timespec="milliseconds")  # as tables show it
+    assert standing(past, time_text) == rows
+    assert standing(past, time_text.replace("+00:00", "")) == rows  # without a zone it is UTC
     assert standing(past, str(at(position) + timedelta(seconds=30))) == rows
     an_hour_east = at(position) + timedelta(hours=1)
     assert standing(past, f"{an_hour_east:%Y-%m-%dT%H:%M:%S.%f}+01:00") == rows
@@ -184,11 +184,11 @@ def test_what_stood_is_what_a_fold_of_the_whole_log_says_of_each_position(past: 
 
 
 def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
-    told = past.ok("get", "--at", "4").out.splitlines()
-    assert told[0] == "as of position 4, 2026-01-02T12:04:00.123Z"
-    assert told[2].split()[:3] == ["Shape", "foo", "Converged"]
-    told = past.ok("get", "--at", "2026-01-02T12:04:30").out.splitlines()
-    assert told[0] == "as of 2026-01-02T12:04:30.000Z (position 4, at 2026-01-02T12:04:00.123Z)"
+    lines = past.ok("get", "--at", "4").out.splitlines()
+    assert lines[0] == "as of position 4, 2026-01-02T12:04:00.123Z"
+    assert lines[2].split()[:3] == ["Shape", "foo", "Converged"]
+    lines = past.ok("get", "--at", "2026-01-02T12:04:30").out.splitlines()
+    assert lines[0] == "as of 2026-01-02T12:04:30.000Z (position 4, at 2026-01-02T12:04:00.123Z)"
     newest = past.ok("get", "--at", "1s").out.splitlines()[0]
     assert newest.endswith(" (position 16, the newest event, at 2026-01-02T12:16:00.123Z)")
     for_programs = past.ok("get", "-o", "name", "--at", "4")
@@ -197,7 +197,7 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
 
 
 @pytest.mark.parametrize(
-    ("when", "status", "said"),
+    ("when", "status", "message"),
     [
         ("0", 1, "position 0: must be at least 1"),
         (
@@ -230,12 +230,12 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
     ],
 )
 def test_a_moment_of_which_the_log_has_nothing_is_an_error_that_says_what_it_has(
-    past: Past, when: str, status: int, said: str
+    past: Past, when: str, status: int, message: str
 ) -> None:
     for command in (("get", "-A"), ("describe", "foo")):
         ran = past.run(*command, "--at", when)
         assert (ran.status, ran.out) == (status, "")
-        assert said in ran.err
+        assert message in ran.err
         assert ran.err.startswith("error: ")
         assert ran.err.count("\n") == 1
 
@@ -250,7 +250,7 @@ def test_spans_are_added_up_and_lead_back_from_now(past: Past) -> None:
     )
 
 
-def test_one_that_was_not_there_is_an_error_that_says_when(past: Past) -> None:
+def test_a_resource_that_did_not_exist_is_an_error_that_names_the_time(past: Past) -> None:
     ran = past.run("get", "Shape", "bar", "-n", "team", "--at", "4")
     assert ran.status == 1
     assert "Shape 'bar' did not exist in namespace team at position 4, 2026-01-02T12:04" in ran.err
@@ -261,12 +261,12 @@ def test_one_that_was_not_there_is_an_error_that_says_when(past: Past) -> None:
 
 
 def test_29_one_resource_and_what_we_owned_are_described_as_they_stood(past: Past) -> None:
-    told = past.json("describe foo --at 4")
-    assert told["spec"]["fields"]["color"] == "Red"
-    assert told["status"]["position"] == told["asOf"]["position"] == 4
-    assert told["ownership"]["owned"]
-    assert told["observed"]["object"]["fields"]["color"] == "Red"
-    assert [line["position"] for line in told["events"]] == [1, 2, 3, 4]
+    description = past.json("describe foo --at 4")
+    assert description["spec"]["fields"]["color"] == "Red"
+    assert description["status"]["position"] == description["asOf"]["position"] == 4
+    assert description["ownership"]["owned"]
+    assert description["observed"]["object"]["fields"]["color"] == "Red"
+    assert [line["position"] for line in description["events"]] == [1, 2, 3, 4]
     assert past.json("describe foo --at 10")["action"]["operation"] == "Update"
     assert past.json("describe foo --at 13")["observed"]["object"]["fields"]["color"] == "Green"
     assert past.json("describe foo")["asOf"] is None
@@ -291,7 +291,7 @@ def positions(past: Past, command: str) -> list[int]:
     return [line["position"] for line in past.json(command)]
 
 
-def test_a_history_is_cut_at_both_ends_and_told_as_in_the_whole(past: Past) -> None:
+def test_a_history_cut_at_both_ends_reads_as_in_the_whole(past: Past) -> None:
     assert positions(past, "history foo --since 4 --until 10") == [4, 9, 10]
     assert positions(past, "history foo --since 2026-01-02T12:04:00.123Z --until 9") == [4, 9]
     assert positions(past, "history foo --until 2026-01-02T12:04:00.124Z") == [1, 2, 3, 4]
@@ -316,7 +316,7 @@ def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -
 
 @pytest.mark.parametrize("command", ["history foo", "events"])
 @pytest.mark.parametrize(
-    ("span", "status", "said"),
+    ("span", "status", "message"),
     [
         ("--since 9 --until 4", 1, "the end is before the start"),
         ("--since 2026-01-02T12:09:30 --until 2026-01-02T12:09:10", 1, "before the start"),
@@ -327,12 +327,12 @@ def test_a_part_of_a_history_without_events_says_where_it_has_some(past: Past) -
         ("--since soon", 2, "'soon' is not a point in time"),
     ],
 )
-def test_a_span_that_cannot_be_meant_is_an_error(
-    past: Past, command: str, span: str, status: int, said: str
+def test_an_impossible_span_is_an_error(
+    past: Past, command: str, span: str, status: int, message: str
 ) -> None:
     ran = past.run(*command.split(), *span.split())
     assert (ran.status, ran.out) == (status, "")
-    assert said in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
 
 
@@ -373,7 +373,7 @@ def test_the_fleets_timeline_has_what_is_asked_for_newest_last(
         assert positions(past, f"events {options}") == found
 
 
-def test_an_event_is_told_beside_what_was_declared_before_it(past: Past) -> None:
+def test_an_event_is_described_with_the_declaration_before_it(past: Past) -> None:
     [line] = past.json("events --since 9 --until 9")
     assert line["resource"] == "default/Shape/foo"
     assert line["what"] == (
@@ -384,9 +384,9 @@ def test_an_event_is_told_beside_what_was_declared_before_it(past: Past) -> None
 
 
 def test_the_timeline_is_a_table_with_time_place_and_a_sentence(past: Past) -> None:
-    told = past.ok("events", "--limit", "2").out.splitlines()
-    assert told[0].split() == ["TIME", "POSITION", "RESOURCE", "WHAT"]
-    assert re.split(" {2,}", told[1]) == [
+    lines = past.ok("events", "--limit", "2").out.splitlines()
+    assert lines[0].split() == ["TIME", "POSITION", "RESOURCE", "WHAT"]
+    assert re.split(" {2,}", lines[1]) == [
         *("2026-01-02T12:15:00Z", "15", "team/Shape/bar"),
         "Reconciler withdrew the declaration, as generation 2",
     ]
@@ -404,16 +404,16 @@ def test_the_timeline_is_a_table_with_time_place_and_a_sentence(past: Past) -> N
     ],
 )
 def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, headings: str) -> None:
-    told = past.ok(*command.split(), "-o", "wide").out.splitlines()
-    (at,) = [number for number, line in enumerate(told) if line.startswith("TIME")]
-    assert told[at].split() == headings.split()
-    assert told[at + 1].startswith("2026-01-02T12:")
-    assert " SpecWithdrawn " in "".join(told[at + 1 :])
-    assert " reconciler@a " in "".join(told[at + 1 :])
+    lines = past.ok(*command.split(), "-o", "wide").out.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("TIME")]
+    assert lines[at].split() == headings.split()
+    assert lines[at + 1].startswith("2026-01-02T12:")
+    assert " SpecWithdrawn " in "".join(lines[at + 1 :])
+    assert " reconciler@a " in "".join(lines[at + 1 :])
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "said"),
+    ("options", "status", "message"),
     [
         ("--outcome Bogus", 2, "--outcome Bogus: unknown outcome; use one of Converged, "),
         ("--outcome Rejected", 2, "--outcome Rejected: unknown outcome"),
@@ -429,23 +429,23 @@ def test_a_wide_table_has_the_names_of_the_log_too(past: Past, command: str, hea
         ("-f --until 4", 2, "--follow: not allowed with --until"),
     ],
 )
-def test_a_slip_of_the_pen_is_no_empty_timeline(
-    past: Past, options: str, status: int, said: str
+def test_a_mistyped_name_is_an_error_and_no_empty_timeline(
+    past: Past, options: str, status: int, message: str
 ) -> None:
     ran = past.run("events", *options.split())
     assert (ran.status, ran.out) == (status, "")
-    assert said in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
 
 
-def test_a_history_of_no_events_cannot_be_meant(past: Past) -> None:
+def test_a_limit_of_zero_events_is_refused(past: Past) -> None:
     ran = past.run("history", "one", "--limit", "0")
     assert (ran.status, ran.out) == (2, "")
     assert "--limit 0: must be at least 1" in ran.err
 
 
-def test_the_timeline_is_followed_until_it_is_told_to_stop(cli: Cli) -> None:
-    with known_log(cli.folder / "bus") as url:
+def test_the_timeline_is_followed_until_it_is_interrupted(cli: Cli) -> None:
+    with recorded_log(cli.folder / "bus") as url:
         process = cli.start(
             *["events", "-f", "-n", "default", "--limit", "2", "-o", "json", "--nats-url"], url
         )
@@ -478,7 +478,7 @@ def differences(past: Past, command: str) -> dict[tuple[str, str], tuple[Any, An
     }
 
 
-def test_what_changed_between_two_moments_is_told_field_by_field(past: Past) -> None:
+def test_changes_between_two_moments_are_listed_field_by_field(past: Past) -> None:
     assert differences(past, "diff foo --from 4 --to 12") == {
         ("declared", "metadata.labels.team"): ("a", None),
         ("declared", "spec.color"): ("Red", "Purple"),
@@ -523,7 +523,7 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("foo", "--from and --from-generation: give exactly one of them"),
         ("foo --from 1 --from-generation 1", "--from and --from-generation: give exactly one"),
@@ -538,10 +538,10 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
         ("ghost --from 1", "the log has no resource 'ghost'"),
     ],
 )
-def test_what_cannot_be_compared_is_an_error(past: Past, options: str, said: str) -> None:
+def test_what_cannot_be_compared_is_an_error(past: Past, options: str, message: str) -> None:
     ran = past.run("diff", *options.split())
     assert (ran.status, ran.out) == (1, "")
-    assert said in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
 
 
@@ -551,6 +551,6 @@ def test_values_that_python_takes_for_the_same_are_different() -> None:
         return [StoredEvent(1, event(FOO, 1, SpecDeclared(1, "v1", "default", "foo", fields)))]
 
     for one, another in ((1, True), (1, 1.0), (0, False), ([1], [True])):
-        found = list(changes(FOO, with_size(one), with_size(another)))
-        assert found == [Change("declared", "spec.size", one, another)]
+        existing_changes = list(changes(FOO, with_size(one), with_size(another)))
+        assert existing_changes == [Change("declared", "spec.size", one, another)]
         assert not list(changes(FOO, with_size(one), with_size(one)))

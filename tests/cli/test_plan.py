@@ -60,7 +60,7 @@ def actions(found: Any) -> dict[str, list[tuple[str, Any]]]:
 
 
 def decided(running: Up, resource: str) -> list[str]:
-    history = asked(running, lambda client: client.history(resource))
+    history = call_sdk(running, lambda client: client.history(resource))
     return [
         each.event.data.action.operation
         for each in history
@@ -68,7 +68,7 @@ def decided(running: Up, resource: str) -> list[str]:
     ]
 
 
-def asked(running: Up, ask: Callable[[Client], Awaitable[_T]]) -> _T:
+def call_sdk(running: Up, ask: Callable[[Client], Awaitable[_T]]) -> _T:
     """Ask by the SDK."""
 
     async def answer() -> _T:
@@ -80,7 +80,7 @@ def asked(running: Up, ask: Callable[[Client], Awaitable[_T]]) -> _T:
 
 def until(running: Up, resource: str, outcome: OutcomeName) -> None:
     """Wait for an outcome of a resource that no manifest declares."""
-    asked(running, lambda client: client.wait_for(resource, generation=0, outcomes=[outcome]))
+    call_sdk(running, lambda client: client.wait_for(resource, generation=0, outcomes=[outcome]))
 
 
 def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
@@ -110,24 +110,28 @@ def test_a_plan_shows_fields_and_declares_nothing(live: Cli) -> None:
         "it was listed for the plan"
     )
     for same in (("diff", "-f"), ("apply", "--dry-run=server", "-f")):
-        other = live.run(*same, "plan-a.yaml")
-        assert (other.status, other.out.splitlines()[1:3]) == (2, lines[:2])
+        other_result = live.run(*same, "plan-a.yaml")
+        assert (other_result.status, other_result.out.splitlines()[1:3]) == (2, lines[:2])
     ran = live.run("plan", "-f", "plan-a.yaml", "-o", "json")
     (change,) = ran.json["resources"][0]["actions"][0]["changes"]
     assert change == {"path": "color", "applied": "Red", "observed": "Red", "wanted": "Green"}
 
 
 def test_a_withdrawal_is_planned_with_what_follows(live: Cli, running_up: tuple[Cli, Up]) -> None:
-    kept = shape("plan-kept").replace("spec: {", "spec: {policy: {deletion: Orphan}, ")
-    live.ok("apply", "-f", "-", "--wait", text=shape("plan-gone") + "---\n" + kept)
+    orphaned = shape("plan-kept").replace("spec: {", "spec: {policy: {deletion: Orphan}, ")
+    live.ok("apply", "-f", "-", "--wait", text=shape("plan-gone") + "---\n" + orphaned)
     ran = live.run("delete", "Shape", "plan-gone", "plan-kept", "--dry-run")
     assert ran.status == 2, ran
     assert "default/Shape/plan-gone  (withdrawn)" in ran.out
     assert "  - Delete plan-gone" in ran.out
     assert "  = Release plan-kept (Orphaned)" in ran.out
-    made = asked(running_up[1], lambda client: client.plan(withdraw=["default/Shape/plan-gone"]))
-    (gone,) = made.resources
-    assert (gone.withdrawn, gone.is_declared, gone.outcome) == (True, False, "Deleted")
+    plan = call_sdk(running_up[1], lambda client: client.plan(withdraw=["default/Shape/plan-gone"]))
+    (deleted_resource,) = plan.resources
+    assert (deleted_resource.withdrawn, deleted_resource.is_declared, deleted_resource.outcome) == (
+        True,
+        False,
+        "Deleted",
+    )
     assert live.ok("get", "Shape", "plan-gone", "-o", "json").json["status"]["declared"]
     assert live.ok("delete", "Shape", "plan-never", "--dry-run").status == 0
 
@@ -141,13 +145,13 @@ def test_a_plan_goes_past_the_first_look(
     live.write("look.yaml", manifest)
     (planned,) = live.run("plan", "-f", "look.yaml", "-o", "json").json["resources"]
     assert (planned["says"], planned["outcome"]) == ("Change", outcome)
-    shown = live.run("plan", "-f", "look.yaml")
-    assert shown.status == 2
-    assert "Plan: 1 without a call (as of" in shown.out
+    result = live.run("plan", "-f", "look.yaml")
+    assert result.status == 2
+    assert "Plan: 1 without a call (as of" in result.out
     live.run("apply", "-f", "look.yaml", "--wait")
-    history = asked(running_up[1], lambda client: client.history(f"default/Shape/{name}"))
-    told = [each.event.data for each in history]
-    assert [each.outcome for each in told if isinstance(each, OutcomeRecorded)] == [
+    history = call_sdk(running_up[1], lambda client: client.history(f"default/Shape/{name}"))
+    events = [each.event.data for each in history]
+    assert [each.outcome for each in events if isinstance(each, OutcomeRecorded)] == [
         "Waiting",
         outcome,
     ]
@@ -203,7 +207,7 @@ def test_an_exclusive_scope_is_foreseen_and_then_done(
     assert httpx.get(url).status_code == httpx.codes.NOT_FOUND
 
 
-def test_a_listing_from_here_finds_what_nobody_has_told(
+def test_a_refreshed_plan_lists_objects_that_no_observer_reported(
     live: Cli, running_up: tuple[Cli, Up]
 ) -> None:
     running = running_up[1]
@@ -274,11 +278,11 @@ def test_41_what_moves_after_the_check_is_refused_alone(
         msgspec.convert(each, Manifest)
         for each in yaml.safe_load_all((live.folder / "late.yaml").read_text())
     ]
-    made = asked(running_up[1], lambda client: client.plan(shapes))
-    assert [each.says for each in made.resources] == ["Change", "Change"]
+    plan = call_sdk(running_up[1], lambda client: client.plan(shapes))
+    assert [each.says for each in plan.resources] == ["Change", "Change"]
     live.write("late-a.yaml", shape("late-a", "Green"))
     live.ok("apply", "-f", "late-a.yaml", "--wait")
-    answers = asked(running_up[1], lambda client: client.apply_planned(made.resources))
+    answers = call_sdk(running_up[1], lambda client: client.apply_planned(plan.resources))
     assert [each.reason for each in answers] == ["PlanOutdated", "Accepted"]
     assert [each.generation for each in answers[1:]] == [1]  # pyright: ignore
 
@@ -295,20 +299,20 @@ def test_a_plan_with_its_configuration_is_applied_whole(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "cannot read bad.plan: No such file or directory; create it with `reconciler plan"),
         ("{}", "bad.plan: not a plan: Object missing required field `log`"),
         ("nothing", "bad.plan: not a plan: JSON is malformed"),
     ],
 )
-def test_a_file_that_is_no_plan_is_named(live: Cli, content: str | None, said: str) -> None:
+def test_a_file_that_is_no_plan_is_named(live: Cli, content: str | None, message: str) -> None:
     Path(live.folder / "bad.plan").unlink(missing_ok=True)
     if content is not None:
         live.write("bad.plan", content)
     ran = live.run("apply", "--plan", "bad.plan")
     assert ran.status == 1
-    assert ran.err.startswith(f"error: {said}")
+    assert ran.err.startswith(f"error: {message}")
     assert len(ran.err.splitlines()) == 1
 
 

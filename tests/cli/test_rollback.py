@@ -34,8 +34,10 @@ spec:
 def declared(live: Cli, name: str) -> dict[int, dict[str, Any]]:
     """What each generation declared, as the log has it."""
     events = [one["data"] for one in live.ok("history", name, "--raw", "-o", "json").json]
-    found = {one.pop("generation"): one for one in events if one["event"] == "SpecDeclared"}
-    return dict(sorted(found.items()))
+    declarations_by_generation = {
+        one.pop("generation"): one for one in events if one["event"] == "SpecDeclared"
+    }
+    return dict(sorted(declarations_by_generation.items()))
 
 
 def test_all_that_a_generation_declared_is_declared_again(live: Cli) -> None:
@@ -49,10 +51,12 @@ def test_all_that_a_generation_declared_is_declared_again(live: Cli) -> None:
     assert live.ok("rollback", "rolled", "--to", "1", "--dry-run", "-o", "json").json == manifest
     assert list(declared(live, "rolled")) == [1, 2]
 
-    [told] = live.ok("rollback", "Shape", "rolled", "--to", "1", "--wait", "-o", "json").json
-    assert (told["outcome"], told["generation"]) == ("Converged", 3)
-    found = declared(live, "rolled")
-    assert found[3] == found[1] != found[2]
+    [rollback_result] = live.ok(
+        "rollback", "Shape", "rolled", "--to", "1", "--wait", "-o", "json"
+    ).json
+    assert (rollback_result["outcome"], rollback_result["generation"]) == ("Converged", 3)
+    declared_generations = declared(live, "rolled")
+    assert declared_generations[3] == declared_generations[1] != declared_generations[2]
     live.ok("delete", "Shape", "rolled")
 
 
@@ -68,12 +72,12 @@ def test_an_earlier_state_of_a_namespace_is_declared_again(live: Cli) -> None:
     live.ok("delete", "Shape/deleted", "-n", "night", "--wait")
 
     command = ("get", "-n", "night", "-l", "!reconciler/part-of", "--at", evening, "-o", "json")
-    before = [one for one in live.ok(*command).json if one["status"].get("declared")]
-    live.ok("apply", "-f", "-", "--wait", text=json.dumps(before))
+    rows_before = [one for one in live.ok(*command).json if one["status"].get("declared")]
+    live.ok("apply", "-f", "-", "--wait", text=json.dumps(rows_before))
     for name in ("changed", "deleted"):
-        found = list(declared(live, f"night/Shape/{name}").values())
-        assert found[-1] == found[0]
-        assert found[-1]["fields"]["color"] == "Red"
+        declared_generations = list(declared(live, f"night/Shape/{name}").values())
+        assert declared_generations[-1] == declared_generations[0]
+        assert declared_generations[-1]["fields"]["color"] == "Red"
     rows = live.ok("get", "-n", "night", "-o", "json").json
     assert [row["metadata"]["name"] for row in rows] == ["changed", "deleted"]
     live.ok("delete", "Shape", "changed", "deleted", "-n", "night")
@@ -84,8 +88,8 @@ def test_a_dry_run_can_be_applied(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("rolled-by-hand", "Blue"))
     printed = live.ok("rollback", "rolled-by-hand", "--to", "1", "--dry-run").out
     live.ok("apply", "-f", "-", "--wait", text=printed)
-    found = declared(live, "rolled-by-hand")
-    assert found[3] == found[1]
+    declared_generations = declared(live, "rolled-by-hand")
+    assert declared_generations[3] == declared_generations[1]
 
 
 def test_what_was_withdrawn_is_brought_back(live: Cli) -> None:
@@ -96,7 +100,7 @@ def test_what_was_withdrawn_is_brought_back(live: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation", "said"),
+    ("generation", "message"),
     [
         ("2", "generation 2 of default/Shape/gone is a withdrawal, which declares nothing; "),
         ("7", "default/Shape/gone has no generation 7; "),
@@ -104,7 +108,7 @@ def test_what_was_withdrawn_is_brought_back(live: Cli) -> None:
     ],
 )
 def test_a_generation_without_content_is_refused_with_those_that_there_are(
-    live: Cli, generation: str, said: str
+    live: Cli, generation: str, message: str
 ) -> None:
     if live.run("history", "gone").status:
         live.ok("apply", "-f", "-", "--wait", text=shape("gone"))
@@ -113,7 +117,7 @@ def test_a_generation_without_content_is_refused_with_those_that_there_are(
     for more in ([], ["--dry-run"]):
         ran = live.run("rollback", "gone", "--to", generation, *more)
         assert (ran.status, ran.out) == (1, "")
-        assert ran.err == f"error: {said}declared generations: 1, 3; withdrawals: 2\n"
+        assert ran.err == f"error: {message}declared generations: 1, 3; withdrawals: 2\n"
 
 
 def test_nothing_newer_is_overwritten_unseen(
@@ -123,8 +127,8 @@ def test_nothing_newer_is_overwritten_unseen(
     live.ok("apply", "-f", "-", "--wait", text=shape("raced", "Blue"))
     look = declarations.find_older
 
-    async def overtaken(connection: Connection, wanted: Reference, generation: int | None) -> Any:
-        found = await look(connection, wanted, generation)
+    async def overtaken(connection: Connection, expected: Reference, generation: int | None) -> Any:
+        found = await look(connection, expected, generation)
         newer = msgspec.convert(yaml.safe_load(shape("raced", "Purple")), Manifest)
         async with connect(running_up[1].ready["natsUrl"], source="tests") as client:
             await client.declare(newer)
@@ -146,11 +150,11 @@ def test_without_a_number_it_is_the_newest_other_one_that_was_ready(live: Cli) -
     ran = live.ok("rollback", "undone")
     assert ran.out.splitlines()[1].endswith("  generation 2 declared again, which ends the pause")
     live.ok("wait", "undone")
-    found = declared(live, "undone")
-    newest = max(found)
-    assert found[newest] == found[2]
+    declared_generations = declared(live, "undone")
+    newest = max(declared_generations)
+    assert declared_generations[newest] == declared_generations[2]
     live.ok("rollback", "undone", "--wait")
-    assert declared(live, "undone")[newest + 1] == found[1]
+    assert declared(live, "undone")[newest + 1] == declared_generations[1]
 
     live.ok("apply", "-f", "-", "--wait", text=shape("undone-never"))
     ran = live.run("rollback", "undone-never")

@@ -16,7 +16,7 @@ DIRECTORY = Path("reconciler-data") / "secrets"
 
 
 @pytest.fixture
-def ours(tmp_path: Path) -> Cli:
+def own_cli(tmp_path: Path) -> Cli:
     (tmp_path / DIRECTORY.parent).mkdir()
     return Inside(tmp_path)
 
@@ -26,38 +26,42 @@ def check_hidden(ran: Ran) -> Ran:
     return ran
 
 
-def test_a_secret_is_set_listed_granted_revoked_and_removed(ours: Cli) -> None:
-    ours.write("password.txt", f"{VALUE}\n")
+def test_a_secret_is_set_listed_granted_revoked_and_removed(own_cli: Cli) -> None:
+    own_cli.write("password.txt", f"{VALUE}\n")
     stored = check_hidden(
-        ours.ok("secrets", "set", "db", "-n", "billing", "--from-file", "password.txt")
+        own_cli.ok("secrets", "set", "db", "-n", "billing", "--from-file", "password.txt")
     )
     assert stored.out == "secret billing/db stored\n"
-    file = ours.folder / DIRECTORY / "billing" / "db"
+    file = own_cli.folder / DIRECTORY / "billing" / "db"
     assert (file.read_text(), file.stat().st_mode & 0o777) == (VALUE, 0o600)
-    replaced = check_hidden(ours.ok("secrets", "set", "db", "-n", "billing", text=f"{VALUE}-2\n"))
+    replaced = check_hidden(
+        own_cli.ok("secrets", "set", "db", "-n", "billing", text=f"{VALUE}-2\n")
+    )
     assert replaced.out == "secret billing/db replaced\n"
     assert file.read_text() == f"{VALUE}-2"
 
-    granted = ours.ok("secrets", "grant", "db", "-n", "billing", "--to", "shop", "-o", "json").json
+    granted = own_cli.ok(
+        "secrets", "grant", "db", "-n", "billing", "--to", "shop", "-o", "json"
+    ).json
     assert granted == {
         "namespace": "billing",
         "name": "db",
         "grantedTo": ["shop"],
         "change": "granted to shop",
     }
-    check_hidden(ours.ok("secrets", "set", "other", text=VALUE))
-    listed = check_hidden(ours.ok("secrets", "list"))
+    check_hidden(own_cli.ok("secrets", "set", "other", text=VALUE))
+    listed = check_hidden(own_cli.ok("secrets", "list"))
     assert listed.rows == [["billing", "db", "shop"], ["default", "other"]]
-    [only] = check_hidden(ours.ok("secrets", "list", "-n", "billing", "--output", "json")).json
+    [only] = check_hidden(own_cli.ok("secrets", "list", "-n", "billing", "--output", "json")).json
     assert (only["name"], only["grantedTo"]) == ("db", ["shop"])
 
-    refused = ours.run("secrets", "remove", "db", "-n", "billing")
+    refused = own_cli.run("secrets", "remove", "db", "-n", "billing")
     assert (refused.status, "is granted to shop; add --yes" in refused.err) == (1, True)
-    ours.ok("secrets", "revoke", "db", "-n", "billing", "--to", "shop")
-    ours.ok("secrets", "remove", "db", "-n", "billing")
-    ours.ok("secrets", "grant", "other", "--to", "shop")
-    ours.ok("secrets", "remove", "other", "--yes")
-    assert ours.ok("secrets", "list").out == "no secrets\n"
+    own_cli.ok("secrets", "revoke", "db", "-n", "billing", "--to", "shop")
+    own_cli.ok("secrets", "remove", "db", "-n", "billing")
+    own_cli.ok("secrets", "grant", "other", "--to", "shop")
+    own_cli.ok("secrets", "remove", "other", "--yes")
+    assert own_cli.ok("secrets", "list").out == "no secrets\n"
 
 
 @pytest.mark.parametrize(
@@ -72,23 +76,25 @@ def test_a_secret_is_set_listed_granted_revoked_and_removed(ours: Cli) -> None:
         ("remove db", "secret default/db does not exist"),
     ],
 )
-def test_a_command_that_cannot_work_says_why(ours: Cli, command: str, message: str) -> None:
-    ran = check_hidden(ours.run("secrets", *command.split(), text=VALUE))
+def test_a_command_that_cannot_work_gives_the_reason(
+    own_cli: Cli, command: str, message: str
+) -> None:
+    ran = check_hidden(own_cli.run("secrets", *command.split(), text=VALUE))
     assert ran.status != 0
     assert message in ran.err
-    assert not list((ours.folder / DIRECTORY).glob("*/*"))
+    assert not list((own_cli.folder / DIRECTORY).glob("*/*"))
 
 
-def test_a_value_that_is_empty_or_no_text_is_refused(ours: Cli) -> None:
-    (ours.folder / "binary").write_bytes(b"\xff\xfe")
+def test_a_value_that_is_empty_or_no_text_is_refused(own_cli: Cli) -> None:
+    (own_cli.folder / "binary").write_bytes(b"\xff\xfe")
     for arguments in (("--from-file", "binary"), ()):
-        ran = ours.run("secrets", "set", "db", *arguments, text="")
+        ran = own_cli.run("secrets", "set", "db", *arguments, text="")
         assert (ran.status, "the value of secret default/db is" in ran.err) == (2, True)
 
 
-def test_a_value_that_is_too_short_to_be_hidden_is_noted(ours: Cli) -> None:
-    assert "cannot hide it" in ours.ok("secrets", "set", "pin", text="1234").err
-    assert not ours.ok("secrets", "set", "pin", text="123456").err
+def test_a_value_that_is_too_short_to_be_hidden_is_noted(own_cli: Cli) -> None:
+    assert "cannot hide it" in own_cli.ok("secrets", "set", "pin", text="1234").err
+    assert not own_cli.ok("secrets", "set", "pin", text="123456").err
 
 
 def test_the_directory_is_named_or_that_of_up(tmp_path: Path) -> None:
@@ -100,23 +106,23 @@ def test_the_directory_is_named_or_that_of_up(tmp_path: Path) -> None:
     assert cli.run("secrets", "list", RECONCILER_SECRETS=named).rows == [["default", "db"]]
 
 
-def test_a_terminal_is_asked_for_the_value_and_does_not_show_it(ours: Cli) -> None:
+def test_a_terminal_is_asked_for_the_value_and_does_not_show_it(own_cli: Cli) -> None:
     ours_end, its_end = pty.openpty()
     with os.fdopen(ours_end, "wb", buffering=0) as keyboard:
         process = subprocess.Popen(
             [*COMMAND, "secrets", "set", "db"],
-            cwd=ours.folder,
-            env=ours.environment(),
+            cwd=own_cli.folder,
+            env=own_cli.environment(),
             stdin=its_end,
             stdout=its_end,
             stderr=its_end,
             start_new_session=True,
         )
-        shown = os.read(ours_end, 1000)
-        assert b"Value of secret default/db:" in shown
+        output = os.read(ours_end, 1000)
+        assert b"Value of secret default/db:" in output
         keyboard.write(f"{VALUE}\n".encode())
         assert process.wait(60) == 0
-        shown += os.read(ours_end, 1000)
+        output += os.read(ours_end, 1000)
     os.close(its_end)
-    assert VALUE.encode() not in shown
-    assert (ours.folder / DIRECTORY / "default" / "db").read_text() == VALUE
+    assert VALUE.encode() not in output
+    assert (own_cli.folder / DIRECTORY / "default" / "db").read_text() == VALUE

@@ -406,7 +406,7 @@ def test_no_event_is_forgotten() -> None:
     assert {type(event) for event, _told in TOLD} == set(get_args(ResourceEvent))
 
 
-def test_a_declaration_is_told_by_what_it_changes() -> None:
+def test_a_declaration_is_described_by_its_changes() -> None:
     purple = replace(
         DECLARED,
         generation=2,
@@ -422,14 +422,14 @@ def test_a_declaration_is_told_by_what_it_changes() -> None:
     )
 
 
-def test_what_is_declared_after_a_withdrawal_is_told_whole() -> None:
+def test_a_declaration_after_a_withdrawal_is_described_in_full() -> None:
     data: list[ResourceEvent] = [DECLARED, SpecWithdrawn(2), DECLARED]
     lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
     assert lines[2].what == lines[0].what
     assert lines[0].time == "2026-01-02T03:04:05.000Z"
 
 
-def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() -> None:
+def test_the_update_that_releases_an_orphan_states_that_it_removes_our_label() -> None:
     action = Action("a@3", "key", "Update", 2, "default", "foo", ("m2",), fields=RED, uid="u1")
     labelled = replace(action, labels={OWNER_LABEL: "log1/default/Shape/foo"})
     data: list[ResourceEvent] = [
@@ -440,8 +440,8 @@ def test_the_update_that_lets_an_orphan_go_says_that_it_takes_our_label_off() ->
         ActionDecided(labelled),
     ]
     lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
-    told = "Reconciler decided to update foo with type: Square, color: Red"
-    assert lines[1].what == lines[4].what == told
+    sentence = "Reconciler decided to update foo with type: Square, color: Red"
+    assert lines[1].what == lines[4].what == sentence
     assert lines[3].what == (
         "Reconciler decided to remove the owner label from foo and to change nothing else: "
         "the object stays in the API"
@@ -478,5 +478,5 @@ def test_every_reason_of_an_ownership_has_a_sentence_of_its_own(
 
 def test_every_way_to_find_an_effect_has_a_sentence_of_its_own() -> None:
     ways = get_args(FoundBy)
-    found = {summary(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
-    assert len(found) == len(ways) > 1
+    sentences = {summary(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
+    assert len(sentences) == len(ways) > 1

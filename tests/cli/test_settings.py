@@ -13,24 +13,28 @@ from tests.cli.runner import Cli, Inside
 
 
 def sources(cli: Cli, *arguments: str, **environment: str) -> dict[str, tuple[str, str]]:
-    shown = cli.run("config", "view", "-o", "json", *arguments, **environment).json
-    return {each["name"]: (each["value"], each["source"]) for each in shown}
+    settings = cli.run("config", "view", "-o", "json", *arguments, **environment).json
+    return {each["name"]: (each["value"], each["source"]) for each in settings}
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(inside: Cli) -> None:
     inside.write("reconciler.toml", 'nats-url = "nats://file:1"\ntls-ca = "/ca"\nnkey = "/nkey"\n')
-    found = sources(inside)
-    assert found["nats-url"] == ("nats://file:1", "file reconciler.toml")
-    found = sources(inside, RECONCILER_NATS_URL="nats://env:1", RECONCILER_CREDENTIALS="/creds")
-    assert found["nats-url"] == ("nats://env:1", "environment RECONCILER_NATS_URL")
-    assert found["tls-ca"] == ("/ca", "file reconciler.toml")
-    assert found["nkey"] == ("", "default"), "who we are comes whole from one place"
-    found = sources(inside, "--nats-url", "nats://me:secret@flag:1", RECONCILER_NATS_URL="nats://e")
-    assert found["nats-url"] == ("nats://flag:1", "flag --nats-url")
+    sources_by_setting = sources(inside)
+    assert sources_by_setting["nats-url"] == ("nats://file:1", "file reconciler.toml")
+    sources_by_setting = sources(
+        inside, RECONCILER_NATS_URL="nats://env:1", RECONCILER_CREDENTIALS="/creds"
+    )
+    assert sources_by_setting["nats-url"] == ("nats://env:1", "environment RECONCILER_NATS_URL")
+    assert sources_by_setting["tls-ca"] == ("/ca", "file reconciler.toml")
+    assert sources_by_setting["nkey"] == ("", "default"), "who we are comes whole from one place"
+    sources_by_setting = sources(
+        inside, "--nats-url", "nats://me:secret@flag:1", RECONCILER_NATS_URL="nats://e"
+    )
+    assert sources_by_setting["nats-url"] == ("nats://flag:1", "flag --nats-url")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("backup", ""), "FILE '': name a file or a directory"),
         (("restore", ""), "FILE '': name a file or a directory"),
@@ -39,10 +43,10 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(inside: Cli) ->
     ],
 )
 def test_an_empty_name_is_not_the_current_directory(
-    inside: Cli, arguments: tuple[str, ...], said: str
+    inside: Cli, arguments: tuple[str, ...], message: str
 ) -> None:
     refused = inside.run(*arguments)
-    assert (refused.status, refused.err) == (2, f"error: {said}\n")
+    assert (refused.status, refused.err) == (2, f"error: {message}\n")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +74,12 @@ def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
     home = str(tmp_path / "elsewhere")
     assert sources(inside, XDG_CONFIG_HOME=home)["nats-url"][0] == "nats://home:1"
     inside.write("named.toml", 'nats-url = "nats://named:1"\n')
-    found = sources(inside, XDG_CONFIG_HOME=home, RECONCILER_CONFIG="named.toml")
-    assert found["nats-url"] == ("nats://named:1", "file named.toml")
+    sources_by_setting = sources(inside, XDG_CONFIG_HOME=home, RECONCILER_CONFIG="named.toml")
+    assert sources_by_setting["nats-url"] == ("nats://named:1", "file named.toml")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("nats-url = 4222", "reconciler.toml: nats-url must be a string"),
         (
@@ -85,18 +89,18 @@ def test_the_file_can_be_elsewhere(inside: Cli, tmp_path: Path) -> None:
         ("nats-url", "reconciler.toml: invalid: not TOML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told(inside: Cli, content: str, said: str) -> None:
+def test_a_file_that_cannot_be_used_is_reported(inside: Cli, content: str, message: str) -> None:
     inside.write("reconciler.toml", content)
     ran = inside.run("get")
     assert (ran.status, ran.err.count("\n")) == (1, 1)
-    assert said in ran.err
+    assert message in ran.err
 
 
 def test_a_running_up_of_this_folder_is_found_before_the_file(live: Cli) -> None:
     live.write("settings.toml", 'nats-url = "nats://other:1"\ncredentials = "/secret.creds"\n')
-    found = sources(live, RECONCILER_CONFIG="settings.toml")
-    assert found["nats-url"][1] == "`reconciler up` in this directory"
-    assert found["credentials"] == ("", "default"), "they are for the other bus"
+    sources_by_setting = sources(live, RECONCILER_CONFIG="settings.toml")
+    assert sources_by_setting["nats-url"][1] == "`reconciler up` in this directory"
+    assert sources_by_setting["credentials"] == ("", "default"), "they are for the other bus"
 
 
 def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
@@ -111,7 +115,7 @@ def test_hints_repeat_the_flags_and_no_secret(live: Cli) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "https://user:pw@h", "nats://a,ftp://b"])
-def test_what_is_no_address_of_a_bus_is_told_at_once(inside: Cli, url: str) -> None:
+def test_what_is_no_address_of_a_bus_is_reported_at_once(inside: Cli, url: str) -> None:
     ran = inside.run("get", "--nats-url", url)
     assert ran.status == 1
     assert "is not the URL of a NATS server; use nats://host:4222 or tls://host:4222" in ran.err
@@ -163,7 +167,7 @@ def test_bash_completes_with_the_script_and_nothing_is_written(tmp_path: Path) -
         'echo "${COMPREPLY[@]}"\n'
     )
     environment = {**Cli(tmp_path).environment(), "HOME": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,
         capture_output=True,
@@ -172,7 +176,7 @@ def test_bash_completes_with_the_script_and_nothing_is_written(tmp_path: Path) -
         env=environment,
         timeout=60,
     )
-    assert done.stdout.split() == ["--outcome"]
+    assert process.stdout.split() == ["--outcome"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,14 +20,14 @@ def test_from_up_to_down_and_up_again(cli: Cli) -> None:
             }
         ]
         assert [row[:3] for row in cli.ok("get").rows] == [["Shape", "foo", "Converged"]]
-        told = [line["event"] for line in cli.ok("history", "foo", "-o", "json").json]
-        assert told == ["SpecDeclared", "ActionDecided", "ActionSucceeded", "OutcomeRecorded"]
+        history = [line["event"] for line in cli.ok("history", "foo", "-o", "json").json]
+        assert history == ["SpecDeclared", "ActionDecided", "ActionSucceeded", "OutcomeRecorded"]
         verified = cli.ok("replay", "--verify", "-o", "json").json
         assert verified["events"] >= 6
         assert verified["verified"]["differences"] == []
         until_doctor_finds_nothing(cli)
-        gone = cli.ok("delete", "shape", "foo", "--wait")
-        assert gone.rows[0][:2] == ["default/Shape/foo", "Deleted"]
+        deleted_result = cli.ok("delete", "shape", "foo", "--wait")
+        assert deleted_result.rows[0][:2] == ["default/Shape/foo", "Deleted"]
         assert first.stop() == (0, "")
     assert not (cli.folder / "reconciler-data" / "up.json").exists()
 

@@ -19,7 +19,7 @@ ESCAPE = "\x1b[31mred\x1b[0m\x07\x9b1m"
 
 def in_shell(cli: Cli, line: str) -> Ran:
     """Run a line of bash, with ``reconciler`` in it."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-c", f'reconciler() {{ {COMMAND[0]} -m reconciler "$@"; }}; {line}'],
         cwd=cli.folder,
         capture_output=True,
@@ -28,7 +28,7 @@ def in_shell(cli: Cli, line: str) -> Ran:
         env=cli.environment(),
         check=False,
     )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return Ran(process.returncode, process.stdout, process.stderr)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_closed_streams_are_no_error(live: Cli, command: str, closed: str) -> No
 
 
 @pytest.mark.parametrize("command", ["get -A", "--help"])
-def test_a_full_disk_under_the_output_is_told_in_one_line(live: Cli, command: str) -> None:
+def test_a_full_disk_under_the_output_is_reported_in_one_line(live: Cli, command: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has /dev/full")
     ran = in_shell(live, f"reconciler {command} > /dev/full")
@@ -50,7 +50,7 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(live: Cli, command: st
     assert ran.err.count("\n") == 1
 
 
-def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
+def test_a_refusal_counts_though_its_output_is_not_read(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("unread"))
     live.ok("apply", "-f", "-", "--wait", text=shape("unread", color="Blue"))
     live.write("unread.yaml", shape("unread", color="Green"))
@@ -71,7 +71,9 @@ def test_what_was_refused_is_refused_though_nobody_reads_it(live: Cli) -> None:
 
 @pytest.mark.parametrize("output", ["2>&1 | exec true", "> /dev/null 2> /dev/full"])
 @pytest.mark.parametrize("command", ["apply -f unread.yaml", "apply -f unread.yaml --set unread"])
-def test_what_nobody_reads_is_declared(live: Cli, command: str, output: str, unique: str) -> None:
+def test_a_declaration_counts_though_its_output_is_not_read(
+    live: Cli, command: str, output: str, unique: str
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has /dev/full")
     first, second = unique.lower(), f"{unique.lower()}-too"
@@ -101,9 +103,9 @@ def test_control_characters_of_others_are_shown_and_do_nothing(
     live.ok("finalizer", "add", "Shape", "escaped", "a")
     live.ok("finalizer", "remove", "Shape", "escaped", "a", "--reason", ESCAPE)
     for command in (("history", "escaped"), ("describe", "Shape/escaped")):
-        told = live.ok(*command).out
-        assert r"a (reason: \x1b[31mred\x1b[0m\x07\x9b1m" in told
-        assert not set(told) & set("\x1b\x07\x9b")
+        output = live.ok(*command).out
+        assert r"a (reason: \x1b[31mred\x1b[0m\x07\x9b1m" in output
+        assert not set(output) & set("\x1b\x07\x9b")
 
     print_table(["A\x1b"], [[ESCAPE]])
     console().print(ESCAPE)

@@ -60,7 +60,7 @@ def test_a_table_in_a_pipe_is_fit_for_awk(capsys: pytest.CaptureFixture[str]) ->
     assert lines == ["NAME    MESSAGE", "a       Failed", f"longer  {'x' * 300}"]
 
 
-def test_no_colour_where_nobody_sees_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_color_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     console().print("ready", style="bold green")
     assert capsys.readouterr().out == "ready\n"
 
@@ -74,9 +74,9 @@ def test_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
         "many", [BusUnavailableError("away\nfrom here"), ExceptionGroup("in", [KeyError("x")])]
     )
     assert report(group) == Exit.FAILED
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "error: away from here"
-    assert told[1].startswith(
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "error: away from here"
+    assert lines[1].startswith(
         "error: unexpected KeyError: 'x'; this is a bug. "
         "Please report it with the output of --debug"
     )
@@ -105,8 +105,8 @@ def test_the_first_page_names_every_command_and_imports_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name, *_ in COMMANDS)
+    output = capsys.readouterr().out
+    assert all(f"  {name} " in output for name, *_ in COMMANDS)
     assert max(map(len, first_page().splitlines())) <= COLUMNS
 
 
@@ -115,8 +115,10 @@ def test_help_is_fast() -> None:
         "import sys; from reconciler.cli.main import main; main(['--help']);"
         "print([m for m in ('cyclopts', 'rich', 'nats', 'msgspec') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("command", [*(name for name, *_ in COMMANDS), *SUBCOMMANDS])
@@ -125,16 +127,16 @@ def test_every_command_has_help_with_examples_that_fits_a_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(2 * COLUMNS))
     assert main([*command.split(), "--help"]) == 0
-    told = capsys.readouterr().out
-    description = told.partition("╭")[0]
+    output = capsys.readouterr().out
+    description = output.partition("╭")[0]
     assert max(map(len, description.splitlines())) <= COLUMNS
-    assert told.startswith(f"Usage: reconciler {command}")
-    assert f"    reconciler {command}" in told
-    assert "For example:" in told
+    assert output.startswith(f"Usage: reconciler {command}")
+    assert f"    reconciler {command}" in output
+    assert "For example:" in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["aply"], "unknown command 'aply': did you mean apply?"),
         (["xyzzy"], "unknown command 'xyzzy': the commands are up, init"),
@@ -148,14 +150,14 @@ def test_every_command_has_help_with_examples_that_fits_a_terminal(
         (["init", "--replicas", "9" * 20], "must be an integer with at most 18 digits"),
     ],
 )
-def test_wrong_usage_is_told_in_one_line(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_usage_is_reported_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == Exit.USAGE
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.startswith("error: ")
-    assert told.count("\n") == 1
+    error_text = capsys.readouterr().err
+    assert message in error_text
+    assert error_text.startswith("error: ")
+    assert error_text.count("\n") == 1
 
 
 def _integers(app: App) -> Iterator[Argument]:
@@ -170,16 +172,16 @@ def _integers(app: App) -> Iterator[Argument]:
 
 
 def test_no_fraction_is_rounded_to_an_integer() -> None:
-    found = list(_integers(build_app()))
-    assert {each.name for each in found} >= {"--replicas", "--port", "--limit", "NUMBERS"}
-    for each in found:
+    integer_options = list(_integers(build_app()))
+    assert {each.name for each in integer_options} >= {"--replicas", "--port", "--limit", "NUMBERS"}
+    for each in integer_options:
         read = cast("Callable[..., object] | None", each.parameter.converter)
         assert read is not None, f"{each.name}: use `Integer`"
         with pytest.raises(UsageError, match=r"'1.5': must be an integer"):
             read(each.hint, [Token(keyword=each.name, value="1.5")])
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip()[0].isdigit()
 

@@ -50,9 +50,9 @@ def test_the_failed_listings_of_a_kind_are_shown_everywhere(
         lambda told: told["status"]["outcome"] == "Degraded",
     )
 
-    shown = live.ok("get", "ProviderConfig", "-n", "system").out
-    assert "ListingsFailed" in shown
-    assert "no listing of Shape has completed since 2026-01-02T03:04:05Z" in shown
+    output = live.ok("get", "ProviderConfig", "-n", "system").out
+    assert "ListingsFailed" in output
+    assert "no listing of Shape has completed since 2026-01-02T03:04:05Z" in output
     for command in ("get", "describe"):
         told = live.ok(command, "Shape/half").out
         assert "Converged" in told

@@ -22,7 +22,7 @@ from tests.cli.runner import STOP_SECONDS, Cli, Inside, Up, idle_bus, shape, up
 BLOB = "apiVersion: blobs/v1\nkind: Blob\nmetadata: {name: a}\nspec: {}\n"
 
 
-def test_a_folder_in_use_is_told_in_one_line(running_up: tuple[Cli, Up]) -> None:
+def test_a_folder_in_use_is_reported_in_one_line(running_up: tuple[Cli, Up]) -> None:
     cli, running = running_up
     refused = Inside(cli.folder).run("up", "--port", "0", "--api-port", "0")
     assert refused.status == 1
@@ -41,7 +41,7 @@ def test_a_killed_up_leaves_a_folder_that_works(cli: Cli) -> None:
             assert again.stop(signal.SIGINT) == (0, "")
 
 
-def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
+def test_the_death_of_the_server_ends_it_and_is_reported(cli: Cli) -> None:
     with up(cli, "--log-level", "error") as running:
         os.kill(_child_named(running.process.pid, "nats-server"), signal.SIGKILL)
         _out, err = running.process.communicate(timeout=STOP_SECONDS)
@@ -49,21 +49,21 @@ def test_the_death_of_the_server_ends_it_and_is_told(cli: Cli) -> None:
         assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
-def test_the_doctor_tells_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -> None:
+def test_the_doctor_reports_what_it_can_see_of_a_server_that_is_silent(cli: Cli) -> None:
     with up(cli, "--no-api") as running:
         server = _child_named(running.process.pid, "nats-server")
         os.kill(server, signal.SIGSTOP)
         try:
-            told = cli.run("doctor", "-o", "json")
+            result = cli.run("doctor", "-o", "json")
         finally:
             os.kill(server, signal.SIGCONT)
-    found = {each["check"]: each["status"] for each in told.json}
-    assert found["disk"] == "ok"
-    assert (found["server health"], found["bus"]) == ("warn", "fail")
-    assert told.status == 1
+    checks = {each["check"]: each["status"] for each in result.json}
+    assert checks["disk"] == "ok"
+    assert (checks["server health"], checks["bus"]) == ("warn", "fail")
+    assert result.status == 1
 
 
-def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -> None:
+def test_the_death_of_the_server_is_reported_while_the_roles_still_start(cli: Cli) -> None:
     process = cli.start("up", "--port", "0", "--no-api", "--log-level", "error")
     log = cli.folder / "reconciler-data" / "nats" / "nats.log"
     deadline = time.monotonic() + STOP_SECONDS
@@ -76,12 +76,12 @@ def test_the_death_of_the_server_is_told_while_the_roles_still_start(cli: Cli) -
     assert err.splitlines()[-1].startswith("error: nats-server exited unexpectedly")
 
 
-def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def test_taken_default_ports_are_replaced_and_reported(cli: Cli) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with suppress(OSError):  # another process has it, which is as good
-            taken.bind(("127.0.0.1", 4222))
-            taken.listen()
+            listener.bind(("127.0.0.1", 4222))
+            listener.listen()
         ready = started_and_stopped(cli)
     port = ready["natsUrl"].rsplit(":", 1)[1]
     assert ready["notes"] == [f"port 4222 is in use; NATS listens on {port}"]
@@ -90,10 +90,10 @@ def test_taken_default_ports_are_replaced_and_told(cli: Cli) -> None:
     again = started_and_stopped(cli)
     assert again["natsUrl"] == ready["natsUrl"], "clients find it again"
     assert again["notes"] == [f"port 4222 was in use at an earlier start; NATS listens on {port}"]
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", int(port)))
-        taken.listen()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", int(port)))
+        listener.listen()
         assert started_and_stopped(cli)["natsUrl"] != ready["natsUrl"]
 
 
@@ -133,19 +133,19 @@ def test_a_command_that_sends_names_the_bus_unless_it_is_its_own(
     url = running_up[1].ready["natsUrl"]
     assert live.run("apply", "-f", "-", text=shape("named-bus")).err == ""
     inside.url = url
-    told = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
-    assert inside.run("apply", "-f", "-", text=shape("named-bus", "Green")).err == told
+    first_line = f"bus: {url} (environment RECONCILER_NATS_URL)\n"
+    assert inside.run("apply", "-f", "-", text=shape("named-bus", "Green")).err == first_line
     assert inside.run("deadletters", "list").err == ""
     assert inside.run("get").err == ""
-    told = f"bus: {url} (flag --nats-url)\n"
-    assert inside.run("delete", "Shape", "named-bus", "--nats-url", url).err == told
+    first_line = f"bus: {url} (flag --nats-url)\n"
+    assert inside.run("delete", "Shape", "named-bus", "--nats-url", url).err == first_line
 
 
 def test_a_port_that_was_asked_for_is_not_replaced(inside: Cli) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        refused = inside.run("up", "--port", str(taken.getsockname()[1]))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        refused = inside.run("up", "--port", str(listener.getsockname()[1]))
     assert refused.status == 1
     assert "address already in use" in refused.err
     assert refused.err.count("\n") == 1
@@ -207,7 +207,9 @@ def test_a_start_imports_what_it_starts_and_no_more(tmp_path: Path) -> None:
     assert imported(err) & {*OTHERS, *PROVIDERS, *servers, "rich.console"} == set()
 
 
-def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said(cli: Cli) -> None:
+def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_reported(
+    cli: Cli,
+) -> None:
     inside = Inside(cli.folder)
     with up(cli, "--no-api"):
         (before,) = inside.run("apply", "-f", "-", "-o", "json", text=BLOB).json
@@ -227,7 +229,7 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("--roles", "decider,cook"), 2, "'cook' is not a role"),
         (("--port", "70000"), 2, "70000 is not a port"),
@@ -243,17 +245,17 @@ def test_a_kind_that_is_installed_while_up_runs_needs_a_restart_and_that_is_said
         (("--data", ""), 2, "--data '': name a file or a directory"),
     ],
 )
-def test_what_cannot_work_is_told(
-    inside: Cli, arguments: tuple[str, ...], status: int, said: str
+def test_what_cannot_work_is_reported(
+    inside: Cli, arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     inside.write("a-file", "")
     refused = inside.run("up", *arguments)
     assert refused.status == status
-    assert said in refused.err
+    assert message in refused.err
     assert refused.err.count("\n") == 1
 
 
-def test_a_full_disk_of_the_data_directory_is_told(
+def test_a_full_disk_of_the_data_directory_is_reported(
     inside: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_arguments: object) -> None:
@@ -271,11 +273,11 @@ def test_a_full_disk_of_the_data_directory_is_told(
 def _child_named(parent: int, name: str) -> int:
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline:
-        found = subprocess.run(
+        output = subprocess.run(
             ["pgrep", "-P", str(parent), "-x", name], capture_output=True, text=True, check=False
         ).stdout.split()
-        if found:
-            return int(found[0])
+        if output:
+            return int(output[0])
     raise AssertionError(f"{parent} has no child {name}")
 
 

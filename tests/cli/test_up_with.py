@@ -145,8 +145,11 @@ def test_a_postgresql_server_is_there_with_its_configuration_and_data(short_cli:
             cli.ok("apply", "-f", "database.yaml", "--wait")
             checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
             assert checks["API postgres"]["status"] == "ok", "it finds the secrets of this `up`"
-            shown = cli.ok("describe", "Database/orders", "-o", "json").out
-            assert f"{endpoint.removesuffix('/postgres').replace('postgres@', '')}/orders" in shown
+            description = cli.ok("describe", "Database/orders", "-o", "json").out
+            assert (
+                f"{endpoint.removesuffix('/postgres').replace('postgres@', '')}/orders"
+                in description
+            )
             assert running.stop()[0] == 0
 
 
@@ -162,11 +165,11 @@ def test_a_proxy_is_there_with_its_configuration_and_its_routes(short_cli: Cli) 
             cli.ok("apply", "-f", "route.yaml", "--wait")
             checks = {each["check"]: each for each in cli.ok("doctor", "-o", "json").json}
             assert checks["API caddy"]["status"] == "ok"
-            shown = cli.ok("describe", "Route/shop", "--live", "-o", "json").json
-            assert shown["readings"] == {
+            description = cli.ok("describe", "Route/shop", "--live", "-o", "json").json
+            assert description["readings"] == {
                 "backends": {"127.0.0.1:9001": {"requests": 0, "fails": 0}}
             }
-            url = shown["status"]["outputs"]["urls"][0]
+            url = description["status"]["outputs"]["urls"][0]
             with httpx.Client() as client:
                 answer = client.get(url.replace("shop.example.org", "127.0.0.1"), headers=HOST)
             assert answer.status_code == httpx.codes.BAD_GATEWAY, "nobody is behind it"
@@ -191,15 +194,15 @@ def test_an_acme_authority_is_there_and_another_start_renews_what_it_has_signed(
                 manifest = manifest.replace("[web.test]", "[web.test, www.test]")
             cli.write("certificate.yaml", manifest)
             cli.ok("apply", "-f", "certificate.yaml", "--wait")
-            shown = cli.ok("describe", "Certificate/web", "-o", "json").out
-            serials |= set(re.findall(r'"serial": ?"(\w+)"', shown))
+            description = cli.ok("describe", "Certificate/web", "-o", "json").out
+            serials |= set(re.findall(r'"serial": ?"(\w+)"', description))
             assert "BEGIN CERTIFICATE" in (place / "root" / "web" / "tls.crt").read_text()
             assert running.stop()[0] == 0
     assert len(serials) == 2
 
 
 @pytest.mark.own_dockerd
-def test_a_configuration_of_somebodys_own_stays(short_cli: Cli) -> None:
+def test_a_configuration_of_a_user_stays(short_cli: Cli) -> None:
     cli = short_cli
     config = """
 apiVersion: reconciler/v1
@@ -217,8 +220,8 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
         ]
 
 
-def test_what_cannot_be_started_is_told(inside: Inside, tmp_path: Path) -> None:
+def test_what_cannot_be_started_is_reported(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
-    known = ", ".join((*OFFERS, *BUS_APIS))
-    assert f"--with: 'cook' cannot be started; use {known}" in refused.err
+    component_names = ", ".join((*OFFERS, *BUS_APIS))
+    assert f"--with: 'cook' cannot be started; use {component_names}" in refused.err

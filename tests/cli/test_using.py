@@ -89,17 +89,17 @@ def test_standard_input_and_namespaces(live: Cli) -> None:
     assert live.run("get", "shapes", "input").status == 1
     assert live.ok("get", "-n", "team", "--outcome", "failed").out == ""
     assert len(live.ok("get", "-n", "team", "--outcome", "converged").rows) == 1
-    told = live.ok("describe", "team/shape/input").out
+    description = live.ok("describe", "team/shape/input").out
     for word in ("Converged", "color: Red", "reason: Created", " declared generation 1 with "):
-        assert word in told
+        assert word in description
     assert live.ok("describe", "Shape", "input", "-o", "json").json["ownership"]["owned"] is True
 
 
-def test_history_tells_of_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
+def test_history_reports_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("drifting", "Purple"))
     url = f"{running_up[1].ready['apiUrl']}/shapes/drifting"
-    seen = httpx.get(url).json()
-    body = {key: seen[key] for key in ("name", "type", "labels") if key in seen}
+    existing_shape = httpx.get(url).json()
+    body = {key: existing_shape[key] for key in ("name", "type", "labels") if key in existing_shape}
     httpx.put(url, json={**body, "color": "Green"}).raise_for_status()
     deadline = time.monotonic() + STOP_SECONDS
     drift: list[str] = []
@@ -111,7 +111,7 @@ def test_history_tells_of_drift(live: Cli, running_up: tuple[Cli, Up]) -> None:
     ]
 
 
-def test_delete_says_what_it_does_not_know(live: Cli) -> None:
+def test_delete_names_the_resources_that_it_does_not_know(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("leaving"))
     ran = live.run("delete", "Shape", "leaving", "never", "--wait", "-o", "json")
     assert ran.status == 1
@@ -134,13 +134,13 @@ def test_what_does_not_settle_in_time_ends_with_3(live: Cli) -> None:
     live.ok("delete", "Shape", "waiting")
     doctor = live.run("doctor", "-o", "json")
     assert doctor.status == 1
-    found = {one["check"]: one for one in doctor.json}
-    assert found["API away"]["status"] == "fail"
-    assert found["API default"]["status"] == "ok"
+    checks = {one["check"]: one for one in doctor.json}
+    assert checks["API away"]["status"] == "fail"
+    assert checks["API default"]["status"] == "ok"
     live.ok("delete", "ProviderConfig", "away", "--wait", "--timeout", "10s")
 
 
-def test_watch_shows_outcomes_until_it_is_told_to_stop(live: Cli) -> None:
+def test_watch_shows_outcomes_until_it_is_interrupted(live: Cli) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("watched"))
     process = live.start("watch", "shape", "--since-start", "--output", "json")
     assert process.stdout is not None
@@ -174,7 +174,7 @@ def test_replay_gives_every_row_and_the_fleet(live: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", ["get", "doctor", "init", "replay", "history foo"])
-def test_an_unreachable_bus_is_told_in_one_line(
+def test_an_unreachable_bus_is_reported_in_one_line(
     inside: Cli, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.2)
@@ -233,14 +233,14 @@ def test_debug_shows_the_traceback_and_no_secret(cli: Cli) -> None:
     assert "hunter2" not in ran.err
 
 
-def test_no_decider_is_told(idle: Inside) -> None:
+def test_no_decider_is_reported(idle: Inside) -> None:
     ran = idle.run("apply", "-f", "-", "--timeout", "500ms", text=shape("foo"))
     assert ran.status == 3
     assert "shows whether a decider is running" in ran.err
     assert idle.run("get").status == 0
-    found = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
-    assert "no decider pulls messages" in found["intake"]["details"]
-    assert found["intake"]["status"] == "fail"
+    checks = {one["check"]: one for one in idle.run("doctor", "-o", "json").json}
+    assert "no decider pulls messages" in checks["intake"]["details"]
+    assert checks["intake"]["status"] == "fail"
 
 
 @pytest.mark.parametrize(
@@ -249,12 +249,12 @@ def test_no_decider_is_told(idle: Inside) -> None:
 def test_schemas_are_printed_without_a_server(
     inside: Inside, form: tuple[str, ...], has: str
 ) -> None:
-    done = inside.run("schema", *form)
-    assert done.status == 0
-    assert has in done.json
+    result = inside.run("schema", *form)
+    assert result.status == 0
+    assert has in result.json
 
 
-def test_a_kind_that_is_defined_at_run_time_is_no_slip_of_the_pen(live: Cli) -> None:
+def test_a_kind_that_is_defined_at_run_time_is_no_typing_error(live: Cli) -> None:
     page = (Path(__file__).parents[2] / "docs/kinds/kind-definition.md").read_text()
     definition = page.split(BADGE)[1].split("---")[0].replace("name: Badge", "name: Shapely")
     definition = definition.replace("badge", "shapely")
@@ -282,10 +282,10 @@ def test_a_role_without_streams_says_what_to_do(inside: Inside, tmp_path: Path) 
         assert inside.run("init").status == 0
         asyncio.run(delete_stream(url, INTAKE))
         ran = inside.run("run", "decider")
-        *logged, told = ran.err.splitlines()
+        *logged, lines = ran.err.splitlines()
         assert (ran.status, [json.loads(line)["level"] for line in logged]) == (1, ["info"])
-        assert told.startswith("error: ")
-        assert told.endswith("; `reconciler init` creates missing streams and consumers")
+        assert lines.startswith("error: ")
+        assert lines.endswith("; `reconciler init` creates missing streams and consumers")
 
 
 async def delete_stream(url: str, name: str) -> None:
@@ -336,15 +336,15 @@ def test_each_command_on_an_empty_server_says_what_to_do(inside: Inside, tmp_pat
         inside.url = url
         for command in WITHOUT_LOG:
             ran = inside.run(*command.split())
-            said = [line for line in ran.err.splitlines() if not line.startswith("bus: ")]
-            assert (ran.status, ran.out, len(said)) == (1, "", 1), (command, ran)
-            assert said[0].startswith("error: this server has no event log"), command
-            assert "`reconciler init`" in said[0], command
+            error_text = [line for line in ran.err.splitlines() if not line.startswith("bus: ")]
+            assert (ran.status, ran.out, len(error_text)) == (1, "", 1), (command, ran)
+            assert error_text[0].startswith("error: this server has no event log"), command
+            assert "`reconciler init`" in error_text[0], command
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("command", ["kinds", "doctor", "schema", "get --help"])
-def test_an_output_on_a_full_disk_is_told_in_plain_words(idle: Inside, command: str) -> None:
+def test_an_output_on_a_full_disk_is_reported_in_plain_words(idle: Inside, command: str) -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [*COMMAND, *command.split()],

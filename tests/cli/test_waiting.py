@@ -61,21 +61,21 @@ def test_what_is_paused_is_left_alone_until_it_is_resumed(
     live.ok("resume", "at-rest", "--reason", "it is over")
     live.ok("wait", "at-rest")
     assert httpx.get(url).status_code == 200
-    told = live.ok("history", "at-rest").out
-    assert "INC-42: hands off" in told
-    assert "it is over" in told
+    history = live.ok("history", "at-rest").out
+    assert "INC-42: hands off" in history
+    assert "it is over" in history
     (policy,) = [live.ok("get", "at-rest", "-o", "json").json["spec"].get("policy", {})]
     assert policy == {}
 
 
-def test_what_was_never_declared_is_neither_paused_nor_looked_at(live: Cli) -> None:
+def test_an_undeclared_resource_is_neither_paused_nor_refreshed(live: Cli) -> None:
     ran = live.run("pause", "Shape", "never-there")
     assert (ran.status, ran.rows[0][1:3]) == (1, ["Rejected", "NotFound"])
     ran = live.run("reconcile", "Shape", "never-there")
     assert (ran.status, ran.rows[0][1:3]) == (1, ["Rejected", "NotDeclared"])
 
 
-def test_a_resource_is_looked_at_now_whatever_the_interval_of_listings(
+def test_a_resource_is_refreshed_immediately_at_any_listing_interval(
     live: Cli, running_up: tuple[Cli, Up], seldom: str
 ) -> None:
     url = f"{running_up[1].ready['apiUrl']}/shapes/{seldom}-a"
@@ -83,16 +83,16 @@ def test_a_resource_is_looked_at_now_whatever_the_interval_of_listings(
     ran = live.ok("reconcile", f"{seldom}-a", "--wait", "--reason", "somebody called")
     assert ran.rows[0][1] == "Converged"
     assert httpx.get(url).status_code == 200
-    told = live.ok("history", f"{seldom}/Shape/{seldom}-a", "-o", "json").json
-    asked = [each for each in told if each["event"] == "ReconcileAccepted"]
-    (said,) = [each["what"] for each in asked]
-    assert said.endswith(" requested a reconciliation (reason: somebody called)")
+    history = live.ok("history", f"{seldom}/Shape/{seldom}-a", "-o", "json").json
+    requests = [each for each in history if each["event"] == "ReconcileAccepted"]
+    (kinds_of_request,) = [each["what"] for each in requests]
+    assert kinds_of_request.endswith(" requested a reconciliation (reason: somebody called)")
 
 
-def test_a_look_that_finds_nothing_new_is_recorded_too(live: Cli, seldom: str) -> None:
+def test_a_refresh_that_finds_nothing_new_is_recorded_too(live: Cli, seldom: str) -> None:
     live.ok("reconcile", "-n", seldom, "Shape", "--wait")
-    told = live.ok("history", f"{seldom}/Shape/{seldom}-a", "-o", "json").json
-    assert [each["event"] for each in told][-2:] == ["ReconcileAccepted", "ExternalObserved"]
+    history = live.ok("history", f"{seldom}/Shape/{seldom}-a", "-o", "json").json
+    assert [each["event"] for each in history][-2:] == ["ReconcileAccepted", "ExternalObserved"]
 
 
 def test_everything_of_a_configuration_is_listed_now(

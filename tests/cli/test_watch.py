@@ -51,7 +51,7 @@ def test_an_unknown_kind_is_an_error_that_names_a_close_one_or_where_they_are_li
     "arguments",
     ["Shape not-declared-yet", "default/Shape/ghost"],
 )
-def test_what_nobody_knows_yet_is_said_at_once(live: Cli, arguments: str) -> None:
+def test_an_unknown_name_is_reported_immediately(live: Cli, arguments: str) -> None:
     process = live.start("watch", *arguments.split())
     assert process.stderr is not None
     assert "no events in the log yet" in process.stderr.readline()
@@ -60,7 +60,7 @@ def test_what_nobody_knows_yet_is_said_at_once(live: Cli, arguments: str) -> Non
     assert process.wait(STOP_SECONDS) == 0
 
 
-def test_who_watches_first_sees_what_is_declared_then(live: Cli) -> None:
+def test_a_watch_that_starts_first_shows_later_declarations(live: Cli) -> None:
     process = live.start("watch", "Shape", "later", "-o", "json")
     assert process.stderr is not None
     process.stderr.readline()
@@ -88,11 +88,11 @@ def test_drift_is_shown_between_the_outcomes(live: Cli, running_up: tuple[Cli, U
 
     again = live.start("watch", "Shape", "drifts-away", "--since-start")
     assert again.stdout is not None
-    told = [again.stdout.readline() for _ in [*lines, first]]
+    output_lines = [again.stdout.readline() for _ in [*lines, first]]
     again.send_signal(signal.SIGINT)
     again.communicate(timeout=STOP_SECONDS)
-    assert [line.split()[2] for line in told] == ["Converged", "Drift", "Converged"]
-    assert "generation 1  The object was deleted outside of Reconciler" in told[1]
+    assert [line.split()[2] for line in output_lines] == ["Converged", "Drift", "Converged"]
+    assert "generation 1  The object was deleted outside of Reconciler" in output_lines[1]
 
 
 @pytest.mark.parametrize("command", ["watch -n nowhere", "get -n nowhere", "events -n nowhere"])

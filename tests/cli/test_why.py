@@ -18,20 +18,20 @@ def test_29_why_a_field_has_its_value(live: Cli) -> None:
         live.ok("apply", "-f", "why.yaml", "--wait")
     ran = live.ok("why", "why-foo", "color")
     lines = ran.out.splitlines()
-    who = lines[0].partition("because ")[2].partition(" ")[0]
+    actor = lines[0].partition("because ")[2].partition(" ")[0]
     assert lines[0] == (
-        f'default/Shape/why-foo: color is "Green" because {who} declared it in generation 2.'
+        f'default/Shape/why-foo: color is "Green" because {actor} declared it in generation 2.'
     )
     assert lines[1].split() == ["STATE", "VALUE", "SINCE", "POSITION", "CAUSE"]
     assert lines[2].split()[:2] == ["desired", '"Green"']
-    assert lines[2].endswith(f"  {who} declared it")
+    assert lines[2].endswith(f"  {actor} declared it")
     assert lines[3].split()[0] == '"Red"'
-    assert f"{who} declared generation 2, which changes color: Red → Green" in ran.out
+    assert f"{actor} declared generation 2, which changes color: Red → Green" in ran.out
 
     lines = live.ok("why", "why-foo").out.splitlines()
     assert lines[0] == (
-        f"default/Shape/why-foo is as declared: {who} declared generation 2 and the worker updated "
-        "the object."
+        f"default/Shape/why-foo is as declared: {actor} declared generation 2 and the worker "
+        "updated the object."
     )
 
     ran = live.ok("why", "Shape/why-foo", "-o", "json")
@@ -51,9 +51,9 @@ def test_a_field_of_a_defined_kind_has_the_declared_value(live: Cli) -> None:
     text = manifests.replace("Badge", "Token").replace("badge", "token")
     live.ok("apply", "-f", "-", "--wait", text=text.replace("http://127.0.0.1:8080", api))
     lines = live.ok("why", "Token/welcome", "shade").out.splitlines()
-    who = lines[0].partition("because ")[2].partition(" ")[0]
+    actor = lines[0].partition("because ")[2].partition(" ")[0]
     assert lines[0] == (
-        f'default/Token/welcome: shade is "red" because {who} declared it in generation 1; the '
+        f'default/Token/welcome: shade is "red" because {actor} declared it in generation 1; the '
         "kind resolves the spec to the fields color, type."
     )
     assert lines[2].split()[:2] == ["desired", '"red"']
@@ -111,8 +111,8 @@ def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: 
     live.ok("apply", "-f", "-", "--wait", text=manifests)
     assert live.ok("plan", "-f", "-", text=manifests).out.startswith("Plan: 3 unchanged ")
     for words in (("Pebble/pebble-one",), ("Pebble", "pebble-one"), ("pebble", "pebble-one")):
-        told = live.ok("why", *words, "shade").out
-        assert told.startswith('default/Pebble/pebble-one: shade is "red" because ')
+        output = live.ok("why", *words, "shade").out
+        assert output.startswith('default/Pebble/pebble-one: shade is "red" because ')
     assert 'size is "Circle" because' in live.ok("why", "Pebble/pebble-one", "size").out
     assert 'color is "Red" because' in live.ok("why", "Pebble/pebble-one", "color").out
 

@@ -70,9 +70,9 @@ class Story:
 
     async def kill_leader(self, stream: str) -> int:
         """Kill the node that leads a stream; gives which one it was."""
-        found = await self._leader(stream)
-        await self.cluster.nodes[found].kill()
-        return found
+        leader_id = await self._leader(stream)
+        await self.cluster.nodes[leader_id].kill()
+        return leader_id
 
     async def find_server(self, which: str) -> int:
         """Return the "leader" of the log, or a "follower" that leads neither log nor intake.
@@ -84,41 +84,41 @@ class Story:
             return leaders[0]
         if which == "follower":
             return next(each for each in range(NODES) if each not in leaders)
-        found = self.cluster.metadata_leader()
+        leader_id = self.cluster.metadata_leader()
         for stream in (LOG, INTAKE):
-            while await self._leader(stream) == found:
+            while await self._leader(stream) == leader_id:
                 await api_request(self.nc, f"STREAM.LEADER.STEPDOWN.{stream}", {})
-        return found
+        return leader_id
 
     async def _leader(self, stream: str) -> int:
-        found: int | None = None
+        leader_id: int | None = None
 
         async def is_led() -> bool:
-            nonlocal found
-            found = await leader(self.nc, stream)
-            return found is not None
+            nonlocal leader_id
+            leader_id = await leader(self.nc, stream)
+            return leader_id is not None
 
         await until(is_led, lambda: f"{stream} has no leader")
-        assert found is not None
-        return found
+        assert leader_id is not None
+        return leader_id
 
     async def until_whole(self) -> None:
         """Wait until every stream has a leader, and all its copies are up to date."""
         await until_whole(self.nc)
 
-    async def assert_nothing_lost_or_doubled(self) -> None:
-        found: list[Finding] = []
+    async def assert_nothing_lost_or_duplicated(self) -> None:
+        findings: list[Finding] = []
 
         async def is_read() -> bool:
-            nonlocal found
+            nonlocal findings
             try:
-                found = await check(self.nc, self._api_url)
+                findings = await check(self.nc, self._api_url)
             except BusUnavailableError:  # a server that came back has no leader yet
                 return False
             return True
 
         await until(is_read, lambda: "the history cannot be read")
-        assert not found, "\n".join(map(str, found[:20]))
+        assert not findings, "\n".join(map(str, findings[:20]))
 
     @property
     def longest_gap(self) -> float:
@@ -150,11 +150,11 @@ async def until_whole(nc: Client) -> None:
     async def is_whole() -> bool:
         nonlocal wrong
         try:
-            found = await copies(nc)
+            existing_copies = await copies(nc)
         except BusError as error:
             wrong = str(error)
             return False
-        lacking = [each for each in found if not each.leader or each.behind]
+        lacking = [each for each in existing_copies if not each.leader or each.behind]
         wrong = ", ".join(f"{each.stream}: {each.behind or 'no leader'}" for each in lacking)
         return not lacking
 
@@ -162,7 +162,7 @@ async def until_whole(nc: Client) -> None:
 
 
 @asynccontextmanager
-async def told(
+async def running_story(
     cluster: EmbeddedCluster, roles: Sequence[Role], api_url: str, folder: Path
 ) -> AsyncGenerator[Story]:
     """Run roles that know the API, until the story ends."""

@@ -71,8 +71,8 @@ async def test_replicas_that_another_client_removed_are_named_and_restored(
             BusRefusedError, match=r"cannot have 5 replicas .*; use at most as many"
         ):
             await initialise(nc, replicas=5)
-        found = judge_copies(await copies(nc))
-        assert found.found == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
+        finding = judge_copies(await copies(nc))
+        assert finding.found == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
         await initialise(nc)
 
         async def has_all() -> bool:

@@ -15,7 +15,7 @@ from tests.cli.runner import Cli, Ran
 from tests.cluster.one_server import Fault, cut_off, hung, stopped
 from tests.cluster.routes import Routes
 from tests.cluster.servers import NODES, node_name
-from tests.cluster.story import Story, told, until
+from tests.cluster.story import Story, running_story, until
 
 ROLES: Sequence[Role] = ("decider", "worker", "observer", "projector")
 MAX_SECONDS = 30.0
@@ -31,7 +31,7 @@ async def test_doctor_names_the_server_that_is_lost_and_nothing_else(
     routes: Routes, api_url: str, logs: Path, tmp_path: Path
 ) -> None:
     cluster, cli = routes.cluster, Cli(tmp_path, routes.cluster.url)
-    async with told(cluster, ROLES, api_url, logs) as story:
+    async with running_story(cluster, ROLES, api_url, logs) as story:
         await story.until_whole()
         index = await story.find_server("follower")
         await _assert_named(story, cli, index, cut_off(routes, index))

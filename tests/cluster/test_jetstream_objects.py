@@ -42,9 +42,9 @@ async def providers(cluster: EmbeddedCluster) -> AsyncIterator[dict[str, Provide
         assert kind.connect is not None
         return kind.connect(config, Secrets(), CallPermit())
 
-    made = {kind.name: built(kind) for kind in KINDS.values()}
-    yield made
-    for each in made.values():
+    providers_by_kind = {kind.name: built(kind) for kind in KINDS.values()}
+    yield providers_by_kind
+    for each in providers_by_kind.values():
         await each.close()
 
 
@@ -67,9 +67,9 @@ async def patient(call: Callable[[], Awaitable[_T]]) -> _T:
 
 async def create(provider: Provider, kind: str, replicas: int) -> ExternalObject:
     fields = KINDS[kind].checked_fields({**FIELDS[kind], "replicas": replicas})
-    made = await patient(lambda: provider.create(action("Create", NAMES[kind], fields)))
-    assert made.object is not None
-    return made.object
+    effect = await patient(lambda: provider.create(action("Create", NAMES[kind], fields)))
+    assert effect.object is not None
+    return effect.object
 
 
 @pytest.mark.slow
@@ -79,20 +79,20 @@ async def test_the_number_of_copies_changes_in_place(
 ) -> None:
     if kind == "Consumer":
         await create(providers["Stream"], "Stream", 3)
-    made = await create(providers[kind], kind, 1)
+    created_object = await create(providers[kind], kind, 1)
     for replicas in (3, 1):
         fields = KINDS[kind].checked_fields({**FIELDS[kind], "replicas": replicas})
-        changed = (await providers[kind].update(upon("Update", made, fields))).object
+        changed = (await providers[kind].update(upon("Update", created_object, fields))).object
         assert changed is not None
-        assert (changed.uid, changed.fields) == (made.uid, fields)
+        assert (changed.uid, changed.fields) == (created_object.uid, fields)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-async def test_what_lives_on_a_node_that_is_away_is_not_seen_as_gone(
+async def test_an_object_on_an_unreachable_node_is_not_absent(
     cluster: EmbeddedCluster, providers: dict[str, Provider], nc: Client
 ) -> None:
-    made = await create(providers["Stream"], "Stream", 1)
+    created_object = await create(providers["Stream"], "Stream", 1)
     consumer = await create(providers["Consumer"], "Consumer", 0)
     home = await leader(nc, NAMES["Stream"])
     assert home is not None
@@ -105,5 +105,7 @@ async def test_what_lives_on_a_node_that_is_away_is_not_seen_as_gone(
             await listing(providers[kind], Scope())
 
     await cluster.start_node(home)
-    for kind, before in (("Stream", made), ("Consumer", consumer)):
-        assert await patient(lambda kind=kind: listing(providers[kind], Scope())) == [before]
+    for kind, previous_object in (("Stream", created_object), ("Consumer", consumer)):
+        assert await patient(lambda kind=kind: listing(providers[kind], Scope())) == [
+            previous_object
+        ]

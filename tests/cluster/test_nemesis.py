@@ -11,7 +11,7 @@ import pytest
 from infra.bus.streams import INTAKE, LOG
 from reconciler.wiring import Role
 from tests.cluster.servers import NODES, EmbeddedCluster
-from tests.cluster.story import Story, told
+from tests.cluster.story import Story, running_story
 
 COUNT = 2_000
 MAX_GAP_SECONDS = 15.0
@@ -25,15 +25,15 @@ ROLES: Sequence[Role] = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_doubled(
+async def test_leaders_and_roles_die_and_hang_and_nothing_is_lost_or_duplicated(
     cluster: EmbeddedCluster, api_url: str, logs: Path
 ) -> None:
-    async with told(cluster, ROLES, api_url, logs) as story:
+    async with running_story(cluster, ROLES, api_url, logs) as story:
         await _roles_hang_and_die_and_the_leader_of_the_log_dies(story)
         await story.until_whole()  # or the next one to die takes the majority with it
         await _the_leader_of_the_intake_dies(story)
         print(f"\nleaders killed: at most {story.longest_gap:.1f} s without a converged resource")
-        await story.assert_nothing_lost_or_doubled()
+        await story.assert_nothing_lost_or_duplicated()
         assert story.roles.gave_up == []
 
 
@@ -73,7 +73,7 @@ async def test_all_nodes_are_restarted_one_by_one_and_no_role_gives_up(
     cluster: EmbeddedCluster, api_url: str, logs: Path
 ) -> None:
     roles: Sequence[Role] = ("decider", "worker", "observer", "projector")
-    async with told(cluster, roles, api_url, logs) as story:
+    async with running_story(cluster, roles, api_url, logs) as story:
         for index in range(NODES):
             await cluster.nodes[index].stop()
             await story.declare(("Red", "Blue", "Green")[index], 100)
@@ -82,6 +82,6 @@ async def test_all_nodes_are_restarted_one_by_one_and_no_role_gives_up(
             await story.until_converged(index + 1, 100)
             await story.until_whole()
         print(f"\nrolling restart: at most {story.longest_gap:.1f} s without a converged resource")
-        await story.assert_nothing_lost_or_doubled()
+        await story.assert_nothing_lost_or_duplicated()
         assert story.longest_gap < MAX_GAP_SECONDS
         assert story.roles.gave_up == []

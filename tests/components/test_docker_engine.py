@@ -38,8 +38,8 @@ asyncio.run(main())
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with short_folder() as made:
-        yield made / "docker"
+    with short_folder() as path:
+        yield path / "docker"
 
 
 def answers(endpoint: str) -> bool:
@@ -52,14 +52,14 @@ def answers(endpoint: str) -> bool:
 
 def mentioning(folder: Path) -> dict[int, str]:
     """The processes whose command names a folder."""
-    found: dict[int, str] = {}
+    arguments_by_pid: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if bytes(folder) in path.read_bytes():
-                found[int(path.parent.name)] = path.read_text().replace("\0", " ")
+                arguments_by_pid[int(path.parent.name)] = path.read_text().replace("\0", " ")
         except OSError:
             continue  # it has just ended
-    return found
+    return arguments_by_pid
 
 
 def bridges() -> set[str]:
@@ -105,9 +105,9 @@ async def test_what_ran_on_after_a_crash_is_ended_with_it(folder: Path) -> None:
     image = hands.import_image("reconciler-test:crash", 'CMD ["/bin/sleep", "1000000"]')
     hands.post("/containers/create", {"Image": image}, name="c1")
     hands.post("/containers/c1/start")
-    found = hands.inspect("c1")
-    assert found is not None
-    process = Path("/proc") / str(found["State"]["Pid"])
+    container = hands.inspect("c1")
+    assert container is not None
+    process = Path("/proc") / str(container["State"]["Pid"])
     await engine.kill()
     assert process.exists(), "as after a crash of any dockerd"
     await engine.stop()
@@ -134,18 +134,20 @@ async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Pa
         hands = Hands(engine.endpoint)
         image = hands.import_image("reconciler-test:1")
         body = {"Image": image, "Cmd": ["/bin/sleep", "1000000"]}
-        made = hands.post("/containers/create", body, name="half")["Id"]
-        hands.post(f"/containers/{made}/start")
-        found = hands.inspect("half")
-        assert found is not None
+        container_id = hands.post("/containers/create", body, name="half")["Id"]
+        hands.post(f"/containers/{container_id}/start")
+        container = hands.inspect("half")
+        assert container is not None
         await engine.kill()
         tasks = folder / "exec" / "containerd" / "daemon" / "io.containerd.runtime.v2.task"
         for name in ("runtime", "shim-binary-path", "init.pid", "options.json"):
-            (tasks / "moby" / made / name).unlink(missing_ok=True)  # those that are written last
-        for process in (*mentioning(folder), found["State"]["Pid"]):
+            (tasks / "moby" / container_id / name).unlink(
+                missing_ok=True
+            )  # those that are written last
+        for process in (*mentioning(folder), container["State"]["Pid"]):
             os.kill(process, signal.SIGKILL)
         await engine.start(folder)
-        hands.post(f"/containers/{made}/start")
+        hands.post(f"/containers/{container_id}/start")
     finally:
         await engine.stop()
     assert_nothing_is_left(folder)
@@ -168,18 +170,18 @@ async def test_nothing_is_left_where_a_folders_name_is_not_plain(folder: Path) -
 
 @pytest.mark.own_dockerd
 async def test_the_bridge_of_an_earlier_start_is_not_left(folder: Path) -> None:
-    before = bridges()
+    bridges_before = bridges()
     engine = DockerEngine(beside_others=True)
     try:
         await engine.start(folder)
-        made = bridges() - before
+        new_bridges = bridges() - bridges_before
         await engine.kill()
         # As at a later start, when no other Engine runs.
         engine._beside_others = False  # pyright: ignore[reportPrivateUsage]
     finally:
         await engine.stop()
-    assert made, "others may have made one meanwhile, too"
-    assert not made <= bridges()
+    assert new_bridges, "others may have made one meanwhile, too"
+    assert not new_bridges <= bridges()
 
 
 @pytest.mark.own_dockerd
@@ -194,8 +196,8 @@ async def test_it_ends_with_its_parent_that_is_killed_and_the_next_one_waits_for
     finally:
         await engine.stop()
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := mentioning(folder):
-        assert time.monotonic() < deadline, left
+    while remaining := mentioning(folder):
+        assert time.monotonic() < deadline, remaining
         await asyncio.sleep(0.05)
 
 
@@ -209,10 +211,10 @@ async def test_a_folder_whose_name_is_too_long_for_a_socket_is_refused(tmp_path:
 
 @pytest.mark.own_dockerd
 async def test_a_folder_that_is_none_is_refused() -> None:
-    with short_folder() as made:
-        (made / "file").write_text("")
+    with short_folder() as path:
+        (path / "file").write_text("")
         with pytest.raises(ComponentError, match="is not usable"):
-            await DockerEngine().start(made / "file")
+            await DockerEngine().start(path / "file")
 
 
 async def test_without_dockerd_it_says_what_to_install(
@@ -227,7 +229,9 @@ async def test_without_dockerd_it_says_what_to_install(
     await engine.stop()
 
 
-async def test_who_is_not_root_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_user_other_than_root_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dockerd = tmp_path / "dockerd"
     dockerd.write_text("#!/bin/sh\n")
     dockerd.chmod(0o755)

@@ -74,9 +74,9 @@ def kill_initdb(data: Path) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Path]:
     """A folder whose cluster is made once."""
-    with short_folder() as made:
-        made.chmod(0o755)
-        yield made / "postgres"
+    with short_folder() as path:
+        path.chmod(0o755)
+        yield path / "postgres"
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ async def test_a_pid_file_that_names_another_process_is_no_obstacle(
     assert await answers(server)
 
 
-async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
+async def test_a_folder_in_use_and_a_port_in_use_are_distinguished(
     cluster: Path, server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await server.start(cluster)
@@ -156,16 +156,16 @@ async def test_a_folder_in_use_and_a_port_in_use_are_told_apart(
         await Postgres().start(cluster)
     monkeypatch.undo()
     await server.stop()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", server.port))
-        taken.listen()
-        before = server.port
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", server.port))
+        listener.listen()
+        port_before = server.port
         await server.start(cluster)
-        assert server.port != before
+        assert server.port != port_before
     assert await answers(server)
 
 
-async def test_nobody_gets_in_without_a_password_but_by_its_own_folder(
+async def test_no_client_connects_without_a_password_except_through_its_own_folder(
     cluster: Path, server: Postgres
 ) -> None:
     await server.start(cluster)
@@ -188,7 +188,7 @@ def log_in(host: str, server: Postgres, user: str, password: str) -> None:
     ).close()
 
 
-async def test_what_is_wrong_with_it_is_said(cluster: Path, server: Postgres) -> None:
+async def test_its_defects_are_reported(cluster: Path, server: Postgres) -> None:
     await server.start(cluster)
     await server.stop()
     wrong = Postgres("shared_buffers=none")
@@ -207,7 +207,9 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, cluster: Pa
             await Postgres().start(closed / "postgres")
 
 
-def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_installation_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(postgres, "_DEBIAN", tmp_path)
     assert postgres.problem() == (
@@ -221,7 +223,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert postgres.problem() is None
 
 
-async def test_an_initdb_that_was_killed_is_begun_anew(server: Postgres) -> None:
+async def test_a_killed_initdb_is_repeated(server: Postgres) -> None:
     with short_folder() as folder:
         folder.chmod(0o755)
         start = asyncio.create_task(server.start(folder / "postgres"))

@@ -60,18 +60,20 @@ def compose(key: ResourceKey, spec: Fields, _observed: ExternalObject | None) ->
     )
 
 
-def ready(fields: Fields, seen: ExternalObject) -> Readiness:
+def ready(fields: Fields, observed_object: ExternalObject) -> Readiness:
     """It can be used when all of its shapes can."""
-    waits = blocker(children_of(seen))
-    if not waits and len(children_of(seen)) == len(fields[CHILDREN]):
+    waits = blocker(children_of(observed_object))
+    if not waits and len(children_of(observed_object)) == len(fields[CHILDREN]):
         return READY
     return Readiness(False, "Progressing", waits)
 
 
-def progress(spec: Fields, seen: ExternalObject) -> Progress | None:
+def progress(spec: Fields, observed_object: ExternalObject) -> Progress | None:
     """It moves when another shape can be used."""
-    done = ",".join(name for name, child in children_of(seen).items() if child.ready)
-    return None if spec["deadline"] is None else Progress(f"ready: {done}", spec["deadline"])
+    ready_names = ",".join(
+        name for name, child in children_of(observed_object).items() if child.ready
+    )
+    return None if spec["deadline"] is None else Progress(f"ready: {ready_names}", spec["deadline"])
 
 
 def summary(_fields: Fields, children: Mapping[str, Child]) -> Fields:

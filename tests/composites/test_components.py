@@ -34,7 +34,7 @@ class Object:
     def __init__(self) -> None:
         self.there: ExternalObject | None = None
 
-    def made(self, *components: Component, **standing: Child) -> Fields:
+    def compose_from(self, *components: Component, **standing: Child) -> Fields:
         """Have it made of some components, and tell how each resource stands."""
         content = composed(components, self.there)
         self.show(content, {f"default/Block/{name}": each for name, each in standing.items()})
@@ -72,52 +72,56 @@ def test_what_is_present_follows_its_manifest_and_what_is_absent_goes():
     its = Object()
     states: tuple[tuple[PartState, str], ...] = (("Present", "a"), ("Absent", "b"))
     parts = [Part(block(name), state) for state, name in states]
-    assert colors(its.made(component("one", *parts))) == {"a": "Red"}
-    assert colors(its.made(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}
+    assert colors(its.compose_from(component("one", *parts))) == {"a": "Red"}
+    assert colors(its.compose_from(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}
     its.edited("a")
-    assert colors(its.made(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}, "put back"
+    assert colors(its.compose_from(component("one", Part(block("a", "Blue"))))) == {"a": "Blue"}, (
+        "put back"
+    )
 
 
-def test_what_was_created_is_never_updated_or_put_back():
+def test_what_was_created_is_never_updated_or_restored():
     its = Object()
-    first = its.made(component("one", Part(block("a"), "Created")))
+    first = its.compose_from(component("one", Part(block("a"), "Created")))
     assert specs(first) == {"a": {"color": "Red", "policy": {"mode": "CreateOnly"}}}
     for _ in range(3):
-        assert its.made(component("one", Part(block("a", "Blue"), "Created"))) == first
+        assert its.compose_from(component("one", Part(block("a", "Blue"), "Created"))) == first
 
     its.edited("a")
-    content = its.made(component("one", Part(block("a", "Green"), "Created")))
+    content = its.compose_from(component("one", Part(block("a", "Green"), "Created")))
     assert content[CHILDREN] == {"default/Block/a": OTHERS}, "theirs is left as it is"
     assert specs(content) == {}
 
     its.withdrawn("a")
-    again = its.made(component("one", Part(block("a", "Green"), "Created")))
+    again = its.compose_from(component("one", Part(block("a", "Green"), "Created")))
     assert colors(again) == {"a": "Green"}, "one that is not there is made"
 
 
 def test_what_was_refused_was_never_created():
     its = Object()
     part = Part(block("a"), "Created", before_create=stamped)
-    its.made(component("one", part), a=Child("Refused", message="a prefix rule"))
-    content = its.made(component("one", Part(block("a", "Blue"), "Created", before_create=stamped)))
+    its.compose_from(component("one", part), a=Child("Refused", message="a prefix rule"))
+    content = its.compose_from(
+        component("one", Part(block("a", "Blue"), "Created", before_create=stamped))
+    )
     assert specs(content)["a"]["color"] == "Blue"
     its.show(content, {"default/Block/a": Child("Refused")})
-    waiting = its.made(Component("one", lambda _values: [], waiting="for two"))
+    waiting = its.compose_from(Component("one", lambda _values: [], waiting="for two"))
     assert waiting[CHILDREN] == content[CHILDREN]
 
 
 def test_what_was_present_and_is_to_be_created_only_stays_as_it_is():
     its = Object()
-    first = its.made(component("one", Part(block("a"))))
-    assert its.made(component("one", Part(block("a", "Blue"), "Created"))) == first
+    first = its.compose_from(component("one", Part(block("a"))))
+    assert its.compose_from(component("one", Part(block("a", "Blue"), "Created"))) == first
 
 
 def test_a_policy_of_its_own_goes_before_that_of_its_state():
     policy = {"mode": "ObserveOnly", "deletion": "Orphan"}
-    content = Object().made(component("one", Part(block("a", policy=policy), "Created")))
+    content = Object().compose_from(component("one", Part(block("a", policy=policy), "Created")))
     assert specs(content)["a"]["policy"] == policy
     definition = Manifest("reconciler/v1", "ShapeRef", Metadata("r"), {"target": {}})
-    content = Object().made(component("one", Part(definition, "Created")))
+    content = Object().compose_from(component("one", Part(definition, "Created")))
     assert specs(content) == {"r": {"target": {}}}, "it has no object, and so no policy"
 
 
@@ -125,11 +129,11 @@ def test_a_component_that_is_switched_off_goes_with_all_of_its_parts_and_no_othe
     its = Object()
     one = component("one", Part(block("a")), Part(block("b"), "Created"))
     two = component("two", Part(block("c")))
-    before = its.made(one, two)
-    off = its.made(component("one", Part(block("a")), enabled=False), two)
+    content_before = its.compose_from(one, two)
+    off = its.compose_from(component("one", Part(block("a")), enabled=False), two)
     assert colors(off) == {"c": "Red"}
-    assert off[CHILDREN]["default/Block/c"] == before[CHILDREN]["default/Block/c"]
-    assert its.made(one, two) == before
+    assert off[CHILDREN]["default/Block/c"] == content_before[CHILDREN]["default/Block/c"]
+    assert its.compose_from(one, two) == content_before
 
 
 # --- hooks
@@ -140,8 +144,8 @@ def stamped(manifest: Manifest) -> Manifest:
 
 
 def with_size(manifest: Manifest, declared: Manifest) -> Manifest:
-    kept = {name: declared.spec[name] for name in ("size", "made") if name in declared.spec}
-    return msgspec.structs.replace(manifest, spec={**manifest.spec, **kept})
+    spec = {name: declared.spec[name] for name in ("size", "made") if name in declared.spec}
+    return msgspec.structs.replace(manifest, spec={**manifest.spec, **spec})
 
 
 def hooked(color: str, size: int) -> Component:
@@ -151,41 +155,45 @@ def hooked(color: str, size: int) -> Component:
     )
 
 
-def test_a_hook_is_asked_once_for_each_change():
+def test_a_hook_is_evaluated_once_for_each_change():
     its = Object()
-    first = its.made(hooked("Red", 1))
+    first = its.compose_from(hooked("Red", 1))
     assert specs(first)["a"] == {"color": "Red", "size": 1, "made": "here"}
-    assert its.made(hooked("Red", 1)) == first, "what was made is no update"
-    changed = its.made(hooked("Blue", 2))
+    assert its.compose_from(hooked("Red", 1)) == first, "what was made is no update"
+    changed = its.compose_from(hooked("Blue", 2))
     assert specs(changed)["a"] == {"color": "Blue", "size": 1, "made": "here"}
-    assert its.made(hooked("Blue", 2)) == changed
+    assert its.compose_from(hooked("Blue", 2)) == changed
     its.edited("a")
-    assert its.made(hooked("Blue", 2)) == changed, "it is put back to what the hook returned"
+    assert its.compose_from(hooked("Blue", 2)) == changed, (
+        "it is put back to what the hook returned"
+    )
     its.edited("a")
-    assert specs(its.made(hooked("Green", 3)))["a"]["size"] == 1, "as we declared it"
+    assert specs(its.compose_from(hooked("Green", 3)))["a"]["size"] == 1, "as we declared it"
 
 
 def test_a_hook_before_create_alone_is_not_undone_by_the_next_look():
     its, part = Object(), Part(block("a"), before_create=stamped)
-    first = its.made(component("one", part))
-    assert its.made(component("one", part)) == first
+    first = its.compose_from(component("one", part))
+    assert its.compose_from(component("one", part)) == first
     its.withdrawn("a")
-    assert its.made(component("one", part)) == first
+    assert its.compose_from(component("one", part)) == first
 
 
 def test_a_hook_before_what_is_created_is_asked_when_it_is_made():
     its, part = Object(), Part(block("a"), "Created", before_create=stamped)
-    first = its.made(component("one", part))
+    first = its.compose_from(component("one", part))
     assert specs(first)["a"]["made"] == "here"
-    assert its.made(component("one", part)) == first
+    assert its.compose_from(component("one", part)) == first
 
 
 @given(st.lists(st.tuples(st.sampled_from(["Red", "Blue"]), st.integers(1, 3)), max_size=6))
-def test_asked_twice_nothing_changes(changes: list[tuple[str, int]]):
+def test_composing_twice_changes_nothing(changes: list[tuple[str, int]]):
     its = Object()
     for color, size in changes:
-        kept = component("two", Part(block("b", color), "Created"))
-        assert its.made(hooked(color, size), kept) == its.made(hooked(color, size), kept)
+        kept_component = component("two", Part(block("b", color), "Created"))
+        assert its.compose_from(hooked(color, size), kept_component) == its.compose_from(
+            hooked(color, size), kept_component
+        )
 
 
 # --- bad input
@@ -235,11 +243,11 @@ BAD: list[tuple[list[Component], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("components", "said"), BAD)
-def test_bad_input_names_the_component(components: list[Component], said: str):
+@pytest.mark.parametrize(("components", "message"), BAD)
+def test_bad_input_names_the_component(components: list[Component], message: str):
     with pytest.raises(InvalidManifestError) as caught:
         composed(components, None)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_of_two_that_name_one_resource_only_one_may_be_there():
@@ -257,67 +265,72 @@ TWO = component("two", Part(block("c")))
 
 def standing(**children: Child) -> tuple[Any, Fields]:
     its = Object()
-    content = its.made(ONE, TWO, **children)
+    content = its.compose_from(ONE, TWO, **children)
     assert its.there is not None
     return ready(content, its.there), its.there.outputs["components"]
 
 
 def test_it_is_ready_when_all_parts_are():
-    told, components = standing()
-    assert told.is_ready
+    readiness, components = standing()
+    assert readiness.is_ready
     assert components == {"one": {"parts": 2, "ready": 2}, "two": {"parts": 1, "ready": 1}}
 
 
 def test_what_blocks_a_component_is_named_and_what_is_stuck_first():
-    told, components = standing(a=Child(), b=Child("Failed", message="no image"))
+    readiness, components = standing(a=Child(), b=Child("Failed", message="no image"))
     assert components["one"] == {
         "parts": 2,
         "ready": 0,
         "blockedBy": "default/Block/b is Failed: no image",
     }
-    assert (told.reason, told.message) == (
+    assert (readiness.reason, readiness.message) == (
         "Stalled",
         "1 of 3 parts are ready; one: default/Block/b is Failed: no image",
     )
-    told, _ = standing(a=Child(), c=Child("Held", message="approve it"))
-    assert told.message == "1 of 3 parts are ready; two: default/Block/c is Held: approve it"
-    told, _ = standing(c=Child("Converged", reason="Starting", message="2 s"))
-    assert told.reason == "Progressing"
-    assert told.message == "2 of 3 parts are ready; two: default/Block/c is Converged: 2 s"
+    readiness, _ = standing(a=Child(), c=Child("Held", message="approve it"))
+    assert readiness.message == "1 of 3 parts are ready; two: default/Block/c is Held: approve it"
+    readiness, _ = standing(c=Child("Converged", reason="Starting", message="2 s"))
+    assert readiness.reason == "Progressing"
+    assert readiness.message == "2 of 3 parts are ready; two: default/Block/c is Converged: 2 s"
 
 
-def test_what_people_made_of_one_that_is_created_once_is_no_obstacle():
-    told, components = standing(a=Child("Drifted", reason="CreateOnly", message="would change"))
-    assert told.is_ready
+def test_a_users_change_of_a_part_that_is_created_once_is_no_obstacle():
+    readiness, components = standing(
+        a=Child("Drifted", reason="CreateOnly", message="would change")
+    )
+    assert readiness.is_ready
     assert components["one"]["ready"] == 2
     assert not standing(a=Child("Drifted", reason="ObserveOnly"))[0].is_ready
 
 
 def test_it_is_not_ready_while_a_part_is_missing_or_still_goes():
     its = Object()
-    content = its.made(ONE, TWO)
+    content = its.compose_from(ONE, TWO)
     its.withdrawn("a")
     assert its.there is not None
-    told = ready(content, its.there)
-    assert told.message == "2 of 3 parts are ready; one: default/Block/a is not declared yet"
+    readiness = ready(content, its.there)
+    assert readiness.message == "2 of 3 parts are ready; one: default/Block/a is not declared yet"
     its.show(content)
     leaving = {**its.there.outputs, "leaving": ["default/Block/x"]}
-    told = ready(content, msgspec.structs.replace(its.there, outputs=leaving))
-    assert (told.is_ready, told.message) == (
+    readiness = ready(content, msgspec.structs.replace(its.there, outputs=leaving))
+    assert (readiness.is_ready, readiness.message) == (
         False,
         "3 of 3 parts are ready; default/Block/x is still being deleted",
     )
 
 
-def test_one_that_waits_keeps_what_it_has_and_says_for_what():
+def test_a_waiting_component_keeps_its_parts_and_names_what_it_waits_for():
     its = Object()
-    before = its.made(ONE, TWO)
+    content_before = its.compose_from(ONE, TWO)
     waits = Component("one", lambda _values: [], waiting="waits for two")
-    content = its.made(waits, TWO)
-    assert content == {**before, "waiting": {"one": "waits for two"}}
+    content = its.compose_from(waits, TWO)
+    assert content == {**content_before, "waiting": {"one": "waits for two"}}
     assert its.there is not None
-    told = ready(content, its.there)
-    assert (told.is_ready, told.message) == (False, "3 of 3 parts are ready; one: waits for two")
-    new = Object().made(waits, TWO)
+    readiness = ready(content, its.there)
+    assert (readiness.is_ready, readiness.message) == (
+        False,
+        "3 of 3 parts are ready; one: waits for two",
+    )
+    new = Object().compose_from(waits, TWO)
     assert colors(new) == {"c": "Red"}
-    assert children_of(its.there).keys() == before[CHILDREN].keys()
+    assert children_of(its.there).keys() == content_before[CHILDREN].keys()

@@ -51,16 +51,16 @@ async def test_it_is_made_changed_and_removed_with_its_parts(world: World):
     await world.until_outcome(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), "Deleted")
 
 
-async def test_an_idle_one_writes_no_event(world: World):
+async def test_an_idle_composite_writes_no_event(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.observed_again(3)
-    before = await world.log.last_position()
+    position_before = await world.log.last_position()
     await world.observed_again(4)
-    assert await world.log.last_position() == before
+    assert await world.log.last_position() == position_before
 
 
-async def test_a_part_that_is_edited_withdrawn_or_painted_by_hand_is_put_back(world: World):
+async def test_a_part_that_is_edited_withdrawn_or_painted_out_of_band_is_restored(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
 
@@ -91,32 +91,34 @@ async def edits(world: World) -> bool:
     return row is None or PART_OF_LABEL not in row.labels
 
 
-async def test_of_two_that_want_one_part_one_has_it_and_the_other_says_why_not(world: World):
-    other = ResourceKey("default", KIND, "other")
+async def test_of_two_that_declare_one_part_one_owns_it_and_the_other_gives_the_reason(
+    world: World,
+):
+    other_key = ResourceKey("default", KIND, "other")
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     await world.declare_all([palette("other", "Red", "Blue", prefix="warm")])
-    told = await world.until_outcome(other, "Degraded")
-    assert "default/Shape/warm-red is already a part of default.Palette.warm" in told.message
+    outcome = await world.until_outcome(other_key, "Degraded")
+    assert "default/Shape/warm-red is already a part of default.Palette.warm" in outcome.message
     assert "warm-blue" not in await colors(world), "none of it is declared"
 
     await world.declare("mine", color="Green")
     await world.until_outcome("mine", "Converged")
     await world.tell(WARM, Withdrawn())
-    await until_ready(world, other)
+    await until_ready(world, other_key)
     assert (await colors(world)).keys() == {"warm-red", "warm-blue", "mine"}
 
 
-async def test_what_somebody_else_declares_is_left_alone(world: World):
+async def test_what_another_client_declares_is_left_alone(world: World):
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged")
     await world.declare_all([palette("warm", "Red")])
-    told = await world.until_outcome(WARM, "Degraded")
-    assert "default/Shape/warm-red is already declared separately" in told.message
+    outcome = await world.until_outcome(WARM, "Degraded")
+    assert "default/Shape/warm-red is already declared separately" in outcome.message
     assert await colors(world) == {"warm-red": "Green"}
 
 
-async def test_a_tenant_whose_parts_are_taken_does_not_open_the_breaker_for_others(world: World):
+async def test_part_conflicts_of_one_tenant_do_not_open_the_breaker_for_others(world: World):
     await world.declare("taken-red", color="Green")
     await world.until_outcome("taken-red", "Converged")
     mine = [palette(f"mine{number}", "Red", prefix="taken") for number in range(8)]
@@ -128,7 +130,7 @@ async def test_a_tenant_whose_parts_are_taken_does_not_open_the_breaker_for_othe
     assert not every(BreakerOpened, await world.facts(config_key(CONFIG)))
 
 
-def test_a_set_that_is_invalid_is_nobodys_and_ends_no_listing():
+def test_an_invalid_set_belongs_to_no_resource_and_ends_no_listing():
     """Such as a forged one, or one of another release, that the log has already."""
     key = ResourceKey("default", COMPOSED_SET_KIND, f"{KIND}-warm")
     fields: Fields = {"parent": str(WARM), "uid": "u", "key": "k"}
@@ -143,9 +145,9 @@ def test_a_set_names_no_resources_of_other_namespaces(field: str):
 
     def spec(parent: str, part: str) -> Fields:
         named: Fields = {"generations": {part: 1}, "refused": {part: "why"}, "leaving": [part]}
-        shown: Fields = {"fields": {"children": {part: "digest"}}}
-        given = shown if field == "children" else {field: named[field]}
-        return {"parent": parent, "uid": "u", "key": "k", **given}
+        shown_fields: Fields = {"fields": {"children": {part: "digest"}}}
+        set_fields = shown_fields if field == "children" else {field: named[field]}
+        return {"parent": parent, "uid": "u", "key": "k", **set_fields}
 
     COMPOSED_SET.check_declared(spec("acme/Palette/warm", "acme/Shape/red"))
     COMPOSED_SET.check_declared(spec("system/Palette/warm", "other/Shape/red"))
@@ -153,7 +155,7 @@ def test_a_set_names_no_resources_of_other_namespaces(field: str):
         COMPOSED_SET.check_declared(spec("acme/Palette/warm", "other/Shape/red"))
 
 
-async def test_what_a_withdrawn_one_waits_for_is_named(world: World):
+async def test_the_parts_that_a_withdrawn_resource_waits_for_are_named(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.tell(shape("warm-red"), FinalizerRequested("billing"), "finalizer")
@@ -172,8 +174,8 @@ async def test_what_a_withdrawn_one_waits_for_is_named(world: World):
 
 async def test_a_part_that_cannot_be_declared_keeps_all_of_it_from_being_made(world: World):
     await world.declare_all([palette("warm", "Red", "Nocolour")])
-    told = await world.until_outcome(WARM, "Failed")
-    assert told.message.startswith("default/Shape/warm-nocolour: spec.color: ")
+    outcome = await world.until_outcome(WARM, "Failed")
+    assert outcome.message.startswith("default/Shape/warm-nocolour: spec.color: ")
     assert await colors(world) == {}
 
     await world.declare_all([palette("warm", "Red")])
@@ -237,15 +239,15 @@ async def test_a_part_that_was_refused_is_declared_again_with_back_off(world: Wo
     assert second >= 0.8, "less and less often"
     await world.configure(api_config(world.human.url))
     await until_ready(world, WARM)
-    done = await tries()
+    attempts = await tries()
     await world.observed_again(3)
-    assert await tries() == done
+    assert await tries() == attempts
     row = await world.client.status(WARM)
     assert row is not None
     assert "retryAt" not in row.outputs
 
 
-async def test_a_part_that_was_refused_is_declared_again_when_somebody_looks(world: World):
+async def test_a_refused_part_is_declared_again_at_a_requested_refresh(world: World):
     await refuse_parts(world, Retry(initial_seconds=3600, max_seconds=3600))
     await world.configure(api_config(world.human.url))
     await world.tell(WARM, ReconcileRequested("the prefix is gone"))
@@ -261,7 +263,7 @@ async def withdraw_set_by_hand(world: World) -> None:
     await world.tell(ResourceKey("default", COMPOSED_SET_KIND, "Palette-warm"), Withdrawn())
 
 
-async def test_a_set_that_is_withdrawn_by_hand_leaves_no_part_that_nobody_follows(world: World):
+async def test_a_set_withdrawn_out_of_band_leaves_no_unmanaged_part(world: World):
     await withdraw_set_by_hand(world)
     await world.declare_all([palette("warm", "Red", "White")])
     await world.start_reconciler()
@@ -275,7 +277,7 @@ async def test_a_set_that_is_withdrawn_by_hand_leaves_no_part_that_nobody_follow
     assert len(red) == 1, "what stays is not touched"
 
 
-async def test_the_end_of_one_whose_set_was_withdrawn_by_hand_is_its_parts_end_too(world: World):
+async def test_deleting_a_composite_deletes_the_parts_of_a_set_withdrawn_out_of_band(world: World):
     await withdraw_set_by_hand(world)
     await world.tell(WARM, Withdrawn())
     await world.start_reconciler()
@@ -302,7 +304,9 @@ async def why_not_ready(world: World) -> tuple[str, str]:
     return ("", "") if not_ready is None else (not_ready.reason, not_ready.message)
 
 
-async def test_37_what_makes_no_progress_is_stalled_over_a_restart_until_it_moves(world: World):
+async def test_37_a_rollout_without_progress_is_stalled_across_a_restart_until_it_moves(
+    world: World,
+):
     await world.human.breaks(error_rate=1.0)
     await world.declare_all([palette("warm", "Red", deadline=2.0)])
 
@@ -335,11 +339,13 @@ async def test_a_replay_needs_none_of_the_code_that_composes(world: World):
     _ = manifest
 
 
-def with_policy(made: Manifest, **policy: object) -> Manifest:
-    return msgspec.structs.replace(made, spec={**made.spec, "policy": policy})
+def with_policy(created_manifest: Manifest, **policy: object) -> Manifest:
+    return msgspec.structs.replace(
+        created_manifest, spec={**created_manifest.spec, "policy": policy}
+    )
 
 
-async def test_a_part_that_people_have_taken_over_does_not_hold_up_its_parents_end(world: World):
+async def test_a_part_that_a_user_took_over_does_not_delay_its_parents_deletion(world: World):
     await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), mode="CreateOnly")])
     await until_ready(world, WARM)
     await world.declare("warm-red", color="Green")
@@ -349,7 +355,7 @@ async def test_a_part_that_people_have_taken_over_does_not_hold_up_its_parents_e
     assert await colors(world) == {"warm-red": "Green"}
 
 
-async def test_what_is_let_go_keeps_its_parts_also_one_that_was_edited(world: World):
+async def test_what_is_released_keeps_its_parts_also_one_that_was_edited(world: World):
     policy = {"mode": "CreateOnly", "deletion": "Orphan"}
     await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), **policy)])
     await until_ready(world, WARM)
@@ -365,7 +371,7 @@ async def test_what_is_let_go_keeps_its_parts_also_one_that_was_edited(world: Wo
     assert await colors(world) == {"warm-red": "Green", "warm-yellow": "Yellow"}
 
 
-async def test_a_set_that_is_adopted_loses_what_it_has_too_much(world: World):
+async def test_an_adopted_set_loses_its_surplus_parts(world: World):
     await world.declare_all([with_policy(palette("warm", "Red", "Yellow"), deletion="Orphan")])
     await until_ready(world, WARM)
     await world.tell(WARM, Withdrawn())
@@ -379,7 +385,7 @@ async def test_a_set_that_is_adopted_loses_what_it_has_too_much(world: World):
 
 
 @pytest.mark.parametrize("parent", ["x", "default/Palette", "default/Palette/other"])
-async def test_a_set_that_people_write_blinds_nobody(world: World, parent: str):
+async def test_a_set_written_by_another_client_hides_no_other_object(world: World, parent: str):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
     spec = {"parent": parent, "uid": "u", "key": "k", "fields": {"children": {"x": "y"}}}
@@ -394,7 +400,7 @@ async def test_a_set_that_people_write_blinds_nobody(world: World, parent: str):
     await world.until(is_back, "drift is still seen")
 
 
-async def test_a_part_that_left_and_that_people_declare_again_is_theirs(world: World):
+async def test_a_removed_part_that_a_user_declares_again_belongs_to_the_user(world: World):
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
     await world.tell(shape("warm-red"), FinalizerRequested("billing"), "finalizer")

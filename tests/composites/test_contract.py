@@ -57,15 +57,15 @@ class TestComposedContract(ProviderContract):
     def action(self, operation: Operation, name: str, fields: Fields | None = None) -> Action:
         return action(operation, name, {} if fields is None else self.content(name, fields))
 
-    async def made(self, provider: Provider, name: str) -> ExternalObject:
+    async def create_one(self, provider: Provider, name: str) -> ExternalObject:
         """Create an object, and wait until something is told of each of its parts."""
-        thing = await super().made(provider, name)
-        while any(each.outcome == "Pending" for each in children_of(thing).values()):
+        existing = await super().create_one(provider, name)
+        while any(each.outcome == "Pending" for each in children_of(existing).values()):
             await asyncio.sleep(0.02)
-            found = await provider.read(name)
-            assert found is not None
-            thing = found
-        return thing
+            existing_composite = await provider.read(name)
+            assert existing_composite is not None
+            existing = existing_composite
+        return existing
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
         """Write one of which a part would be in another namespace."""
@@ -75,9 +75,9 @@ class TestComposedContract(ProviderContract):
         create = self.action("Create", name, self.fields)
         return msgspec.structs.replace(create, fields={**create.fields, **content_of([part])})
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        assert thing is not None
-        return thing.fields == self.content(thing.name, fields)
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        assert observed is not None
+        return observed.fields == self.content(observed.name, fields)
 
     def content(self, name: str, fields: Fields) -> Fields:
         """Return two parts of an object; the second follows its size."""

@@ -39,10 +39,10 @@ class Fleet:
 
     def step(self) -> bool:
         """Make it so; tell whether that changed anything."""
-        wanted = compose(WEB, self.spec, self.object)
-        if self.object is not None and self.object.fields == wanted:
+        expected = compose(WEB, self.spec, self.object)
+        if self.object is not None and self.object.fields == expected:
             return False
-        self._show(wanted, children_of(self.object))
+        self._show(expected, children_of(self.object))
         return True
 
     def start(self, works: Callable[[str], bool]) -> None:
@@ -65,8 +65,8 @@ class Fleet:
         assert self.object is not None
         return sorted(each.spec["image"] for each in manifests_of(self.object.fields))
 
-    def _show(self, fields: Fields, known: Mapping[str, Child]) -> None:
-        children = {str(name): known.get(name, Child()) for name in fields[CHILDREN]}
+    def _show(self, fields: Fields, reported_children: Mapping[str, Child]) -> None:
+        children = {str(name): reported_children.get(name, Child()) for name in fields[CHILDREN]}
         outputs = {CHILDREN: msgspec.to_builtins(children), **summary(fields, children)}
         self.object = ExternalObject("default.web", fields, uid="set-1", outputs=outputs)
         self.counts.append((sum(each.ready for each in children.values()), len(children)))
@@ -103,17 +103,17 @@ def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_remove
     fleet.settle()
     assert fleet.images() == ["none:1", "web:1", "web:1", "web:1"]
     assert fleet.object is not None
-    told = ready(fleet.object.fields, fleet.object)
-    assert (told.is_ready, told.reason) == (False, "Progressing")
-    assert told.message.startswith(
+    readiness = ready(fleet.object.fields, fleet.object)
+    assert (readiness.is_ready, readiness.reason) == (False, "Progressing")
+    assert readiness.message.startswith(
         "0 of 3 containers are ready, 3 with the old template remain; waits for d"
     )
 
-    kept = set(fleet.object.fields[CHILDREN])
+    children = set(fleet.object.fields[CHILDREN])
     fleet.spec = spec(GOOD)
     fleet.settle()
     assert fleet.images() == ["web:1"] * 3
-    assert set(fleet.object.fields[CHILDREN]) < kept, "none of the old ones was made anew"
+    assert set(fleet.object.fields[CHILDREN]) < children, "none of the old ones was made anew"
 
 
 def test_37_a_paused_one_follows_replicas_and_not_the_template():
@@ -146,9 +146,9 @@ def test_37_an_edited_container_is_rolled_like_the_others_and_not_before():
     assert fleet.object is not None
     [name] = fleet.object.fields[CHILDREN]
     edited = {**fleet.object.fields, CHILDREN: {name: "another declaration"}}
-    seen = msgspec.structs.replace(fleet.object, fields=edited)
-    assert compose(WEB, spec(BETTER, 1, paused=True), seen) == fleet.object.fields
-    assert name in compose(WEB, spec(BETTER, 1), seen)[CHILDREN], "until the new one is ready"
+    deployment = msgspec.structs.replace(fleet.object, fields=edited)
+    assert compose(WEB, spec(BETTER, 1, paused=True), deployment) == fleet.object.fields
+    assert name in compose(WEB, spec(BETTER, 1), deployment)[CHILDREN], "until the new one is ready"
 
 
 def test_what_is_too_large_for_an_event_is_refused():
@@ -177,9 +177,9 @@ def test_a_stuck_container_is_named():
     [name] = fleet.object.fields[CHILDREN]
     failed = Child("Failed", reason="Refused", message="no such image")
     outputs = {CHILDREN: {name: msgspec.to_builtins(failed)}}
-    told = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
-    assert told.reason == "Stalled"
-    assert told.message == f"0 of 1 containers are ready; {name} is Failed: no such image"
+    readiness = ready(fleet.object.fields, msgspec.structs.replace(fleet.object, outputs=outputs))
+    assert readiness.reason == "Stalled"
+    assert readiness.message == f"0 of 1 containers are ready; {name} is Failed: no such image"
 
 
 def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
@@ -190,33 +190,37 @@ def test_the_first_container_that_it_waits_for_is_named_with_its_own_reason():
     starting = Child("Converged", reason="Starting", message="no health check has passed")
     children = {first: Child("Converged", ready=True), second: starting}
     outputs = {CHILDREN: msgspec.to_builtins(children)}
-    seen = msgspec.structs.replace(fleet.object, outputs=outputs)
-    assert ready(seen.fields, seen).message == (
+    deployment = msgspec.structs.replace(fleet.object, outputs=outputs)
+    assert ready(deployment.fields, deployment).message == (
         f"1 of 2 containers are ready; waits for {second}: Starting: no health check has passed"
     )
     children[second] = Child()
-    seen = msgspec.structs.replace(seen, outputs={CHILDREN: msgspec.to_builtins(children)})
-    assert ready(seen.fields, seen).message.endswith(f"waits for {second}: Pending")
+    deployment = msgspec.structs.replace(
+        deployment, outputs={CHILDREN: msgspec.to_builtins(children)}
+    )
+    assert ready(deployment.fields, deployment).message.endswith(f"waits for {second}: Pending")
 
 
 def test_37_progress_is_another_container_or_another_that_is_ready_and_a_pause_has_no_deadline():
     fleet = Fleet(spec(GOOD, 2))
     fleet.step()
 
-    def mark(seen: ExternalObject | None, **rest: object) -> str:
-        assert seen is not None
-        found = progress(spec(GOOD, 2, **rest), seen)
-        return "" if found is None else found.mark
+    def mark(deployment: ExternalObject | None, **rest: object) -> str:
+        assert deployment is not None
+        progress_ = progress(spec(GOOD, 2, **rest), deployment)
+        return "" if progress_ is None else progress_.mark
 
-    begun = mark(fleet.object)
-    assert begun
+    started_mark = mark(fleet.object)
+    assert started_mark
     assert fleet.object is not None
     [first, _] = fleet.object.outputs[CHILDREN]
-    told = msgspec.to_builtins(Child("Degraded", reason="NotDone", message="once more"))
-    others = {**fleet.object.outputs, CHILDREN: {**fleet.object.outputs[CHILDREN], first: told}}
-    assert mark(msgspec.structs.replace(fleet.object, outputs=others)) == begun, "no progress"
+    child = msgspec.to_builtins(Child("Degraded", reason="NotDone", message="once more"))
+    others = {**fleet.object.outputs, CHILDREN: {**fleet.object.outputs[CHILDREN], first: child}}
+    assert mark(msgspec.structs.replace(fleet.object, outputs=others)) == started_mark, (
+        "no progress"
+    )
     fleet.start(lambda _image: True)
-    assert mark(fleet.object) not in ("", begun)
+    assert mark(fleet.object) not in ("", started_mark)
     assert mark(fleet.object, paused=True) == ""
     assert spec(GOOD)["progressDeadlineSeconds"] == 600
     with pytest.raises(msgspec.ValidationError, match="progressDeadlineSeconds"):
@@ -228,21 +232,21 @@ def test_only_what_the_user_wrote_is_in_a_templates_hash():
     assert template_hash(spec(GOOD)["template"]) != template_hash(spec(BETTER)["template"])
 
 
-def test_a_container_that_somebody_declared_otherwise_is_wanted_as_it_was():
+def test_a_container_declared_differently_is_restored_to_its_manifest():
     fleet = Fleet(spec(GOOD, 2))
     fleet.settle()
     assert fleet.object is not None
-    wanted = fleet.object.fields
-    name = next(iter(wanted[CHILDREN]))
+    expected = fleet.object.fields
+    name = next(iter(expected[CHILDREN]))
     edited = {
-        **wanted,
-        CHILDREN: {**wanted[CHILDREN], name: "another declaration, of generation 2"},
+        **expected,
+        CHILDREN: {**expected[CHILDREN], name: "another declaration, of generation 2"},
     }
-    seen = msgspec.structs.replace(fleet.object, fields=edited)
-    assert compose(WEB, fleet.spec, seen) == wanted
+    deployment = msgspec.structs.replace(fleet.object, fields=edited)
+    assert compose(WEB, fleet.spec, deployment) == expected
 
 
-def test_neither_none_missing_nor_one_more_would_never_end():
+def test_zero_surge_and_zero_unavailable_are_refused():
     with pytest.raises(msgspec.ValidationError, match="must not both be 0"):
         spec(GOOD, strategy={"maxUnavailable": 0, "maxSurge": 0})
 
@@ -253,7 +257,7 @@ def test_neither_none_missing_nor_one_more_would_never_end():
     st.integers(0, 6),
     st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(any),
 )
-def test_no_step_takes_away_what_has_to_serve(
+def test_no_step_removes_a_replica_that_must_serve(
     there: list[tuple[str, bool]], replicas: int, limits: tuple[int, int]
 ):
     strategy = Strategy(*limits)
@@ -263,9 +267,9 @@ def test_no_step_takes_away_what_has_to_serve(
     least = max(0, replicas - strategy.max_unavailable)
     for _ in range(60):
         after = next_replicas(standing, "a", replicas, strategy)
-        kept = set(after) & set(standing)
+        kept_replicas = set(after) & set(standing)
         before_ready = sum(each.is_ready for each in standing)
-        assert sum(each.is_ready for each in kept) >= min(least, before_ready)
+        assert sum(each.is_ready for each in kept_replicas) >= min(least, before_ready)
         assert len(after) <= max(len(standing), replicas + strategy.max_surge)
         started = [each._replace(is_ready=each.is_ready or each.template == "a") for each in after]
         if started == standing:

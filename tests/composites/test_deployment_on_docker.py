@@ -129,8 +129,8 @@ async def fewest_running(engine: TestEngine, prefix: str) -> AsyncGenerator[list
 
 
 def running(engine: TestEngine, prefix: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = engine.hands.http.get("/containers/json").json()
-    return [each for each in found if each["Names"][0].startswith(f"/{prefix}")]
+    containers: list[dict[str, Any]] = engine.hands.http.get("/containers/json").json()
+    return [each for each in containers if each["Names"][0].startswith(f"/{prefix}")]
 
 
 async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
@@ -152,7 +152,7 @@ async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
     assert min(counts) >= 3
     assert max(counts) <= 4
     assert {each["Command"] for each in running(engine, prefix)} == {"/bin/sleep 1002"}
-    before = {each["Id"] for each in running(engine, prefix)}
+    ids_before = {each["Id"] for each in running(engine, prefix)}
 
     async def has_halted() -> bool:
         row = await docked.client.status(key)
@@ -166,14 +166,14 @@ async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
         assert row is not None
         assert row.not_ready is not None
         assert "no-such-image" in row.not_ready.message
-        assert {each["Id"] for each in running(engine, prefix)} == before, "the old ones serve"
+        assert {each["Id"] for each in running(engine, prefix)} == ids_before, "the old ones serve"
 
         undo = ("rollback", f"Deployment/{key.name}", "--wait", "--reason", "no such image")
         cli = Cli(tmp_path)
         await asyncio.to_thread(cli.ok, *undo, "--nats-url", docked.server.url)
         await until_ready(docked, key, 4)
     assert min(counts) == max(counts) == 3, "the old ones served all the time"
-    assert {each["Id"] for each in running(engine, prefix)} == before, "nothing was made anew"
+    assert {each["Id"] for each in running(engine, prefix)} == ids_before, "nothing was made anew"
 
     outcomes = every(OutcomeRecorded, await docked.facts(key))
     assert "Failed" not in {each.outcome for each in outcomes}
@@ -210,13 +210,13 @@ async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
 
     def version(number: int) -> Manifest:
         command = ["/bin/sh", "-c", DRAINING.replace("VERSION", f"version-{number}")]
-        made = deployment(key.name, engine.image, command)
-        made.spec["template"]["spec"]["stopSeconds"] = 5
-        made.spec["template"]["spec"]["healthCheck"] = {
+        manifest = deployment(key.name, engine.image, command)
+        manifest.spec["template"]["spec"]["stopSeconds"] = 5
+        manifest.spec["template"]["spec"]["healthCheck"] = {
             "command": ["/bin/test", "-e", "/tmp/www/index.html"],
             "intervalSeconds": 1,
         }
-        return made
+        return manifest
 
     route = Manifest(
         "caddy/v1",
@@ -233,10 +233,10 @@ async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
     await docked.until_outcome(route.key, "Converged")
     url = f"http://127.0.0.1:{caddy_server.http_port}/"
     async with Visitors(url, host).asking() as visitors:
-        await docked.until(lambda: answered(visitors, "version-1", 50), "they are answered")
+        await docked.until(lambda: has_answers(visitors, "version-1", 50), "they are answered")
         await docked.declare_all([version(2)])
         await until_ready(docked, key, 2)
-        await docked.until(lambda: answered(visitors, "version-2", 200), "and so on")
+        await docked.until(lambda: has_answers(visitors, "version-2", 200), "and so on")
     assert visitors.failed == []
     assert visitors.answers.keys() == {"version-1\n", "version-2\n"}
     for each in (route.key, key):
@@ -244,23 +244,23 @@ async def test_37_a_roll_under_load_through_a_route_has_no_failed_request(
         await docked.until_outcome(each, "Deleted")
 
 
-async def answered(visitors: Visitors, text: str, times: int) -> bool:
+async def has_answers(visitors: Visitors, text: str, times: int) -> bool:
     return visitors.answers[f"{text}\n"] >= times
 
 
-async def test_37_a_container_that_is_removed_by_hand_is_made_again_by_its_own_kind(
+async def test_37_a_container_that_is_removed_out_of_band_is_recreated_by_its_own_kind(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     key = ResourceKey("default", "Deployment", f"{prefix}-web")
     command = ["/bin/sleep", "1001"]
     await docked.declare_all([deployment(key.name, engine.image, command, 2)])
     await until_ready(docked, key, 1)
-    gone = running(engine, prefix)[0]["Id"]
-    engine.hands.delete(f"/containers/{gone}", force="true")
+    deleted_id = running(engine, prefix)[0]["Id"]
+    engine.hands.delete(f"/containers/{deleted_id}", force="true")
 
     async def is_healed() -> bool:
-        found = await asyncio.to_thread(running, engine, prefix)
-        return len(found) == 2 and gone not in {each["Id"] for each in found}
+        containers = await asyncio.to_thread(running, engine, prefix)
+        return len(containers) == 2 and deleted_id not in {each["Id"] for each in containers}
 
     await docked.until(is_healed, "there are two again", seconds=30)
     await until_ready(docked, key, 1)

@@ -72,21 +72,21 @@ class Machine:
         return sorted(f"{each['Command']} {each['State']}" for each in self.containers())
 
     def until_rolled(self, seconds: int) -> None:
-        wanted = [f"/bin/sleep {seconds} running"] * 3
+        expected = [f"/bin/sleep {seconds} running"] * 3
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while self.commands() != wanted or not self._is_ready():
-            said = self.cli.run("get").out
-            assert time.monotonic() < deadline, f"{self.commands()}\n{said}"
+        while self.commands() != expected or not self._is_ready():
+            output = self.cli.run("get").out
+            assert time.monotonic() < deadline, f"{self.commands()}\n{output}"
             time.sleep(0.2)
 
     def _is_ready(self) -> bool:
-        found = self.cli.run("get", "Deployment", "web", "-o", "json")
-        if found.status:
+        result = self.cli.run("get", "Deployment", "web", "-o", "json")
+        if result.status:
             return False
-        conditions = found.json["status"]["conditions"]
+        conditions = result.json["status"]["conditions"]
         return all(each["status"] == "True" for each in conditions)
 
-    def until_gone(self) -> None:
+    def wait_until_deleted(self) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.containers() or self.cli.ok("get", "-o", "json").json:
             assert time.monotonic() < deadline, self.cli.run("get").out
@@ -105,7 +105,7 @@ def machine() -> Iterator[Machine]:
 
 
 @pytest.mark.timeout(300)
-def test_37_a_roll_goes_on_where_it_stood_whoever_is_killed_when(machine: Machine) -> None:
+def test_37_a_roll_continues_after_any_process_is_killed(machine: Machine) -> None:
     chance = random.Random(37)
     image = machine.hands.import_image("web:1", "ENV PATH=/bin")
 
@@ -124,5 +124,5 @@ def test_37_a_roll_goes_on_where_it_stood_whoever_is_killed_when(machine: Machin
         machine.until_rolled(seconds)
     machine.cli.ok("delete", "Deployment", "web")
     die_within(2)
-    machine.until_gone()
+    machine.wait_until_deleted()
     machine.cli.ok("replay", "--verify")

@@ -53,21 +53,21 @@ class Monitoring:
         for line in self._rest:
             if line == PULLED:
                 continue  # the image is there: it is made of what this machine has
-            said = self.shell.run(line)
+            output = self.shell.run(line)
             if line.startswith(last):
-                return said
+                return output
         raise AssertionError(f"{last!r} is not on the page")
 
     def declared(self) -> dict[str, Any]:
         """Who is there: by kind and name its uid and its generation."""
-        found = json.loads(self.shell.run("./run reconciler get -o json"))
+        output = json.loads(self.shell.run("./run reconciler get -o json"))
         return {
             f"{each['kind']}/{each['metadata']['name']}": (
                 each["status"].get("uid"),
                 each["metadata"]["generation"],
                 each["status"].get("outcome"),
             )
-            for each in found
+            for each in output
             if each["kind"] in ("Container", "File", "Volume", "Monitoring")
         }
 
@@ -79,15 +79,15 @@ class Monitoring:
     def until_ready(self) -> Any:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            said = self.shell.run("./run reconciler get Monitoring mon -o json")
-            status = json.loads(said)["status"]
+            output = self.shell.run("./run reconciler get Monitoring mon -o json")
+            status = json.loads(output)["status"]
             conditions = {each["type"]: each["status"] for each in status["conditions"]}
             if status["outcome"] == "Converged" and conditions.get("Ready", "True") == "True":
                 return status
-            assert time.monotonic() < deadline, said
+            assert time.monotonic() < deadline, output
             time.sleep(0.2)
 
-    def made(self) -> set[str]:
+    def list_objects(self) -> set[str]:
         """What there is of it in the Engine and in the folder."""
         files = {
             f"File/{path.relative_to(self.root)}"
@@ -125,45 +125,48 @@ def test_one_component_is_switched_off_and_on_and_all_others_are_left_alone(
     monitoring.go_on("./run reconciler get Monitoring mon -o yaml")
     status = monitoring.until_ready()
     assert status["outputs"]["components"]["node-exporter"] == {"parts": 2, "ready": 2}
-    before, made = monitoring.parts(), monitoring.made()
-    assert all(uid for uid, _, _ in before.values())
-    assert len(before) == 11
-    assert len(made) == 11
-    assert before.keys() > GRAFANA
+    parts_before, objects_before = monitoring.parts(), monitoring.list_objects()
+    assert all(uid for uid, _, _ in parts_before.values())
+    assert len(parts_before) == 11
+    assert len(objects_before) == 11
+    assert parts_before.keys() > GRAFANA
     config = (monitoring.root / "mon/prometheus.yml").read_text()
     alertmanager = monitoring.hands.inspect("mon-alertmanager")
     assert alertmanager is not None
     address = alertmanager["NetworkSettings"]["IPAddress"]
     assert config == f"retention: 30d\nalertmanager: {address}\n"
 
-    said = monitoring.go_on("docker ps")
-    assert "grafana" not in said
+    output = monitoring.go_on("docker ps")
+    assert "grafana" not in output
     off = monitoring.parts()
-    assert off == {name: each for name, each in before.items() if name not in GRAFANA}
-    assert made - monitoring.made() == {"Container/mon-grafana", "File/mon/dashboard.json"}
+    assert off == {name: each for name, each in parts_before.items() if name not in GRAFANA}
+    assert objects_before - monitoring.list_objects() == {
+        "Container/mon-grafana",
+        "File/mon/dashboard.json",
+    }
 
     monitoring.go_on("./run reconciler apply")
     monitoring.until_ready()
     on = monitoring.parts()
-    assert {name for name in before if on[name] != before[name]} == GRAFANA
-    assert monitoring.made() == made
+    assert {name for name in parts_before if on[name] != parts_before[name]} == GRAFANA
+    assert monitoring.list_objects() == objects_before
 
     assert monitoring.go_on("cat") == '{"title": "Mine"}\n'
     monitoring.until_ready()
     running = monitoring.parts()
-    assert monitoring.made() == made
+    assert monitoring.list_objects() == objects_before
     assert {name for name in on if on[name][1] != running[name][1]} == set()
 
-    said = monitoring.go_on("./run reconciler get Monitoring")
-    assert "Failed" in said
+    output = monitoring.go_on("./run reconciler get Monitoring")
+    assert "Failed" in output
     named = (
         "component 'node-exporter': duplicate part default/Container/mon-node-exporter-cpu; remove "
         "one, or rename it"
     )
-    assert named in said
+    assert named in output
     assert generations(monitoring.parts()) == generations(running)
 
-    said = monitoring.go_on("docker volume ls")
-    assert "mon" not in said
+    output = monitoring.go_on("docker volume ls")
+    assert "mon" not in output
     assert monitoring.parts() == {}
-    assert monitoring.made() == set()
+    assert monitoring.list_objects() == set()

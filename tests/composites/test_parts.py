@@ -19,7 +19,7 @@ from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
 from reconciler.cli.explain import explanation_of
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.provider.lazy import LazyProvider
 from reconciler.resource.decide import decide
@@ -32,53 +32,53 @@ from tests.resource.building import BLOCK, Story, every, manifest, names, only
 READY = Child("Converged", ready=True)
 
 
-def colors(made: Fields) -> dict[str, str]:
-    return {each.metadata.name: each.spec["color"] for each in manifests_of(made)}
+def colors(fields: Fields) -> dict[str, str]:
+    return {each.metadata.name: each.spec["color"] for each in manifests_of(fields)}
 
 
-def shown(made: Fields, kind: Kind | None = None, **standing: Child) -> ExternalObject:
+def provider_object(fields: Fields, kind: Kind | None = None, **standing: Child) -> ExternalObject:
     """What the provider shows of an object; what is not mentioned is ready."""
     children = {
         name: standing.get(name.rpartition("/")[2].replace("-", "_"), READY)
-        for name in made[CHILDREN]
+        for name in fields[CHILDREN]
     }
     connect = (kind or kind_from()).connect
     assert isinstance(connect, LazyProvider)
     summary = dict(connect.options)["summary"]
-    outputs = {CHILDREN: msgspec.to_builtins(children), **summary(made, children)}
-    return ExternalObject("default.t", made, uid="set-1", version="1", outputs=outputs)
+    outputs = {CHILDREN: msgspec.to_builtins(children), **summary(fields, children)}
+    return ExternalObject("default.t", fields, uid="set-1", version="1", outputs=outputs)
 
 
 # --- what is made
 
 
-def test_parts_are_made_of_what_is_declared():
-    made = content(dots=["a", "b"])
-    assert colors(made) == {
+def test_parts_are_composed_from_the_declaration():
+    fields = content(dots=["a", "b"])
+    assert colors(fields) == {
         "t-middle": "Red",
         "t-side": "White",
         "t-dot-a": "Black",
         "t-dot-b": "Black",
         "t-base": "Red",
     }
-    labels = {each.metadata.name: each.metadata.labels for each in manifests_of(made)}
+    labels = {each.metadata.name: each.metadata.labels for each in manifests_of(fields)}
     assert (labels["t-dot-a"], labels["t-side"]) == ({"dot": "a"}, {})
-    assert {each.metadata.namespace for each in manifests_of(made)} == {"default"}
+    assert {each.metadata.namespace for each in manifests_of(fields)} == {"default"}
 
 
-def test_another_order_of_what_is_declared_is_no_change():
+def test_another_order_in_the_declaration_is_no_change():
     assert content(dots=["a", "b"]) == content(dots=["b", "a"])
 
 
 def test_a_part_that_is_switched_off_is_absent_and_the_others_stay_the_same():
     on, off = content(), content(side=False)
-    gone = on[CHILDREN].keys() - off[CHILDREN].keys()
-    assert gone == {"default/Shape/t-side"}
+    deleted_parts = on[CHILDREN].keys() - off[CHILDREN].keys()
+    assert deleted_parts == {"default/Shape/t-side"}
     assert {name: on[CHILDREN][name] for name in off[CHILDREN]} == off[CHILDREN]
 
 
-def test_what_is_created_keeps_what_it_was_made_of():
-    there = shown(content(color="Red"))
+def test_a_created_part_keeps_its_first_manifest():
+    there = provider_object(content(color="Red"))
     assert colors(content(seen=there, color="Blue")) == {
         "t-middle": "Blue",
         "t-side": "White",
@@ -101,8 +101,10 @@ def test_references_and_secrets_are_the_parts_own():
     definition = with_part(
         name="user", manifest=shape("Red", spec={"host": host, "password": secret})
     )
-    [made] = [each for each in manifests_of(content(definition)) if "user" in each.metadata.name]
-    assert made.spec == {
+    [created_manifest] = [
+        each for each in manifests_of(content(definition)) if "user" in each.metadata.name
+    ]
+    assert created_manifest.spec == {
         "host": {"$ref": "Database/t-db", "field": "outputs.host"},
         "password": secret,
     }
@@ -111,11 +113,11 @@ def test_references_and_secrets_are_the_parts_own():
 def test_a_definition_itself_refers_to_nothing_and_has_no_secret():
     its = {"$ref": "= 'Volume/' + name + '-data'", "field": "name"}
     user = with_part(name="user", manifest=shape("Red", spec={"at": its, "by": {"$secret": "x"}}))
-    told = Story(kind=KIND_DEFINITION, configs={}, key=DEFINITION)
-    told.declare(user, api_version="reconciler/v1")
-    declared = only(SpecDeclared, [each.data for each in told.log])
+    story = Story(kind=KIND_DEFINITION, configs={}, key=DEFINITION)
+    story.declare(user, api_version="reconciler/v1")
+    declared = only(SpecDeclared, [each.data for each in story.log])
     assert (declared.references, declared.secrets) == ((), ())
-    assert told.outcome == "Converged"
+    assert story.outcome == "Converged"
 
 
 # --- what follows from other parts
@@ -132,48 +134,52 @@ STAGED = with_part(
 def test_a_part_can_follow_when_another_is_ready():
     assert "t-after" not in colors(content(STAGED, dots=["a"]))
     first = content(STAGED, dots=["a"])
-    waiting = shown(first, t_dot_a=Child("Pending"))
+    waiting = provider_object(first, t_dot_a=Child("Pending"))
     assert "t-after" not in colors(content(STAGED, waiting, dots=["a"]))
-    assert "t-after" in colors(content(STAGED, shown(first), dots=["a"]))
+    assert "t-after" in colors(content(STAGED, provider_object(first), dots=["a"]))
 
 
-def test_a_value_that_is_not_there_yet_is_waited_for_and_keeps_what_there_is():
+def test_a_missing_value_is_waited_for_and_existing_parts_stay():
     first = content(FOLLOWS)
     assert "t-after" not in colors(first)
     assert first["waiting"]["after"].startswith("waits for middle: 'children.middle.outputs.color'")
-    told = kind_from(FOLLOWS).ready(first, shown(first))
-    assert (told.is_ready, told.message) == (
+    readiness = kind_from(FOLLOWS).ready(first, provider_object(first))
+    assert (readiness.is_ready, readiness.message) == (
         False,
         f"3 of 3 parts are ready; after: {first['waiting']['after']}",
     )
 
-    given = shown(first, t_middle=Child("Converged", ready=True, outputs={"color": "Green"}))
-    second = content(FOLLOWS, given)
+    given_object = provider_object(
+        first, t_middle=Child("Converged", ready=True, outputs={"color": "Green"})
+    )
+    second = content(FOLLOWS, given_object)
     assert colors(second)["t-after"] == "Green"
     assert "waiting" not in second
 
-    gone = shown(second, t_middle=Child("Degraded", message="its API does not answer"))
-    third = content(FOLLOWS, gone)
+    deleted_object = provider_object(
+        second, t_middle=Child("Degraded", message="its API does not answer")
+    )
+    third = content(FOLLOWS, deleted_object)
     assert colors(third)["t-after"] == "Green", "it stays as it is"
     assert third["waiting"].keys() == {"after"}
 
 
-def test_a_value_that_a_ready_part_does_not_give_is_an_error():
+def test_a_value_missing_in_a_ready_part_is_an_error():
     with pytest.raises(InvalidManifestError) as caught:
-        content(FOLLOWS, shown(content()))
+        content(FOLLOWS, provider_object(content()))
     assert str(caught.value) == (
         "spec.composition.parts[4] (after): 'children.middle.outputs.color' has no value at 'color'"
     )
 
 
-def test_what_is_wrong_with_a_declaration_is_said_though_another_part_is_not_ready():
+def test_an_invalid_declaration_is_reported_though_another_part_is_not_ready():
     both = shape("= children.middle.outputs.color", metadata={"name": "= string(1 / spec.divisor)"})
     with pytest.raises(InvalidManifestError, match="failed: division by zero"):
         content(with_part(name="after", manifest=both), divisor=0)
 
 
 def test_a_loop_over_a_map_goes_through_its_keys_in_their_order():
-    made = {
+    value = {
         tuple(
             Expression("spec.map(k, k + spec[k]).filter(e, e != 'x')", "here", ("spec",)).value(
                 {"spec": {"c": "1", "a": "2", "b": "3", "d": "4"}}
@@ -181,7 +187,7 @@ def test_a_loop_over_a_map_goes_through_its_keys_in_their_order():
         )
         for _ in range(20)
     }
-    assert made == {("a2", "b3", "c1", "d4")}
+    assert value == {("a2", "b3", "c1", "d4")}
 
 
 # --- what it gives
@@ -197,51 +203,57 @@ TOLD = spec(
 )
 
 
-def test_what_it_gives_is_found_where_it_is_read_and_kept_in_the_log():
+def test_outputs_are_evaluated_at_the_read_and_stored_in_the_log():
     kind = kind_from(TOLD)
-    made = content(TOLD, dots=["a"], divisor=2)
-    seen = shown(made, kind, t_side=Child("Pending"))
-    assert {name: seen.outputs[name] for name in ("title", "outcome", "dots", "ready")} == {
+    resolved_fields = content(TOLD, dots=["a"], divisor=2)
+    observed_object = provider_object(resolved_fields, kind, t_side=Child("Pending"))
+    assert {
+        name: observed_object.outputs[name] for name in ("title", "outcome", "dots", "ready")
+    } == {
         "title": "t of Red",
         "outcome": "Converged",
         "dots": 1,
         "ready": True,
     }
-    assert kind.ready(made, seen).is_ready, "as the definition says it, with a part that is not"
+    assert kind.ready(resolved_fields, observed_object).is_ready, (
+        "as the definition says it, with a part that is not"
+    )
     fields = {each.field: each.about for each in explanation_of(kind).outputs}
     assert fields["title"] == "What it is."
     assert {"ready", "problem", "components", "children", "leaving"} < fields.keys()
 
 
-def test_what_it_gives_and_cannot_be_found_is_said_where_people_look():
+def test_an_output_that_cannot_be_evaluated_is_reported_in_the_status():
     kind = kind_from(TOLD)
-    made = content(TOLD, divisor=1)
-    seen = shown(made, kind)
-    said = (
+    fields = content(TOLD, divisor=1)
+    observed_object = provider_object(fields, kind)
+    message = (
         "spec.composition.ready: evaluating "
         "'children.middle.ready && spec.divisor / (spec.divisor - 1) > 0' failed"
     )
-    assert seen.outputs["problem"].startswith(said)
-    told = kind.ready(made, seen)
-    assert (told.is_ready, told.message) == (False, seen.outputs["problem"])
+    assert observed_object.outputs["problem"].startswith(message)
+    readiness = kind.ready(fields, observed_object)
+    assert (readiness.is_ready, readiness.message) == (False, observed_object.outputs["problem"])
 
     wrong = spec(outputs={"dots": {"value": "children.dots", "type": "Integer"}})
-    seen = shown(content(wrong), kind_from(wrong))
-    assert seen.outputs["problem"].startswith("spec.composition.outputs.dots: Expected `int`")
-    assert kind_from(wrong).ready(seen.fields, seen).is_ready
+    observed_object = provider_object(content(wrong), kind_from(wrong))
+    assert observed_object.outputs["problem"].startswith(
+        "spec.composition.outputs.dots: Expected `int`"
+    )
+    assert kind_from(wrong).ready(observed_object.fields, observed_object).is_ready
 
 
 # --- definitions that cannot work
 
 
 def _renamed(path: str, value: Any) -> Fields:
-    made = deepcopy(SPEC)
+    renamed_spec = deepcopy(SPEC)
     *above, last = path.split(".")
-    place: Any = made
+    place: Any = renamed_spec
     for step in above:
         place = place[int(step) if step.isdigit() else step]
     place[last] = value
-    return made
+    return renamed_spec
 
 
 REFUSED: list[tuple[Fields, str]] = [
@@ -323,16 +335,16 @@ REFUSED: list[tuple[Fields, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("definition", "said"), REFUSED)
+@pytest.mark.parametrize(("definition", "message"), REFUSED)
 def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
-    definition: Fields, said: str
+    definition: Fields, message: str
 ):
     with pytest.raises(InvalidManifestError) as caught:
         kind_from(definition)
-    assert str(caught.value).startswith(said), caught.value
+    assert str(caught.value).startswith(message), caught.value
 
 
-def test_a_text_that_speaks_of_children_is_no_mention():
+def test_a_text_with_the_word_children_is_no_reference():
     definition = with_part(
         name="x", manifest=shape("= 'children ' + children.middle.outcome + \" of children.x\"")
     )
@@ -341,10 +353,10 @@ def test_a_text_that_speaks_of_children_is_no_mention():
     assert kind_from(plain).composition is not None
 
 
-def test_no_kind_is_defined_over_one_that_is_made_of_others():
+def test_no_kind_is_defined_over_a_composed_kind():
     over = {**SPEC, "over": "Palette", "composition": None}
     with pytest.raises(InvalidManifestError, match=r"spec\.over: Palette is a composed kind"):
-        defined(KindRegistry([PALETTE]), "Trio", over, 1)
+        build_defined_kind(KindRegistry([PALETTE]), "Trio", over, 1)
 
 
 def test_a_name_leaves_room_for_those_of_its_parts():
@@ -355,7 +367,7 @@ def test_a_name_leaves_room_for_those_of_its_parts():
     with pytest.raises(
         InvalidManifestError, match="is too long, because the names of sets contain it"
     ):
-        defined(KindRegistry([]), "T" * 62, SPEC, 1)
+        build_defined_kind(KindRegistry([]), "T" * 62, SPEC, 1)
 
 
 # --- declarations that cannot work
@@ -422,11 +434,11 @@ BAD: list[tuple[Fields, Fields, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("definition", "fields", "said"), BAD)
-def test_an_expression_that_fails_names_its_part(definition: Fields, fields: Fields, said: str):
+@pytest.mark.parametrize(("definition", "fields", "message"), BAD)
+def test_an_expression_that_fails_names_its_part(definition: Fields, fields: Fields, message: str):
     with pytest.raises(InvalidManifestError) as caught:
         content(definition, **fields)
-    assert str(caught.value).startswith(said), caught.value
+    assert str(caught.value).startswith(message), caught.value
 
 
 def test_expressions_take_no_more_time_than_others_can_spare():
@@ -443,10 +455,10 @@ def test_expressions_take_no_more_time_than_others_can_spare():
 # --- one resource's story
 
 
-def story(**fields: Any) -> Story:
-    told = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
-    told.declare(fields, api_version="trios/v1")
-    return told
+def declared_story(**fields: Any) -> Story:
+    story = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
+    story.declare(fields, api_version="trios/v1")
+    return story
 
 
 def redefined(told: Story, definition: Fields, generation: int = 2) -> list[Any]:
@@ -455,94 +467,98 @@ def redefined(told: Story, definition: Fields, generation: int = 2) -> list[Any]
     return list(told.turn(DefinitionReported(generation, told.kind.definition.digest, 1, 1)))
 
 
-def seen_again(told: Story, **standing: Child) -> list[Any]:
-    known = told.state.observed.object
-    assert known is not None
-    fresh = shown(known.fields, told.kind, **standing)
-    seen = msgspec.structs.replace(
-        fresh, name=known.name, uid=known.uid, version=f"{known.version}+", labels=known.labels
+def observe_again(told: Story, **standing: Child) -> list[Any]:
+    known_object = told.state.observed.object
+    assert known_object is not None
+    fresh = provider_object(known_object.fields, told.kind, **standing)
+    observed_object = msgspec.structs.replace(
+        fresh,
+        name=known_object.name,
+        uid=known_object.uid,
+        version=f"{known_object.version}+",
+        labels=known_object.labels,
     )
-    return list(told.see(seen, name=known.name))
+    return list(told.see(observed_object, name=known_object.name))
 
 
 def test_what_it_is_made_of_is_in_the_log_with_the_digest_of_its_definition():
-    told = story(color="Blue")
-    events = [each.data for each in told.log]
-    assert told.kind is not None
-    assert told.kind.definition is not None
-    assert only(SpecDeclared, events).definition == told.kind.definition
+    story = declared_story(color="Blue")
+    events = [each.data for each in story.log]
+    assert story.kind is not None
+    assert story.kind.definition is not None
+    assert only(SpecDeclared, events).definition == story.kind.definition
     resolved = only(SpecResolved, events)
-    assert resolved.definition == told.kind.definition.digest
+    assert resolved.definition == story.kind.definition.digest
     action = only(ActionDecided, events).action
     assert (action.fields, action.definition) == (resolved.fields, resolved.definition)
     assert action.external_name == "default.t"
-    told.succeed()
-    assert seen_again(told) != []  # the outputs of its parts are new
-    assert told.outcome == "Converged"
-    assert seen_again(told) == [], "an idle one is silent"
+    story.succeed()
+    assert observe_again(story) != []  # the outputs of its parts are new
+    assert story.outcome == "Converged"
+    assert observe_again(story) == [], "an idle one is silent"
 
 
 def test_a_value_that_is_not_allowed_is_refused_when_it_is_declared():
-    told = story(color="Pink")
-    [answer] = told.answers
+    story = declared_story(color="Pink")
+    [answer] = story.answers
     assert answer is not None
     assert answer.message == "spec.color: 'Pink' is not allowed; use one of Red, Blue, Green"
 
 
-def test_a_changed_definition_changes_what_is_there():
-    told = story()
-    told.succeed()
-    events = redefined(told, with_part(name="fourth", manifest=shape("Green")))
+def test_a_changed_definition_changes_existing_objects():
+    story = declared_story()
+    story.succeed()
+    events = redefined(story, with_part(name="fourth", manifest=shape("Green")))
     assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
     assert "t-fourth" in colors(only(ActionDecided, events).action.fields)
 
 
 def test_a_definition_that_says_the_same_is_known_and_changes_nothing():
-    told = story()
-    told.succeed()
+    story = declared_story()
+    story.succeed()
     about = deepcopy(SPEC)
     about["fields"]["color"]["about"] = "Of the middle."
-    assert names(redefined(told, about)) == ["DefinitionObserved", "SpecResolved"]
+    assert names(redefined(story, about)) == ["DefinitionObserved", "SpecResolved"]
 
 
-def test_what_was_declared_before_has_the_defaults_of_what_was_defined_since():
-    told = story(color="blue")
-    told.succeed()
+def test_earlier_declarations_get_the_defaults_of_a_later_definition():
+    story = declared_story(color="blue")
+    story.succeed()
     newer = with_part(name="fourth", manifest=shape("= spec.edge"))
     newer["fields"]["edge"] = {"default": "Green"}
-    action = only(ActionDecided, redefined(told, newer)).action
+    action = only(ActionDecided, redefined(story, newer)).action
     assert (colors(action.fields)["t-fourth"], colors(action.fields)["t-middle"]) == (
         "Green",
         "Blue",
     )
-    told.succeed()
+    story.succeed()
     less = deepcopy(SPEC)
     del less["fields"]["divisor"]
-    assert every(ActionDecided, redefined(told, less, 3)) == []
-    assert told.state.outcome is not None
-    assert told.state.outcome.message.startswith("spec.divisor: unknown field")
+    assert every(ActionDecided, redefined(story, less, 3)) == []
+    assert story.state.outcome is not None
+    assert story.state.outcome.message.startswith("spec.divisor: unknown field")
 
 
 def test_an_older_definition_takes_nothing_back():
-    told = story()
-    told.succeed()
-    redefined(told, with_part(name="fourth", manifest=shape("Green")))
-    told.succeed()
-    told.kind = replace(kind_from(), provider=BLOCK.provider)
-    assert every(SpecResolved, seen_again(told)) == []
-    assert every(ActionDecided, seen_again(told)) == []
+    story = declared_story()
+    story.succeed()
+    redefined(story, with_part(name="fourth", manifest=shape("Green")))
+    story.succeed()
+    story.kind = replace(kind_from(), provider=BLOCK.provider)
+    assert every(SpecResolved, observe_again(story)) == []
+    assert every(ActionDecided, observe_again(story)) == []
 
 
 def test_a_part_of_an_unknown_kind_holds_the_object_until_the_kind_is_installed():
-    told = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
-    without = msgspec.structs.replace(told.context, check_part=KindRegistry([]).check)
-    declared = told.command(Declared(manifest({}, key=KEY, api_version="trios/v1")))
-    held = decide(told.state, [declared], without)
+    story = Story(kind=replace(kind_from(), provider=BLOCK.provider), key=KEY)
+    without = msgspec.structs.replace(story.context, check_part=KindRegistry([]).check)
+    declared = story.command(Declared(manifest({}, key=KEY, api_version="trios/v1")))
+    held = decide(story.state, [declared], without)
     outcome = held.state.outcome
     assert outcome is not None
     assert (outcome.outcome, outcome.reason) == ("Held", "UnknownKind")
     assert outcome.message.startswith("default/Shape/t-middle: kind 'Shape' is unknown")
-    woken = decide(held.state, [told.command(TimerFired("Sweep"))], told.context)
+    woken = decide(held.state, [story.command(TimerFired("Sweep"))], story.context)
     assert only(ActionDecided, [each.data for each in woken.events]).action.operation == "Create"
 
 
@@ -556,50 +572,50 @@ def test_replicas_of_one_template_are_checked_once():
         checked.append(manifest.metadata.name)
 
     key = ResourceKey("default", "Deployment", "web")
-    told = Story(kind=replace(DEPLOYMENT, provider=BLOCK.provider), key=key)
+    story = Story(kind=replace(DEPLOYMENT, provider=BLOCK.provider), key=key)
     context = msgspec.structs.replace(
-        told.context, check_part=check, check_part_name=kinds.check_name
+        story.context, check_part=check, check_part_name=kinds.check_name
     )
     fields: Fields = {"replicas": 500, "template": {"spec": {"image": "web:1"}}}
-    declared = told.command(Declared(manifest(fields, key=key, api_version="composition/v1")))
-    decided = decide(told.state, [declared], context)
-    made = only(SpecResolved, [each.data for each in decided.events]).fields
-    assert len(made[CHILDREN]) == 500
+    declared = story.command(Declared(manifest(fields, key=key, api_version="composition/v1")))
+    decided = decide(story.state, [declared], context)
+    resolved_fields = only(SpecResolved, [each.data for each in decided.events]).fields
+    assert len(resolved_fields[CHILDREN]) == 500
     assert len(checked) == 1
 
 
 def test_an_expression_that_fails_later_keeps_the_last_good_state():
-    told = story(divisor=1)
-    told.succeed()
+    story = declared_story(divisor=1)
+    story.succeed()
     broken = with_part(name="x", manifest=shape("= string(1 / (spec.divisor - 1))"))
-    events = redefined(told, broken)
+    events = redefined(story, broken)
     assert every(ActionDecided, events) == []
-    assert told.state.outcome is not None
-    assert (told.outcome, told.state.outcome.reason) == ("Failed", "InvalidInput")
-    assert told.state.outcome.message.startswith(
+    assert story.state.outcome is not None
+    assert (story.outcome, story.state.outcome.reason) == ("Failed", "InvalidInput")
+    assert story.state.outcome.message.startswith(
         "spec.composition.parts[4] (x): evaluating 'string(1 / ("
     )
-    assert every(ActionDecided, seen_again(told)) == []
+    assert every(ActionDecided, observe_again(story)) == []
 
-    assert every(ActionDecided, redefined(told, SPEC, 3)) == [], "nothing was lost meanwhile"
-    assert told.outcome == "Converged"
+    assert every(ActionDecided, redefined(story, SPEC, 3)) == [], "nothing was lost meanwhile"
+    assert story.outcome == "Converged"
 
 
 def test_a_replay_and_a_withdrawal_need_no_expression():
-    told = story()
-    told.succeed()
-    assert told.kind is not None
+    story = declared_story()
+    story.succeed()
+    assert story.kind is not None
 
     def never(*_given: object) -> Fields:
         raise AssertionError("nothing is evaluated")
 
-    assert isinstance(told.kind, DefinedKind)
-    assert told.kind.composition is not None
-    composed = replace(told.kind.composition, composes=never)
-    told.kind = replace(told.kind, beneath=composed, maps=never, is_withdrawn=True)
+    assert isinstance(story.kind, DefinedKind)
+    assert story.kind.composition is not None
+    composed = replace(story.kind.composition, composes=never)
+    story.kind = replace(story.kind, base=composed, maps=never, is_withdrawn=True)
     state = NEW
-    for each in told.log:
+    for each in story.log:
         state = evolve(state, each)
-    assert state == told.state
-    told.withdraw()
-    assert told.action.operation == "Delete"
+    assert state == story.state
+    story.withdraw()
+    assert story.action.operation == "Delete"

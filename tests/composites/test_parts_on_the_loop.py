@@ -67,8 +67,8 @@ async def colors(world: World) -> dict[str, str]:
 
 async def objects(world: World) -> dict[str, tuple[str, str]]:
     """What is there, by name: which object it is, and which version."""
-    seen = await world.human.sees_all()
-    return {each["name"]: (each["uid"], str(each["version"])) for each in seen}
+    shapes = await world.human.sees_all()
+    return {each["name"]: (each["uid"], str(each["version"])) for each in shapes}
 
 
 async def until_colors(world: World, **wanted: str) -> None:
@@ -111,13 +111,13 @@ async def generations(world: World) -> dict[str, int]:
 ALL = {"t_middle": "Red", "t_side": "White", "t_dot_a": "Black", "t_base": "Red"}
 
 
-async def made(world: World, **fields: Any) -> None:
+async def declare_and_wait(world: World, **fields: Any) -> None:
     await world.declare_all([trio(dots=["a"], **fields)])
     await until_ready(world)
 
 
 async def test_a_part_is_switched_off_and_on_and_all_others_are_left_alone(world: World):
-    await made(world)
+    await declare_and_wait(world)
     await until_colors(world, **ALL)
     before, declared = await objects(world), await generations(world)
 
@@ -141,16 +141,16 @@ async def test_a_part_is_switched_off_and_on_and_all_others_are_left_alone(world
     await world.until_outcome(ResourceKey("default", COMPOSED_SET_KIND, "Trio-t"), "Deleted")
 
 
-async def test_an_idle_one_writes_no_event(world: World):
-    await made(world)
+async def test_an_idle_composite_writes_no_event(world: World):
+    await declare_and_wait(world)
     await world.observed_again(3)
-    before = await world.log.last_position()
+    position_before = await world.log.last_position()
     await world.observed_again(4)
-    assert await world.log.last_position() == before
+    assert await world.log.last_position() == position_before
 
 
-async def test_what_is_created_is_left_to_people_and_what_is_present_is_put_back(world: World):
-    await made(world)
+async def test_created_parts_are_left_alone_and_present_parts_are_restored(world: World):
+    await declare_and_wait(world)
     await world.human.changes("t-base", color="Green")
     await world.human.changes("t-middle", color="Green")
     await until_colors(world, **{**ALL, "t_base": "Green"})
@@ -165,12 +165,12 @@ async def test_what_is_created_is_left_to_people_and_what_is_present_is_put_back
     await world.declare_all([trio(dots=["a", "b"], color="Blue")])
     await until_ready(world, generation=3)
     await world.observed_again(2)
-    wanted = {**ALL, "t_base": "Purple", "t_middle": "Blue", "t_dot_b": "Black"}
-    await until_colors(world, **wanted)
+    expected = {**ALL, "t_base": "Purple", "t_middle": "Blue", "t_dot_b": "Black"}
+    await until_colors(world, **expected)
 
 
 async def test_a_changed_definition_reaches_what_is_there(world: World):
-    await made(world)
+    await declare_and_wait(world)
     before = await objects(world)
     fourth = with_part(name="fourth", when="children.side.ready", manifest=shape("Green"))
     fourth["composition"]["parts"][1]["manifest"]["spec"]["color"] = "Yellow"
@@ -195,9 +195,9 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
     before = await objects(world)
 
     await world.declare_all([trio(dots=["a"], divisor=0, side=False)])
-    told = await world.until_outcome(KEY, "Failed", generation=2)
-    assert told.reason == "InvalidInput"
-    assert told.message.startswith(
+    outcome = await world.until_outcome(KEY, "Failed", generation=2)
+    assert outcome.reason == "InvalidInput"
+    assert outcome.message.startswith(
         'spec.composition.parts[4] (part): evaluating "1 / spec.divisor > 0'
     )
     await world.declare_all([trio("other", color="Blue")])
@@ -217,9 +217,9 @@ async def test_an_expression_that_fails_after_it_worked_keeps_what_is_there(worl
     assert {each for each in await colors(world) if each.startswith("t-")} == set()
 
 
-async def test_whatever_is_declared_in_haste_the_last_is_what_is_there(world: World):
+async def test_after_many_quick_declarations_the_last_one_exists(world: World):
     chance = random.Random(52)
-    await made(world)
+    await declare_and_wait(world)
     for _ in range(12):
         dots = chance.sample(["a", "b", "c", "a b"], chance.randint(0, 3))
         color = chance.choice(["Red", "Blue"])
@@ -235,13 +235,13 @@ async def test_whatever_is_declared_in_haste_the_last_is_what_is_there(world: Wo
 
 async def test_a_part_that_its_kind_refuses_is_named_and_nothing_is_made(world: World):
     await world.declare_all([trio(dots=["A"])])
-    told = await world.until_outcome(KEY, "Failed")
-    assert told.message.startswith("default/Shape/t-dot-A: external name 't-dot-A': use 1 to 63")
+    outcome = await world.until_outcome(KEY, "Failed")
+    assert outcome.message.startswith("default/Shape/t-dot-A: external name 't-dot-A': use 1 to 63")
     assert await colors(world) == {}
 
 
 async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withdrawn(world: World):
-    await made(world)
+    await declare_and_wait(world)
     await world.tell(DEFINITION, Withdrawn())
     await world.until_outcome(DEFINITION, "Deleted")
     await world.restart_reconciler()
@@ -262,10 +262,10 @@ async def test_a_withdrawn_definition_leaves_its_resources_and_they_can_be_withd
         {"components": 7, "hooked": {"x": {"from": 1}}},
     ],
 )
-async def test_a_set_that_people_write_blinds_nobody(world: World, written: Fields):
-    told = spec(outputs={"title": {"value": "spec.color + children.side.outcome"}})
-    assert (await world.ask(DEFINITION, definition(told))).accepted
-    await made(world)
+async def test_a_set_written_by_another_client_hides_no_other_object(world: World, written: Fields):
+    outcomes = spec(outputs={"title": {"value": "spec.color + children.side.outcome"}})
+    assert (await world.ask(DEFINITION, definition(outcomes))).accepted
+    await declare_and_wait(world)
     fields = {"parent": "default/Trio/bad", "uid": "u", "key": "k", "fields": written}
     bad = Manifest("reconciler/v1", COMPOSED_SET_KIND, Metadata("Trio-bad"), fields)
     await world.declare_all([bad])
@@ -283,8 +283,8 @@ async def test_the_example_of_the_page_works_as_it_stands(world: World):
     documents: list[Fields] = [*yaml.safe_load_all(page.split(marker)[1].split("```")[0])]
     documents[1]["spec"] |= {"endpoint": world.server.url, "resyncSeconds": 0.2}
     for document in documents:
-        written = msgspec.convert(document, Manifest)
-        answer = await world.ask(written.key, Declared(written))
+        manifest = msgspec.convert(document, Manifest)
+        answer = await world.ask(manifest.key, Declared(manifest))
         assert answer.accepted, answer
     row = await until_ready(world, ResourceKey("default", "Banner", "fair"))
     assert await colors(world) == {

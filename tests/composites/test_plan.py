@@ -18,49 +18,49 @@ async def plan(world: World, *manifests: Manifest, withdraw: tuple[ResourceKey, 
     return await compute_plan(world.nc, manifests, withdraw=withdraw, kinds=world.kinds)
 
 
-def by_name(made: Plan) -> dict[str, PlannedResource]:
-    return {each.key.name: each for each in made.resources}
+def by_name(created_plan: Plan) -> dict[str, PlannedResource]:
+    return {each.key.name: each for each in created_plan.resources}
 
 
-def steps(made: Plan) -> dict[str, str]:
+def steps(created_plan: Plan) -> dict[str, str]:
     """What the palette's action does about its parts."""
-    [action] = by_name(made)["warm"].actions
+    [action] = by_name(created_plan)["warm"].actions
     return {each.resource.rpartition("/")[2]: each.step for each in action.parts}
 
 
-def operations(made: Plan) -> dict[str, list[str]]:
+def operations(created_plan: Plan) -> dict[str, list[str]]:
     return {
         each.key.name: [one.operation for one in each.actions]
-        for each in made.resources
+        for each in created_plan.resources
         if each.part_of == str(WARM)
     }
 
 
 async def test_27_what_follows_in_the_parts_is_planned_and_is_what_comes(world: World):
-    made = await plan(world, palette("warm", "Red", "Yellow"))
-    assert steps(made) == {"warm-red": "Declare", "warm-yellow": "Declare"}
-    assert operations(made) == {"warm-red": ["Create"], "warm-yellow": ["Create"]}
+    created_plan = await plan(world, palette("warm", "Red", "Yellow"))
+    assert steps(created_plan) == {"warm-red": "Declare", "warm-yellow": "Declare"}
+    assert operations(created_plan) == {"warm-red": ["Create"], "warm-yellow": ["Create"]}
     assert await colors(world) == {}, "nothing is declared"
     await world.declare_all([palette("warm", "Red", "Yellow")])
     await until_ready(world, WARM)
 
-    made = await plan(world, palette("warm", "Red", "White"))
-    assert steps(made) == {"warm-white": "Declare", "warm-yellow": "Withdraw"}
-    assert operations(made) == {"warm-white": ["Create"], "warm-yellow": ["Delete"]}
-    assert by_name(made)["warm-yellow"].withdrawn
+    created_plan = await plan(world, palette("warm", "Red", "White"))
+    assert steps(created_plan) == {"warm-white": "Declare", "warm-yellow": "Withdraw"}
+    assert operations(created_plan) == {"warm-white": ["Create"], "warm-yellow": ["Delete"]}
+    assert by_name(created_plan)["warm-yellow"].withdrawn
     assert not (await plan(world, palette("warm", "Red", "Yellow"))).changes
 
 
 async def test_27_a_part_that_changes_says_what_of_it(world: World):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
-    made = await plan(world, palette("warm", "Red", type="Circle"))
-    [action] = by_name(made)["warm"].actions
+    created_plan = await plan(world, palette("warm", "Red", type="Circle"))
+    [action] = by_name(created_plan)["warm"].actions
     [part] = action.parts
     [change] = part.changes
     assert (part.resource, part.step) == ("default/Shape/warm-red", "Change")
     assert (change.path, change.observed, change.wanted) == ("type", "Square", "Circle")
-    [update] = by_name(made)["warm-red"].actions
+    [update] = by_name(created_plan)["warm-red"].actions
     assert update.operation == "Update"
     await world.declare_all([palette("warm", "Red", type="Circle")])
 
@@ -98,27 +98,27 @@ async def test_27_a_withdrawal_names_the_parts_that_go_and_who_holds_one(world: 
         return row is not None and "billing" in row.finalizers
 
     await world.until(is_held, "billing holds it")
-    made = await plan(world, withdraw=(WARM,))
-    assert steps(made) == {"warm-red": "Withdraw", "warm-yellow": "Withdraw"}
-    assert operations(made) == {"warm-red": [], "warm-yellow": ["Delete"]}
-    held = by_name(made)["warm-red"]
+    created_plan = await plan(world, withdraw=(WARM,))
+    assert steps(created_plan) == {"warm-red": "Withdraw", "warm-yellow": "Withdraw"}
+    assert operations(created_plan) == {"warm-red": [], "warm-yellow": ["Delete"]}
+    held = by_name(created_plan)["warm-red"]
     assert (held.says, held.reason) == ("Held", "Finalizers")
     assert "billing" in held.message
 
 
-async def test_27_a_part_of_somebody_else_is_named_and_none_of_it_is_planned(world: World):
+async def test_27_a_part_of_another_client_is_named_and_none_of_it_is_planned(world: World):
     await world.declare("warm-red", color="Green")
     await world.until_outcome("warm-red", "Converged")
-    made = await plan(world, palette("warm", "Red", "Blue"))
-    warm = by_name(made)["warm"]
+    created_plan = await plan(world, palette("warm", "Red", "Blue"))
+    warm = by_name(created_plan)["warm"]
     assert warm.says == "Waiting"
     assert "default/Shape/warm-red is already declared separately" in warm.message
-    assert operations(made) == {}
+    assert operations(created_plan) == {}
 
 
 async def test_27_a_part_that_a_decider_refuses_is_refused_in_the_plan(world: World):
     await world.declare_all([palette("warm", "Red")])
     await until_ready(world, WARM)
-    made = await plan(world, palette("warm", "Red", "Blue", copies={"Blue": "Blue"}))
-    refused = [each for each in made.resources if each.says == "Refused"]
+    created_plan = await plan(world, palette("warm", "Red", "Blue", copies={"Blue": "Blue"}))
+    refused = [each for each in created_plan.resources if each.says == "Refused"]
     assert [(each.part_of, each.reason) for each in refused] == [(str(WARM), "Invalid")]

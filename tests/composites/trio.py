@@ -9,7 +9,7 @@ from events.external import ExternalObject
 from events.intake import Declared
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import Kind, KindRegistry
 
 KIND = "Trio"
@@ -60,7 +60,7 @@ def with_part(**part: Any) -> Fields:
 
 
 def kind_from(definition: Fields = SPEC, generation: int = 1) -> Kind:
-    return defined(KindRegistry([]), KIND, definition, generation)
+    return build_defined_kind(KindRegistry([]), KIND, definition, generation)
 
 
 def content(definition: Fields = SPEC, seen: ExternalObject | None = None, **fields: Any) -> Fields:

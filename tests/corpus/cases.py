@@ -56,9 +56,9 @@ class Case(msgspec.Struct, forbid_unknown_fields=True):
 
 def cases() -> dict[str, Case]:
     """Read every file."""
-    found: dict[str, Case] = {}
+    cases_by_name: dict[str, Case] = {}
     for path in sorted(FOLDER.glob("*.json")):
         case = msgspec.json.decode(path.read_bytes(), type=Case)
         case.name = path.stem
-        found[path.stem] = case
-    return found
+        cases_by_name[path.stem] = case
+    return cases_by_name

@@ -65,18 +65,20 @@ async def publish_all(world: World) -> dict[str, Reply]:
 
 async def rejected(world: World) -> dict[str, OutcomeRecorded]:
     messages = await read_subject(world.nc, REJECTIONS, "rejection.>")
-    told = [decode_log(each.payload) for each in messages]
-    return {event.key.name: event.data for event in told if isinstance(event.data, OutcomeRecorded)}
+    events = [decode_log(each.payload) for each in messages]
+    return {
+        event.key.name: event.data for event in events if isinstance(event.data, OutcomeRecorded)
+    }
 
 
 def problem(
     case: Case,
-    letters: Mapping[str, DeadLetter],
+    dead_letters: Mapping[str, DeadLetter],
     answers: Mapping[str, Reply],
     outcomes: Mapping[str, OutcomeRecorded],
 ) -> str | None:
     """Say what is not as the case expects; None if all is."""
-    letter, answer = letters.get(message_id(case)), answers.get(case.name)
+    letter, answer = dead_letters.get(message_id(case)), answers.get(case.name)
     if answer is None:
         return "no answer"
     if case.expected == "accepted":
@@ -98,21 +100,21 @@ def problem(
     return None
 
 
-async def test_every_case_is_told_and_nobody_is_held_up(world: World) -> None:
+async def test_every_case_is_reported_and_delays_no_other_message(world: World) -> None:
     answers = await publish_all(world)
     await world.declare("neighbour")
 
     await world.until_outcome("neighbour", "Converged")
     await world.until_settled()
 
-    async def answered() -> bool:
+    async def is_answered() -> bool:
         return len(answers) == len(CASES)
 
-    await world.until(answered, f"answers besides {CASES.keys() - answers.keys()}")
-    letters = {each.record.message_id: each for each in await world.client.dead_letters()}
+    await world.until(is_answered, f"answers besides {CASES.keys() - answers.keys()}")
+    dead_letters = {each.record.message_id: each for each in await world.client.dead_letters()}
     outcomes = await rejected(world)
-    wrong = {name: problem(case, letters, answers, outcomes) for name, case in CASES.items()}
+    wrong = {name: problem(case, dead_letters, answers, outcomes) for name, case in CASES.items()}
     assert [f"{name}: {why}" for name, why in wrong.items() if why is not None] == []
     expected = [case for case in CASES.values() if case.expected != "accepted"]
-    assert len(letters) == len(expected)
+    assert len(dead_letters) == len(expected)
     assert world.reconciler_nc.stats["reconnects"] == 0

@@ -52,9 +52,9 @@ class Case:
     row: Row = ""
 
     def __str__(self) -> str:
-        lost = ", its reply lost" if self.lost_reply else ""
+        suffix = ", its reply lost" if self.lost_reply else ""
         of = f"{self.operation} {self.row}".strip()
-        return f"{self.trouble} at {self.point}:{self.arrival} of {of}{lost}"
+        return f"{self.trouble} at {self.point}:{self.arrival} of {of}{suffix}"
 
 
 DECIDER = (

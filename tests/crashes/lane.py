@@ -170,7 +170,7 @@ class Lane:
         """Declare many resources at once, or take them back; when it returns, the bus has it."""
         now = datetime.now(UTC)
         messages: list[OutgoingMessage] = []
-        told: list[Acknowledged] = []
+        acknowledged: list[Acknowledged] = []
         for name in names:
             metadata, spec = Metadata(name), {"type": "Square", "color": "Red"}
             data = (
@@ -183,9 +183,9 @@ class Lane:
             messages.append(
                 OutgoingMessage(intake("desired", key(name)), payload, {MESSAGE_ID: identity})
             )
-            told.append(Acknowledged(key(name), identity))
+            acknowledged.append(Acknowledged(key(name), identity))
         await store_all(self.nc, messages)
-        self.acknowledged += told
+        self.acknowledged += acknowledged
 
     async def withdraw(self, name: str, kind: str = "Shape") -> None:
         """Take a declaration back."""
@@ -324,33 +324,35 @@ class Lane:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                found = await condition()
+                value = await condition()
             except (BusError, httpx.TransportError):
-                found = None
-            if found:
-                return found
+                value = None
+            if value:
+                return value
             if time.monotonic() > deadline:
-                said = "\n".join(each.said for each in self._processes[-2:])
+                said = "\n".join(each.error_output for each in self._processes[-2:])
                 raise AssertionError(f"{what}: not within {seconds:g} s\n{said}")
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def until_outcome(self, of: str | ResourceKey, wanted: str, generation: int = 0) -> None:
+    async def until_outcome(
+        self, of: str | ResourceKey, expected: str, generation: int = 0
+    ) -> None:
         """Wait until the newest outcome is this one, of this generation or a newer one."""
         shape = key(of) if isinstance(of, str) else of
         told: list[str] = []
 
         async def is_there() -> bool:
             told.clear()
-            found = await last_for_subjects(self.nc, LOG, [outcome_filter(shape.tokens)])
-            for message in sorted(found, key=lambda one: one.seq)[-1:]:
+            messages = await last_for_subjects(self.nc, LOG, [outcome_filter(shape.tokens)])
+            for message in sorted(messages, key=lambda one: one.seq)[-1:]:
                 data = decode_log(message.payload).data
                 assert isinstance(data, OutcomeRecorded)
                 told.append(f"{data.outcome} {data.reason} {data.message} @{data.generation}")
-                return data.outcome == wanted and data.generation >= generation
+                return data.outcome == expected and data.generation >= generation
             return False
 
         try:
-            await self.until(is_there, f"outcome {wanted} of {shape}")
+            await self.until(is_there, f"outcome {expected} of {shape}")
         except AssertionError as error:
             history = [type(each.data).__name__ for each in await self.history(shape)]
             raise AssertionError(f"told {told}, log {history}: {error}") from None
@@ -386,14 +388,14 @@ class Lane:
 
     async def assert_sound(self) -> None:
         """Judge everything that ever happened here."""
-        found = await check(
+        findings = await check(
             self.nc,
             self.api.url,
             acknowledged=self.acknowledged,
             by_hand=self.by_hand,
             secrets=self._secrets,
         )
-        assert not found, "\n".join(map(str, found))
+        assert not findings, "\n".join(map(str, findings))
 
 
 def key(name: str, kind: str = "Shape") -> ResourceKey:

@@ -48,11 +48,11 @@ async def _process_paused(story: Story) -> None:
     lane, case = story.lane, story.case
     paused = lane.fork(_armed(case, "=stop"))
     await paused.paused_at(case.point)
-    other = lane.fork()
-    await story.until_done()
+    other_process = lane.fork()
+    await story.wait_until_done()
     await story.assert_done_once()
     paused.resume()
-    await other.stop()
+    await other_process.stop()
     await lane.declare(story.name, "Blue")  # only the one that was paused is there to decide it
     await lane.until_outcome(story.name, "Converged", story.generation + 1)
     await lane.until_at_rest()
@@ -61,7 +61,7 @@ async def _process_paused(story: Story) -> None:
 
 
 async def _finish(story: Story, process: RoleProcess) -> None:
-    await story.until_done()
+    await story.wait_until_done()
     await story.assert_done_once()
     await process.stop()
 
@@ -141,7 +141,7 @@ class Matrix:
 async def prepare(lane: Lane, stories: Sequence[Story]) -> None:
     """Make everything that must be there before, once for all cases of a lane."""
     for story in stories:
-        await story.declare_what_is_there()
+        await story.declare_existing()
     process = lane.fork()
     for story in stories:
         await story.until_there()

@@ -46,7 +46,7 @@ from tests.crashes.cases import Case, Row
 from tests.crashes.lane import Lane, config_key, key
 from tests.crashes.roles import SECRETS
 from tests.crashes.story import Story
-from tests.disks import MIB, disk_folder, left, run
+from tests.disks import MIB, disk_folder, remaining_mounts, run
 from tests.engines import TestEngine
 from tests.judge.from_bus import read_bus
 from tests.judge.judging import findings
@@ -103,8 +103,8 @@ class KindLane(Lane):
 
     async def assert_sound(self) -> None:
         history = replace(await read_bus(self.nc), acknowledged=self.acknowledged)
-        found = findings(history)
-        assert not found, "\n".join(map(str, found))
+        breaches = findings(history)
+        assert not breaches, "\n".join(map(str, breaches))
 
     async def secret(self, name: str) -> str | None:
         """Read a secret in the store."""
@@ -151,7 +151,7 @@ class KindStory(Story):
         manifest = Manifest(self.of.api_version, self.kind, self.metadata, spec)
         await self.lane.tell(manifest.key, Declared(manifest))
 
-    async def declare_what_is_there(self) -> None:
+    async def declare_existing(self) -> None:
         if self.case.operation != "Create":
             await self.declare()
 
@@ -183,7 +183,7 @@ class KindStory(Story):
 
     # --- the end
 
-    async def until_done(self) -> None:
+    async def wait_until_done(self) -> None:
         await self.lane.until_outcome(key(self.name, self.kind), self.outcome, self.generation)
         await self.lane.until_at_rest()
 
@@ -193,24 +193,24 @@ class KindStory(Story):
             assert uid is None, "it is gone"
         else:
             assert uid is not None
-            assert not self.has_ids or await self._known_uid() == uid, "the log knows it"
+            assert not self.has_ids or await self._recorded_uid() == uid, "the log knows it"
             is_replaced = self._uid not in (None, uid)
             assert is_replaced == (self.actions[0][1] == "Replace"), "another only if it must be"
             assert await self.content() == (
                 {**self.spec, **self.change} if self.case.operation == "Update" else self.spec
             )
-        await self.assert_made_once()
-        await self.assert_told_once()
+        await self.assert_created_once()
+        await self.assert_recorded_once()
         await self.lane.assert_sound()
 
     def must_be_a_repeat(self) -> bool:
         """Only a created object carries the action's key. A second change finds it as desired."""
         return super().must_be_a_repeat() and self.case.operation == "Create" and self.has_ids
 
-    async def _known_uid(self) -> str:
+    async def _recorded_uid(self) -> str:
         history = await self.lane.history(key(self.name, self.kind))
-        told = [each.data.object for each in history if isinstance(each.data, ActionSucceeded)]
-        return "" if told[-1] is None else told[-1].uid or ""
+        objects = [each.data.object for each in history if isinstance(each.data, ActionSucceeded)]
+        return "" if objects[-1] is None else objects[-1].uid or ""
 
     # --- of each kind
 
@@ -222,16 +222,16 @@ class KindStory(Story):
         """Return the declared fields as the system has them."""
         raise NotImplementedError
 
-    async def assert_made_once(self) -> None:
+    async def assert_created_once(self) -> None:
         """See that nothing else was made, or is left."""
 
     async def engine_events(self, what: str, **of: str) -> dict[str, int]:
         """Count what the Engine tells of since the beginning."""
-        wanted = {name: [value] for name, value in {"type": what, **of}.items()}
+        expected = {name: [value] for name, value in {"type": what, **of}.items()}
         query = {
             "since": f"{self._began:.9f}",
             "until": f"{time.time():.9f}",
-            "filters": msgspec.json.encode(wanted).decode(),
+            "filters": msgspec.json.encode(expected).decode(),
         }
         answer = await asyncio.to_thread(self.lane.engine.hands.http.get, "/events", params=query)
         counts: dict[str, int] = {}
@@ -253,18 +253,18 @@ class ContainerStory(KindStory):
         image = lane.engine.image
         self.spec = {"image": image, "command": command, "memoryBytes": 64 << 20, "stopSeconds": 0}
 
-    async def _shown(self) -> dict[str, Any] | None:
+    async def _inspect(self) -> dict[str, Any] | None:
         return await asyncio.to_thread(self.lane.engine.hands.inspect, self.name)
 
     async def uid(self) -> str | None:
-        shown = await self._shown()
-        return None if shown is None else shown["Id"]
+        container = await self._inspect()
+        return None if container is None else container["Id"]
 
     async def content(self) -> Fields:
-        shown = await self._shown()
-        assert shown is not None
-        assert shown["State"]["Running"]
-        config, host = shown["Config"], shown["HostConfig"]
+        container = await self._inspect()
+        assert container is not None
+        assert container["State"]["Running"]
+        config, host = container["Config"], container["HostConfig"]
         return {
             "image": config["Image"],
             "command": config["Cmd"],
@@ -272,11 +272,11 @@ class ContainerStory(KindStory):
             "stopSeconds": config["StopTimeout"],
         }
 
-    async def assert_made_once(self) -> None:
+    async def assert_created_once(self) -> None:
         counts = await self.engine_events("container", container=self.name)
-        made, removed = counts.get("create", 0), counts.get("destroy", 0)
+        created_count, removed = counts.get("create", 0), counts.get("destroy", 0)
         is_replaced = self.actions[0][1] == "Replace"
-        assert made == int(is_replaced or self.case.operation == "Create"), counts
+        assert created_count == int(is_replaced or self.case.operation == "Create"), counts
         assert removed == int(is_replaced or self.case.operation == "Delete"), counts
 
 
@@ -298,17 +298,17 @@ class VolumeStory(KindStory):
     has_ids = False
 
     async def uid(self) -> str | None:
-        shown = await asyncio.to_thread(self.lane.engine.hands.volume, self.name)
-        return None if shown is None else self.name
+        volume = await asyncio.to_thread(self.lane.engine.hands.volume, self.name)
+        return None if volume is None else self.name
 
     async def content(self) -> Fields:
         return {}
 
-    async def assert_made_once(self) -> None:
+    async def assert_created_once(self) -> None:
         counts = await self.engine_events("volume", volume=self.name)
         # The Engine also tells of a creation that finds the volume there.
-        told = "create" if self.case.operation == "Create" else "destroy"
-        assert counts.keys() == {told}, counts
+        engine_event = "create" if self.case.operation == "Create" else "destroy"
+        assert counts.keys() == {engine_event}, counts
 
 
 class _PostgresStory(KindStory):
@@ -333,13 +333,13 @@ class DatabaseStory(_PostgresStory):
     query_of_uid = "SELECT oid FROM pg_database WHERE datname = {}"
     query_of_limit = "SELECT datconnlimit FROM pg_database WHERE datname = {}"
 
-    async def assert_made_once(self) -> None:
+    async def assert_created_once(self) -> None:
         marked = (
             "SELECT count(*) FROM pg_database"
             " WHERE shobj_description(oid, 'pg_database') LIKE '%' || {} || '\"%'"
         )
-        left = int(self.case.operation != "Delete")
-        assert await self.lane.ask(marked, self.name) == left, "and none half made"
+        expected_count = int(self.case.operation != "Delete")
+        assert await self.lane.ask(marked, self.name) == expected_count, "and none half made"
 
 
 class RoleStory(_PostgresStory):
@@ -353,7 +353,7 @@ class RoleStory(_PostgresStory):
         super().__init__(lane, case, number)
         self.spec = {"login": True, "generatedPassword": {"name": self.name}}
 
-    async def assert_made_once(self) -> None:
+    async def assert_created_once(self) -> None:
         secret = await self.lane.secret(self.name)
         if self.case.operation == "Delete":
             assert secret is None, "its password went with it"
@@ -379,14 +379,14 @@ class GrantStory(KindStory):
         external = {"reconciler/external-name": f"{self.name}@{self.lane.database}"}
         return Metadata(self.name, annotations=external)
 
-    async def declare_what_is_there(self) -> None:
+    async def declare_existing(self) -> None:
         await self.lane.run("CREATE ROLE {}", self.name)
-        await super().declare_what_is_there()
+        await super().declare_existing()
 
-    async def assert_told_once(self) -> None:
+    async def assert_recorded_once(self) -> None:
         """Check that a grant of an unknown creation is adopted: its creator cannot be known."""
         if not super(KindStory, self).must_be_a_repeat() or self.case.operation != "Create":
-            await super().assert_told_once()
+            await super().assert_recorded_once()
             return
         history = [each.data for each in await self.lane.history(key(self.name, self.kind))]
         (claimed,) = [each for each in history if isinstance(each, OwnershipClaimed)]
@@ -435,7 +435,7 @@ class DiskStory(KindStory):
         assert blocks is not None
         return {"sizeBytes": int(blocks[1]) * 4096}
 
-    async def assert_made_once(self) -> None:
+    async def assert_created_once(self) -> None:
         if self.case.operation == "Update":
             assert " written-once" in run("debugfs", "-R", "ls /", self.image)
         left_over = [each.name for each in self.image.parent.glob(".reconciler-*")]
@@ -452,34 +452,36 @@ class AttachmentStory(KindStory):
         super().__init__(lane, case, number)
         self.spec = {"disk": self.name}
 
-    async def declare_what_is_there(self) -> None:
+    async def declare_existing(self) -> None:
         config = ProviderConfigSpec("disks", self.lane.disks.as_uri())
         disks = DisksProvider(config, Secrets(), CallPermit())
-        made = action("Create", self.name, DISK.checked_fields({"sizeBytes": 8 * MIB}))
+        created_action = action("Create", self.name, DISK.checked_fields({"sizeBytes": 8 * MIB}))
         labels = {OWNER_LABEL: f"test.default.Disk.{self.name}"}
-        await disks.create(msgspec.structs.replace(made, labels=labels))
+        await disks.create(msgspec.structs.replace(created_action, labels=labels))
         await disks.close()
-        await super().declare_what_is_there()
+        await super().declare_existing()
 
     async def uid(self) -> str | None:
-        written = self.lane.disks / "attachments" / f"{self.name}.json"
-        return msgspec.json.decode(written.read_bytes())["uid"] if written.exists() else None
+        record_file = self.lane.disks / "attachments" / f"{self.name}.json"
+        return (
+            msgspec.json.decode(record_file.read_bytes())["uid"] if record_file.exists() else None
+        )
 
-    def _left(self) -> tuple[int, list[bool]]:
-        mounted, attached = left(self.lane.disks)
+    def _remaining_mounts(self) -> tuple[int, list[bool]]:
+        mounted, attached = remaining_mounts(self.lane.disks)
         devices = [each for each in attached if Path(each.backing).stem == self.name]
         return len(devices), [
             each.is_read_only for each in mounted if Path(each.place).name == self.name
         ]
 
     async def content(self) -> Fields:
-        (is_read_only,) = self._left()[1]
+        (is_read_only,) = self._remaining_mounts()[1]
         return {**self.spec, **({"readOnly": True} if is_read_only else {})}
 
-    async def assert_made_once(self) -> None:
+    async def assert_created_once(self) -> None:
         is_gone = self.case.operation == "Delete"
-        assert self._left()[0] == (0 if is_gone else 1)
-        assert len(self._left()[1]) == (0 if is_gone else 1)
+        assert self._remaining_mounts()[0] == (0 if is_gone else 1)
+        assert len(self._remaining_mounts()[1]) == (0 if is_gone else 1)
 
 
 class CertificateStory(KindStory):
@@ -502,11 +504,13 @@ class CertificateStory(KindStory):
         names = facts_of(certificates_in(delivered)[0]).dns_names
         return {"issuer": "own", "dnsNames": list(names)}
 
-    async def assert_made_once(self) -> None:
-        kept = self.lane.root / STORE / "certificates" / self.name
-        left = await asyncio.to_thread(lambda: sorted(path.suffix for path in kept.glob("*")))
+    async def assert_created_once(self) -> None:
+        store_folder = self.lane.root / STORE / "certificates" / self.name
+        remaining_suffixes = await asyncio.to_thread(
+            lambda: sorted(path.suffix for path in store_folder.glob("*"))
+        )
         is_gone = self.case.operation == "Delete"
-        assert left == ([] if is_gone else [".crt", ".crt", ".json", ".key"])
+        assert remaining_suffixes == ([] if is_gone else [".crt", ".crt", ".json", ".key"])
         assert await asyncio.to_thread((self.lane.root / self.name).exists) != is_gone
 
 

@@ -75,7 +75,7 @@ class RoleProcess:
         return cls(process.pid, process.poll, log)
 
     @property
-    def said(self) -> str:
+    def error_output(self) -> str:
         """What it wrote on standard error."""
         return self._log.read_text() if self._log.exists() else ""
 
@@ -86,20 +86,20 @@ class RoleProcess:
 
     async def ready(self) -> None:
         """Wait until its roles run."""
-        await self._until(lambda: READY in self.said, "ready")
+        await self._until(lambda: READY in self.error_output, "ready")
 
     async def ended(self) -> int:
         """Wait until it has ended."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (code := self._poll()) is None:
-            assert time.monotonic() < deadline, f"still alive:\n{self.said}"
+            assert time.monotonic() < deadline, f"still alive:\n{self.error_output}"
             await asyncio.sleep(_LOOK_SECONDS)
         return code
 
     async def killed_at(self, point: str) -> None:
         """Wait for its death, and see that it was by SIGKILL, at the failpoint."""
         code = await self.ended()
-        assert (code, self._reached(point)) == (-signal.SIGKILL, True), self.said
+        assert (code, self._reached(point)) == (-signal.SIGKILL, True), self.error_output
 
     async def reached(self, point: str) -> None:
         """Wait until it has come to the failpoint, which may do without its death."""
@@ -128,17 +128,19 @@ class RoleProcess:
         if self._poll() is None:
             await self.ready()
             os.kill(self.pid, signal.SIGTERM)
-            assert await self.ended() == 0, self.said
+            assert await self.ended() == 0, self.error_output
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
-            assert self._poll() is None, f"ended with {self._poll()}, not {what}:\n{self.said}"
-            assert time.monotonic() < deadline, f"not {what}:\n{self.said}"
+            assert self._poll() is None, (
+                f"ended with {self._poll()}, not {what}:\n{self.error_output}"
+            )
+            assert time.monotonic() < deadline, f"not {what}:\n{self.error_output}"
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _reached(self, point: str) -> bool:
-        return f"failpoint {point} reached" in self.said
+        return f"failpoint {point} reached" in self.error_output
 
     def _is_stopped(self) -> bool:
         status = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()

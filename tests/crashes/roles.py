@@ -56,12 +56,12 @@ async def _initialise(url: str) -> None:
 
 
 async def _serve(url: str, roles: Sequence[str]) -> None:
-    wanted: list[Role] = [role for role in ROLES if role in roles]
+    expected: list[Role] = [role for role in ROLES if role in roles]
 
     kinds = KindRegistry([*installed_kinds().values(), *OPTION_KINDS, SEALED])
 
     async def work() -> None:
-        async with connected(url) as nc, running(nc, wanted, kinds=kinds):
+        async with connected(url) as nc, running(nc, expected, kinds=kinds):
             print(READY, file=sys.stderr, flush=True)
             await asyncio.Event().wait()
 

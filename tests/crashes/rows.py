@@ -39,7 +39,7 @@ class RowStory(Story):
     async def declare(self, color: object = "Red", **spec: object) -> None:
         await self.lane.declare(self.name, color, kind=self.kind, **self.spec, **spec)
 
-    async def declare_what_is_there(self) -> None:
+    async def declare_existing(self) -> None:
         if self.config not in self.lane.configured:
             await self.lane.configure(self.config, f"{self.config}-", provider=self.of.provider)
         if self.case.operation != "Create":
@@ -113,8 +113,8 @@ class ReferenceStory(RowStory):
     def names(self) -> list[str]:
         return [self.name, self.referrer]
 
-    async def declare_what_is_there(self) -> None:
-        await super().declare_what_is_there()
+    async def declare_existing(self) -> None:
+        await super().declare_existing()
         color = {"$ref": f"{self.kind}/{self.name}", "field": "outputs.color"}
         await self.lane.declare(self.referrer, color, kind=self.kind, **self.spec)
 
@@ -143,8 +143,8 @@ class UnlistedStory(RowStory):
         super().__init__(lane, case, number)
         self.generation = 1
 
-    async def declare_what_is_there(self) -> None:
-        await super().declare_what_is_there()
+    async def declare_existing(self) -> None:
+        await super().declare_existing()
         if self.case.operation == "Create":
             await self.declare()
 
@@ -198,7 +198,7 @@ class DefinedStory(RowStory):
         manifest = Manifest(RECONCILER_API_VERSION, KIND_DEFINITION_KIND, metadata, fields)
         await self.lane.tell(manifest.key, Declared(manifest))
 
-    async def declare_what_is_there(self) -> None:
+    async def declare_existing(self) -> None:
         await self._define("Square")
 
     async def until_there(self) -> None:
@@ -228,9 +228,9 @@ class SealedStory(RowStory):
     async def declare(self, color: object = "Red", **spec: object) -> None:
         await super().declare({"$secret": self.name}, **spec)
 
-    async def declare_what_is_there(self) -> None:
+    async def declare_existing(self) -> None:
         await self.lane.put_secret(self.name, "Red")
-        await super().declare_what_is_there()
+        await super().declare_existing()
 
     async def cause(self) -> None:
         if self.case.operation == "Create":

@@ -82,13 +82,13 @@ async def soak(folder: Path, *, seed: int, seconds: float) -> Soaked:
         people.append(asyncio.create_task(_meddle(lane, result, random.Random(f"{seed}/hand"))))
         breaking = asyncio.create_task(nemesis.run())
         enough = asyncio.create_task(_until_enough(lane, nemesis, seconds))
-        done, _ = await asyncio.wait(
+        completed, _ = await asyncio.wait(
             {enough, breaking, *people}, return_when=asyncio.FIRST_COMPLETED
         )
         for task in (enough, breaking, *people):
             task.cancel()
         await asyncio.gather(enough, breaking, *people, return_exceptions=True)
-        for task in done:
+        for task in completed:
             task.result()
         await nemesis.heal()
         result.troubles, result.deaths = nemesis.done, nemesis.deaths
@@ -134,8 +134,8 @@ async def _declare(lane: Lane, result: Soaked, chance: random.Random, number: in
             del colors[name]
             await lane.withdraw(name)
         else:
-            other = [color for color in COLORS if color != colors.get(name)]
-            colors[name] = chance.choice(other)
+            other_colors = [color for color in COLORS if color != colors.get(name)]
+            colors[name] = chance.choice(other_colors)
             await lane.declare(name, colors[name])
         await asyncio.sleep(chance.uniform(0, 0.2))
 

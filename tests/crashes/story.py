@@ -56,7 +56,7 @@ class Story:
 
     # --- before
 
-    async def declare_what_is_there(self) -> None:
+    async def declare_existing(self) -> None:
         """Ask for what must be there before the case begins."""
         if self.case.point in _BY_SWEEP:
             await self.lane.configure(self.config, self.config)
@@ -99,7 +99,7 @@ class Story:
 
     # --- the end
 
-    async def until_done(self) -> None:
+    async def wait_until_done(self) -> None:
         """Wait until it is as it was asked for."""
 
         async def has_happened() -> bool:
@@ -112,7 +112,7 @@ class Story:
 
     async def begin(self) -> None:
         """Remember what happened until now."""
-        self._before = len(await self.lane.effects(*self.names))
+        self._effects_before = len(await self.lane.effects(*self.names))
         await self.remember_events()
 
     async def remember_events(self) -> None:
@@ -121,16 +121,16 @@ class Story:
 
     async def new_effects(self) -> list[str]:
         """What the product has done to the objects since then."""
-        effects = (await self.lane.effects(*self.names))[self._before :]
+        effects = (await self.lane.effects(*self.names))[self._effects_before :]
         return [each for each in effects if not each.startswith("human ")]
 
     async def assert_done_once(self) -> None:
         """See that there was one effect an action, and that the log tells each, and its end."""
         assert await self.new_effects() == self.methods
-        await self.assert_told_once()
+        await self.assert_recorded_once()
         await self.lane.assert_sound()
 
-    async def assert_told_once(self) -> None:
+    async def assert_recorded_once(self) -> None:
         """See that the log tells each action, and its end."""
         history = await self._history()
         news = [each.data for each in history if each.id not in self._events_before]
@@ -143,8 +143,8 @@ class Story:
         assert [each.action_id for each in succeeded] == [each.action_id for each in decided]
         assert all(each.outdated for each in late), "what is told late explains, and no more"
         if self.must_be_a_repeat():
-            done = succeeded[self.case.arrival - 1]
-            assert done.replayed or done.operation == "Delete", "the first answer came again"
+            success = succeeded[self.case.arrival - 1]
+            assert success.replayed or success.operation == "Delete", "the first answer came again"
 
     async def _history(self) -> list[LogEvent]:
         return [

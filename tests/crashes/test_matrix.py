@@ -46,7 +46,7 @@ async def test_a_process_killed_at_any_step_of_any_operation_costs_time_and_noth
 
 @pytest.mark.tier("ci")
 @pytest.mark.parametrize("case", REAL_APIS, ids=str)
-async def test_what_real_apis_ask_for_besides_survives_a_kill_at_its_steps(
+async def test_the_requirements_of_real_apis_survive_a_kill_at_each_step(
     matrix: Matrix, case: Case
 ) -> None:
     await matrix.result(case)
@@ -81,7 +81,7 @@ async def test_every_failpoint_is_reached_with_every_operation() -> None:
     reached = {(case.point, case.operation) for case in PROCESS_KILLED}
     # A shape is made by one request.
     reached |= {(case.point, case.operation) for case in REAL_APIS if case.row == "white"}
-    wanted = {
+    expected = {
         (point, operation) for point in Failpoint if point not in ALONE for operation in OPERATIONS
     }
-    assert reached == wanted
+    assert reached == expected

@@ -61,7 +61,7 @@ async def mended(lane: Lane) -> AsyncIterator[Lane]:
     await lane.mend()
 
 
-async def asked(lane: Lane, name: str, operation: Operation) -> int:
+async def declare_operation(lane: Lane, name: str, operation: Operation) -> int:
     """Ask for an operation, while no process runs; gives its generation."""
     if operation == "Create":
         await lane.declare(name, "Red")
@@ -78,7 +78,7 @@ async def asked(lane: Lane, name: str, operation: Operation) -> int:
     return 2
 
 
-async def left_by(lane: Lane, case: Case) -> RoleProcess:
+async def start_first_worker(lane: Lane, case: Case) -> RoleProcess:
     """The first worker has the attempt, and does not report."""
     if case.first == "killed after its call":
         dead = lane.fork(Failpoint.WORKER_CALLED)
@@ -94,35 +94,35 @@ async def test_scenario_31_a_refused_redelivery_is_not_taken_for_nothing_done(
     mended: Lane, name: str, case: Case
 ) -> None:
     lane = mended
-    generation = await asked(lane, name, case.operation)
-    first = await left_by(lane, case)
+    generation = await declare_operation(lane, name, case.operation)
+    first = await start_first_worker(lane, case)
     effects = await lane.effects(name)
-    done = case.first == "killed after its call"
-    assert (effects[-1:] == [_METHODS[case.operation]]) is done or case.operation == "Create"
+    was_done = case.first == "killed after its call"
+    assert (effects[-1:] == [_METHODS[case.operation]]) is was_done or case.operation == "Create"
 
     await refuse_next_call(lane, name, case.status)
     await lane.declare(name, "Blue")  # it is there before the refusal: the action is outdated then
-    other = lane.fork()
+    other_process = lane.fork()
     await lane.until_outcome(name, "Converged", generation + 1)
     await until_painted(lane, name, "Blue")
 
-    if not done:
+    if not was_done:
         # Only the resumed worker is left, so it must correct its own late effect.
-        before = len(await lane.effects(name))
+        count_before = len(await lane.effects(name))
         await lane.until_at_rest()
-        await other.stop()
+        await other_process.stop()
         first.resume()
         await lane.declare(name, "Green")
         await lane.until_outcome(name, "Converged", generation + 2)
         await until_painted(lane, name, "Green")
-        assert len(await lane.effects(name)) > before
+        assert len(await lane.effects(name)) > count_before
     await lane.until_at_rest()
     await lane.assert_sound()
     events = [each.data for each in await lane.history(name)]
     assert first_failure(events, case.operation).redelivered
     assert not [each for each in events if isinstance(each, DriftDetected)], "nobody else did it"
-    if done and case.operation != "Create":
-        assert known_as_done(events, case.operation)
+    if was_done and case.operation != "Create":
+        assert is_recorded_as_done(events, case.operation)
 
 
 async def refuse_next_call(lane: Lane, name: str, status: int) -> None:
@@ -135,8 +135,8 @@ async def refuse_next_call(lane: Lane, name: str, status: int) -> None:
 
 async def until_painted(lane: Lane, name: str, color: str) -> None:
     async def is_painted() -> bool:
-        found = await lane.http.get(f"/shapes/{name}")
-        return found.status_code == 200 and found.json()["color"] == color
+        response = await lane.http.get(f"/shapes/{name}")
+        return response.status_code == 200 and response.json()["color"] == color
 
     await lane.until(is_painted, f"{name} is {color}")
 
@@ -147,7 +147,7 @@ def first_failure(events: list[ResourceEvent], operation: Operation) -> ActionFa
     )
 
 
-def known_as_done(events: list[ResourceEvent], operation: Operation) -> bool:
+def is_recorded_as_done(events: list[ResourceEvent], operation: Operation) -> bool:
     """Tell whether the first action of that operation is known to have been done."""
     decided = next(
         each.action

@@ -53,8 +53,8 @@ async def test_a_dead_letter_is_stored_once_though_its_decider_dies_before_it_ac
     following = lane.fork()
     await following.ready()
     await lane.until_at_rest()
-    letters = await read_subject(lane.nc, DEADLETTERS, "deadletter.>")
-    assert [letter.subject.split(".")[1] for letter in letters] == ["intake"]
+    messages = await read_subject(lane.nc, DEADLETTERS, "deadletter.>")
+    assert [letter.subject.split(".")[1] for letter in messages] == ["intake"]
     await lane.assert_sound()
     await following.stop()
 
@@ -87,13 +87,13 @@ async def test_an_error_at_a_step_is_tried_again_by_the_same_process(
 
 
 @pytest.mark.tier("ci")
-async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_goes_on(
+async def test_a_defect_in_the_worker_ends_its_process_in_one_line_and_the_next_continues(
     lane: Lane, name: str
 ) -> None:
     await lane.declare(name)
     failing = lane.fork(f"{Failpoint.WORKER_CALLED}=error")
     assert await failing.ended() == 1
-    assert failing.said.splitlines()[-1] == "error: failpoint worker.called"
+    assert failing.error_output.splitlines()[-1] == "error: failpoint worker.called"
     following = lane.fork()
     await lane.until_outcome(name, "Converged")
     await lane.until_at_rest()

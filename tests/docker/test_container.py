@@ -75,5 +75,5 @@ async def test_a_resource_converges_over_a_server_in_a_container(
             await parts.intake.publish([_declaration(config), _declaration(shape)])
             await asyncio.wait_for(converged.wait(), CONVERGED_SECONDS)
         async with httpx.AsyncClient(base_url=shapes_url) as api:
-            made = (await api.get("/shapes/one")).raise_for_status().json()
-    assert (made["type"], made["color"]) == ("Circle", "Green")
+            created_shape = (await api.get("/shapes/one")).raise_for_status().json()
+    assert (created_shape["type"], created_shape["color"]) == ("Circle", "Green")

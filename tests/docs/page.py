@@ -51,19 +51,19 @@ class Block:
 
 def blocks(markdown: str) -> list[Block]:
     """Return the blocks of a page that are run or compared, in order."""
-    found: list[Block] = []
+    page_blocks: list[Block] = []
     for block in _BLOCK.finditer(markdown):
         saved = _SAVE.search(markdown, 0, block.start())
         path = saved[1] if saved else None
         if block[1] != "yaml" or path:
-            found.append(Block(block[1], block[2], path))  # pyright: ignore[reportArgumentType]
-    return found
+            page_blocks.append(Block(block[1], block[2], path))  # pyright: ignore[reportArgumentType]
+    return page_blocks
 
 
-def mismatch(shown: str, output: str) -> str | None:
+def mismatch(expected: str, output: str) -> str | None:
     """Return the first line of ``shown`` that ``output`` does not have, in order; else ``None``."""
     lines = iter(output.splitlines())
-    for line in shown.splitlines():
+    for line in expected.splitlines():
         if not any(is_shown(line, each) for each in lines):
             return line
     return None
@@ -114,8 +114,8 @@ class Terminal:
             if block.language != "sh":
                 continue
             following = page[number + 1] if number + 1 < len(page) else None
-            shown = following.text if following and following.language == "text" else ""
-            self._run_all(block.text.splitlines(), shown)
+            expected_output = following.text if following and following.language == "text" else ""
+            self._run_all(block.text.splitlines(), expected_output)
 
     def start(self, *options: str) -> None:
         """Start ``up``, or start it again as after Ctrl-C."""
@@ -139,17 +139,17 @@ class Terminal:
             assert self._up.wait(PATIENCE_SECONDS) == 0
             self._up = None
 
-    def _run_all(self, lines: list[str], shown: str) -> None:
+    def _run_all(self, lines: list[str], expected: str) -> None:
         output = ""
         for line in lines:
             if line.startswith(ENDLESS):
-                self._watch(line, shown)
+                self._watch(line, expected)
                 continue
             status, output = self._run(line)
             wanted = _STATUS.search(line)
             assert status == (int(wanted[1]) if wanted else 0), (line, output)
-        if shown and not lines[-1].startswith(ENDLESS):
-            missing = mismatch(self.here(shown), output)
+        if expected and not lines[-1].startswith(ENDLESS):
+            missing = mismatch(self.here(expected), output)
             assert missing is None, f"{lines[-1]}: no line {missing!r} in\n{output}"
 
     def _run(self, line: str) -> tuple[int, str]:
@@ -159,7 +159,7 @@ class Terminal:
         if line.startswith("curl "):
             return self._call(shlex.split(line))
         self.ran += re.findall(r"\./run reconciler (\S+)", line)
-        done = subprocess.run(
+        process = subprocess.run(
             ["sh", "-c", self.here(line)],
             cwd=self.folder,
             env=Cli(self.folder).environment(),
@@ -169,7 +169,7 @@ class Terminal:
             timeout=PATIENCE_SECONDS,
             check=False,
         )
-        return done.returncode, done.stdout
+        return process.returncode, process.stdout
 
     def _call(self, words: list[str]) -> tuple[int, str]:
         """Call the example API; the status is 0 where curl would show what was wanted."""
@@ -177,10 +177,10 @@ class Terminal:
         answer = httpx.request(method, self.here(words[-1]))
         return (0 if answer.is_success else answer.status_code), answer.text
 
-    def _watch(self, line: str, shown: str) -> None:
+    def _watch(self, line: str, text: str) -> None:
         """Watch until as many lines have come as are shown; they are those lines."""
         self.ran.append("watch")
-        wanted = shown.splitlines()
+        wanted = text.splitlines()
         assert wanted, f"{line}: runs until Ctrl-C, so the page shows what comes"
         process = subprocess.Popen(
             [sys.executable, "-u", *COMMAND[1:], *shlex.split(line)[2:]],
@@ -191,11 +191,11 @@ class Terminal:
         )
         assert process.stdout is not None
         with process:
-            seen = [process.stdout.readline().rstrip("\n") for _ in wanted]
+            output_lines = [process.stdout.readline().rstrip("\n") for _ in wanted]
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE_SECONDS) == 0
-        for expected, found in zip(wanted, seen, strict=True):
-            assert is_shown(expected, found), (line, seen)
+        for expected, actual in zip(wanted, output_lines, strict=True):
+            assert is_shown(expected, actual), (line, output_lines)
 
 
 @contextmanager

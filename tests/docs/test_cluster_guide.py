@@ -67,8 +67,8 @@ def servers() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def write_accounts(cli: Inside, pairs: dict[str, Pair], *namespaces: str) -> None:
     keys = [f"--key={name}={pairs[name].public}" for name in (*USERS, *namespaces)]
-    wanted = [f"--namespace={each}" for each in namespaces]
-    cli.write("accounts.conf", cli.ok("permissions", *wanted, *keys).out)
+    expected = [f"--namespace={each}" for each in namespaces]
+    cli.write("accounts.conf", cli.ok("permissions", *expected, *keys).out)
 
 
 def until_ok(cli: Inside, *arguments: str) -> Any:
@@ -110,8 +110,8 @@ def test_the_servers_form_a_cluster_and_a_service_is_added(
         assert tested.returncode == 0, tested.stderr
         servers.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL))
 
-    made = until_ok(cli, "init", "--replicas", "3", "--nkey", "installer.nk", "--output", "json")
-    assert made["changes"]["LOG_1"] == "created"
+    report = until_ok(cli, "init", "--replicas", "3", "--nkey", "installer.nk", "--output", "json")
+    assert report["changes"]["LOG_1"] == "created"
     again = until_ok(cli, "init", "--nkey", "installer.nk", "--output", "json")
     assert set(again["changes"].values()) == {"unchanged"}, "it keeps the replicas"
 

@@ -32,10 +32,12 @@ def manifests(root: Path) -> dict[str, Manifest]:
     assert len(blocks) == PAGE.count("```yaml") == 2
     text = "---\n".join(blocks).replace("file:///srv/files", root.as_uri())
     read = [msgspec.convert(document, Manifest) for document in yaml.safe_load_all(text)]
-    found = {manifest.metadata.name: manifest for manifest in read}
+    existing_manifests = {manifest.metadata.name: manifest for manifest in read}
     often = {"resyncSeconds": 0.2, "leastResyncSeconds": 0.1}
-    found["etc"] = msgspec.structs.replace(found["etc"], spec={**found["etc"].spec, **often})
-    return found
+    existing_manifests["etc"] = msgspec.structs.replace(
+        existing_manifests["etc"], spec={**existing_manifests["etc"].spec, **often}
+    )
+    return existing_manifests
 
 
 @pytest.fixture
@@ -73,10 +75,10 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def outcome(client: Client, manifest: Manifest, generation: int) -> str:
-    found = await client.wait_for(
+    existing_outcome = await client.wait_for(
         manifest.key, generation=generation, timeout_seconds=PATIENCE_SECONDS
     )
-    return found.outcome
+    return existing_outcome.outcome
 
 
 async def test_the_smallest_file_is_created_with_its_default_mode(
@@ -100,9 +102,12 @@ async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> 
         lambda: "8080" in path.read_text() and path.stat().st_mode & 0o777 == 0o640,
         "content and mode are put back",
     )
-    told = [each.event.data for each in await client.history(manifest.key)]
+    history = [each.event.data for each in await client.history(manifest.key)]
     paths = {
-        found.path for each in told if isinstance(each, DriftDetected) for found in each.differences
+        difference.path
+        for each in history
+        if isinstance(each, DriftDetected)
+        for difference in each.differences
     }
     assert "content.sha256" in paths
 
@@ -111,28 +116,28 @@ async def test_the_file_is_made_kept_and_removed(client: Client, root: Path) -> 
     assert [each.name for each in path.parent.iterdir()] == [], "the folder stays"
 
 
-async def test_a_file_that_was_replaced_is_a_strangers_unless_it_is_to_be_adopted(
+async def test_a_file_that_was_replaced_is_foreign_unless_it_is_to_be_adopted(
     client: Client, root: Path
 ) -> None:
     manifest, path = manifests(root)["app-config"], root / "app/config.ini"
     generation = (await client.declare(manifest)).generation
     await outcome(client, manifest, generation)
 
-    other = root / "other"
-    other.write_text("theirs\n")
-    other.replace(path)  # as `sed -i` does
-    found = await client.wait_for(
+    other_file = root / "other"
+    other_file.write_text("theirs\n")
+    other_file.replace(path)  # as `sed -i` does
+    existing_outcome = await client.wait_for(
         manifest.key, generation=generation, outcomes={"Conflict"}, timeout_seconds=PATIENCE_SECONDS
     )
-    assert (found.outcome, path.read_text()) == ("Conflict", "theirs\n")
+    assert (existing_outcome.outcome, path.read_text()) == ("Conflict", "theirs\n")
 
     adopting = {**manifest.spec, "policy": {"adoption": "Adopt"}}
     manifest = msgspec.structs.replace(manifest, spec=adopting)
     generation = (await client.declare(manifest)).generation
     assert await outcome(client, manifest, generation) == "Converged"
     assert "8080" in path.read_text()
-    other.write_text("theirs\n")
-    other.replace(path)
+    other_file.write_text("theirs\n")
+    other_file.replace(path)
     await until(lambda: "8080" in path.read_text(), "it is taken over and mended")
 
 

@@ -13,7 +13,7 @@ import yaml
 from events import composition_definition, kind_definition, rest_definition
 from events.manifest import Manifest
 from events.names import KIND_DEFINITION_KIND
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import Kind, installed_kinds
 
 FOLDER = Path(__file__).parents[2] / "docs" / "kinds"
@@ -91,7 +91,7 @@ def test_all_manifests_are_accepted(page: str) -> None:
     for manifest in (each for block in blocks(page) for each in manifests(block)):
         kinds.check(manifest)
         if manifest.kind == KIND_DEFINITION_KIND:
-            kinds.define(defined(kinds, manifest.metadata.name, manifest.spec, 1))
+            kinds.define(build_defined_kind(kinds, manifest.metadata.name, manifest.spec, 1))
 
 
 @pytest.mark.parametrize(

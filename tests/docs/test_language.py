@@ -98,8 +98,8 @@ def phrases(text: str, instead: Mapping[str, str] = INSTEAD, *, first: int = 1) 
     pattern = re.compile(rf"\b({'|'.join(instead)})\b", re.IGNORECASE)
     prose = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), text)
     for number, line in enumerate(prose.splitlines(), start=first):
-        for found in pattern.findall(line):
-            yield f"line {number}: {found!r}: write {instead[found.lower()]}"
+        for match in pattern.findall(line):
+            yield f"line {number}: {match!r}: write {instead[match.lower()]}"
 
 
 def messages(source: str) -> Iterator[tuple[int, str]]:
@@ -133,31 +133,31 @@ def test_prose_uses_the_fields_terms(page: Path) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_messages_use_the_fields_terms(package: str) -> None:
     """Errors, logs, recorded reasons, and the descriptions of fields."""
-    found = [
+    violations = [
         f"{module.relative_to(REPOSITORY)}: {phrase}"
         for module in sorted((REPOSITORY / package).rglob("*.py"))
         for line, text in messages(module.read_text())
         for phrase in phrases(text, IN_MESSAGES, first=line)
     ]
-    assert not found, "\n".join(found)
+    assert not violations, "\n".join(violations)
 
 
 def test_docstrings_and_comments_use_the_fields_terms() -> None:
-    found = [
+    violations = [
         f"{module.relative_to(REPOSITORY)}: {phrase}"
         for module in SOURCES
         for line, text in source_prose(module.read_text())
         for phrase in phrases(text, IN_SOURCES, first=line)
     ]
-    assert not found, "\n".join(found)
+    assert not violations, "\n".join(violations)
 
 
 @pytest.mark.parametrize("command", ["", *(name for name, *_ in COMMANDS)])
 def test_help_uses_the_fields_terms(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The help of a command is the docstring of its function, and the first page has a table."""
     assert main([*command.split(), "--help"]) == 0
-    found = list(phrases(capsys.readouterr().out, IN_MESSAGES))
-    assert not found, "\n".join(found)
+    output = list(phrases(capsys.readouterr().out, IN_MESSAGES))
+    assert not output, "\n".join(output)
 
 
 def test_a_message_is_found_with_its_line() -> None:

@@ -36,8 +36,8 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def manifests() -> list[Manifest]:
-    found = blocks(CONFIGURING, "yaml")
-    return [msgspec.convert(yaml.safe_load(block), Manifest) for block in found]
+    yaml_blocks = blocks(CONFIGURING, "yaml")
+    return [msgspec.convert(yaml.safe_load(block), Manifest) for block in yaml_blocks]
 
 
 def fields_of(struct: type[msgspec.Struct]) -> set[str]:
@@ -49,9 +49,12 @@ def test_the_manifests_are_accepted() -> None:
     kinds = installed_kinds()
     checked: dict[str, Any] = kinds["ProviderConfig"].checked_fields(dict(config.spec))
     assert checked["endpoint"] == "https://shapes.example.com"
-    taken = split_manifest(shape)
-    assert kinds["Shape"].checked_fields(taken.fields) == {"type": "Square", "color": "Purple"}
-    assert taken.external_name == "foo-in-the-api"
+    declaration = split_manifest(shape)
+    assert kinds["Shape"].checked_fields(declaration.fields) == {
+        "type": "Square",
+        "color": "Purple",
+    }
+    assert declaration.external_name == "foo-in-the-api"
 
 
 def test_the_manifests_show_every_field() -> None:
@@ -113,9 +116,11 @@ def templates(path: Path) -> Iterator[Template]:
 def messages() -> tuple[Template, ...]:
     folders = ("events", "infra", "reconciler")
     paths = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
-    found = {template for path in paths for template in templates(path)}
-    found |= {(os.strerror(number),) for number in errno.errorcode}
-    return tuple(each for each in found if constant_characters(each) >= MIN_MESSAGE_CHARACTERS)
+    templates_found = {template for path in paths for template in templates(path)}
+    templates_found |= {(os.strerror(number),) for number in errno.errorcode}
+    return tuple(
+        each for each in templates_found if constant_characters(each) >= MIN_MESSAGE_CHARACTERS
+    )
 
 
 def constant_characters(template: Template) -> int:
@@ -127,10 +132,10 @@ def ends_with(line: str, template: Template) -> bool:
     position = 0
     for part in template:
         if part is not None:
-            found = line.find(part, position)
-            if found < 0:
+            index = line.find(part, position)
+            if index < 0:
                 return False
-            position = found + len(part)
+            position = index + len(part)
     return template[-1] is None or position == len(line)
 
 
@@ -163,7 +168,7 @@ def commands_on_the_bus() -> list[str]:
 
 
 @pytest.mark.parametrize("command", commands_on_the_bus())
-def test_what_one_types_in_trouble_is_no_wrong_usage(
+def test_commands_of_the_troubleshooting_page_are_no_wrong_usage(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)
@@ -205,7 +210,7 @@ def typed_on_the_bus(line: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_what_a_guide_says_to_type_is_no_wrong_usage(
+def test_commands_of_a_guide_are_no_wrong_usage(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)

@@ -32,8 +32,8 @@ def table() -> str:
     for log, label, name, exclusive in itertools.product(
         (True, False), get_args(LabelOwner), NAMES, (False, True)
     ):
-        said = Evidence(log=log, label=label, name=name, exclusive=exclusive)
-        judged = [cell(verdict(said, strategy)) for strategy in STRATEGIES]
+        evidence = Evidence(log=log, label=label, name=name, exclusive=exclusive)
+        judged = [cell(verdict(evidence, strategy)) for strategy in STRATEGIES]
         lines.append(
             [
                 "owns it" if log else "does not own it",
@@ -43,29 +43,29 @@ def table() -> str:
                 *judged,
             ]
         )
-    for words, said in (
+    for words, evidence in (
         ("creation with unknown result", Evidence(log=False, label="ours", uncertain=True)),
         ("owned this uid before", Evidence(log=False, label="nothing", returned=True)),
     ):
-        judged = [cell(verdict(said, strategy)) for strategy in STRATEGIES]
-        label = "any" if said.label == "nothing" else LABEL_WORDS[said.label]
+        judged = [cell(verdict(evidence, strategy)) for strategy in STRATEGIES]
+        label = "any" if evidence.label == "nothing" else LABEL_WORDS[evidence.label]
         lines.append([words, label, "any", "any", *judged])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def test_the_documented_verdicts_are_those_of_the_code() -> None:
     text = PAGE.read_text()
-    shown = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert shown == table(), "run `python -m tests.docs.test_ownership` to write it anew"
+    block = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
+    assert block == table(), "run `python -m tests.docs.test_ownership` to write it anew"
 
 
 def test_nothing_disputed_becomes_ours() -> None:
     for log, label, name, exclusive, referenced, uncertain in itertools.product(
         (True, False), get_args(LabelOwner), NAMES, (True, False), (True, False), (True, False)
     ):
-        said = Evidence(log, label, name, exclusive, referenced=referenced, uncertain=uncertain)
+        evidence = Evidence(log, label, name, exclusive, referenced=referenced, uncertain=uncertain)
         for strategy in STRATEGIES:
-            judged = verdict(said, strategy)
+            judged = verdict(evidence, strategy)
             assert judged.owner == "owned" or judged.claim is None
             if label == "another's":
                 assert judged.owner != "owned"

@@ -24,11 +24,11 @@ def removed(text: str) -> list[str]:
 
 def files() -> list[Path]:
     folders = ("reconciler", "infra", "events", "projections", "docs", "examples", "benchmarks")
-    found = [path for name in folders for path in (ROOT / name).rglob("*")]
-    return [path for path in (*found, ROOT / "README.md") if path.suffix in (".py", ".md")]
+    paths = [path for name in folders for path in (ROOT / name).rglob("*")]
+    return [path for path in (*paths, ROOT / "README.md") if path.suffix in (".py", ".md")]
 
 
-def test_the_words_that_are_looked_for_are_found() -> None:
+def test_the_forbidden_words_are_found() -> None:
     assert removed("run `nats stream purge KV_reconciler`") == ["KV_reconciler"]
     assert removed('"Delete it (`nats stream rm "\n    f"{INTAKE}`)"') == ["INTAKE}"]
     assert removed("nats kv del reconciler checkpoint") == ["reconciler"]
@@ -36,9 +36,9 @@ def test_the_words_that_are_looked_for_are_found() -> None:
 
 
 @pytest.mark.parametrize("folder", ["reconciler", "infra", "events", "projections", "docs", "rest"])
-def test_no_text_tells_to_remove_a_witness(folder: str) -> None:
-    known = ("reconciler", "infra", "events", "projections", "docs")
+def test_no_text_advises_to_remove_a_witness(folder: str) -> None:
+    folders = ("reconciler", "infra", "events", "projections", "docs")
     for path in files():
         first = path.relative_to(ROOT).parts[0]
-        if first == folder or (folder == "rest" and first not in known):
+        if first == folder or (folder == "rest" and first not in folders):
             assert removed(path.read_text()) == [], path

@@ -98,7 +98,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder = tmp_path_factory.mktemp("built") / "site"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=REPOSITORY,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
@@ -107,7 +107,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
         timeout=100,
         check=False,
     )
-    return Site(folder, done.returncode, done.stdout + done.stderr)
+    return Site(folder, process.returncode, process.stdout + process.stderr)
 
 
 def test_the_site_builds_without_a_warning(site: Site) -> None:
@@ -128,16 +128,18 @@ def test_every_link_leads_to_a_page_and_an_anchor(site: Site) -> None:
         target = page.path if not parts.path else page.path.parent / unquote(parts.path)
         target = Path(os.path.normpath(target))
         anchor = unquote(parts.fragment)
-        found = site.pages.get(target)
-        if not target.is_file() or (anchor and (found is None or anchor not in found.anchors)):
+        target_page = site.pages.get(target)
+        if not target.is_file() or (
+            anchor and (target_page is None or anchor not in target_page.anchors)
+        ):
             dead.append(f"{page.path.relative_to(site.folder)}: {link}")
     assert dead == []
 
 
 def test_linked_files_of_the_repository_are_in_the_site(site: Site) -> None:
     assert "repository/examples/foo.yaml.html" in site.pages[site.folder / "tutorial.html"].links
-    shown = (site.folder / "repository" / "examples" / "foo.yaml.html").read_text()
-    assert "Purple" in shown
+    page = (site.folder / "repository" / "examples" / "foo.yaml.html").read_text()
+    assert "Purple" in page
 
 
 def test_nothing_is_loaded_from_another_host(site: Site) -> None:

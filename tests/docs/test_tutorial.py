@@ -34,8 +34,8 @@ def test_the_tutorial(tmp_path: Path) -> None:
 
 
 def test_the_first_manifest_is_the_example() -> None:
-    (shown,) = PAGE.split("<!-- from examples/foo.yaml -->\n```yaml\n")[1:]
-    assert shown.split("```")[0] == (REPOSITORY / "examples" / "foo.yaml").read_text()
+    (block,) = PAGE.split("<!-- from examples/foo.yaml -->\n```yaml\n")[1:]
+    assert block.split("```")[0] == (REPOSITORY / "examples" / "foo.yaml").read_text()
 
 
 def test_a_file_is_a_block_after_its_path() -> None:

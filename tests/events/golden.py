@@ -150,8 +150,8 @@ def _sample(info: inspect.Type) -> Any:
         case inspect.Metadata():
             return _sample(info.type)
         case inspect.StructType():
-            made = {field.encode_name: _sample(field.type) for field in info.fields}
-            return made if info.tag is None else {str(info.tag_field): info.tag, **made}
+            sample = {field.encode_name: _sample(field.type) for field in info.fields}
+            return sample if info.tag is None else {str(info.tag_field): info.tag, **sample}
         case inspect.DictType():
             return {"some/name": _sample(info.value_type)}
         case inspect.VarTupleType() | inspect.ListType():
@@ -182,16 +182,18 @@ def wanted(family: Family, kind: Class) -> set[str]:
 
 def missing() -> list[tuple[str, Class]]:
     """Return the classes, with their families, of which no golden file shows all fields."""
-    known: dict[tuple[str, str], set[str]] = {}
+    fields_by_class: dict[tuple[str, str], set[str]] = {}
     for path in files():
         content = own_part(path, msgspec.json.decode(path.read_bytes()))
-        known.setdefault((path.parent.name, class_name(path)), set()).update(fields(content))
+        fields_by_class.setdefault((path.parent.name, class_name(path)), set()).update(
+            fields(content)
+        )
     return [
         (name, kind)
         for name, family in FAMILIES.items()
         for kind in family.classes
-        if wanted(family, kind) - known.get((name, kind.__name__), set())
-        or (name, kind.__name__) not in known
+        if wanted(family, kind) - fields_by_class.get((name, kind.__name__), set())
+        or (name, kind.__name__) not in fields_by_class
     ]
 
 
@@ -202,8 +204,10 @@ def _sample_of(family: Family, kind: Class) -> bytes:
 
 def main() -> None:
     """Write what is missing for the format of the log, and remove what is of another format."""
-    for other in {each for each in FOLDER.iterdir() if each.is_dir()} - {FOLDER / str(LOG_FORMAT)}:
-        shutil.rmtree(other)
+    for other_folder in {each for each in FOLDER.iterdir() if each.is_dir()} - {
+        FOLDER / str(LOG_FORMAT)
+    }:
+        shutil.rmtree(other_folder)
     for name, kind in missing():
         folder = FOLDER / str(LOG_FORMAT) / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ def holds(part: Any, whole: Any) -> bool:
         mine, others = cast("dict[str, Any]", part), cast("dict[str, Any]", whole)
         return all(name in others and holds(mine[name], others[name]) for name in mine)
     if isinstance(part, list) and isinstance(whole, list):
-        ours, theirs = cast("list[Any]", part), cast("list[Any]", whole)
-        return len(ours) == len(theirs) and all(map(holds, ours, theirs))
+        part_items, whole_items = cast("list[Any]", part), cast("list[Any]", whole)
+        return len(part_items) == len(whole_items) and all(map(holds, part_items, whole_items))
     return part == whole
 
 

@@ -172,9 +172,9 @@ def test_manifest_with_a_mistake_does_not_fit(broken: Any) -> None:
 
 def test_every_reference_leads_somewhere() -> None:
     for document in (json_schema(), asyncapi()):
-        found = list(refs(document))
-        assert found
-        for reference in found:
+        references = list(refs(document))
+        assert references
+        for reference in references:
             assert resolve(document, reference), reference
 
 
@@ -198,7 +198,7 @@ def test_asyncapi_shows_every_subject_of_the_code() -> None:
 
 
 def test_asyncapi_lists_every_stage_that_a_role_may_write_dead_letters_of() -> None:
-    written = {
+    stages = {
         subject.split(".")[1]
         for each in PRINCIPALS
         if each != "service"
@@ -206,7 +206,7 @@ def test_asyncapi_lists_every_stage_that_a_role_may_write_dead_letters_of() -> N
         if subject.startswith("deadletter.") and subject != subjects.HANDLED
     }
     channel = asyncapi()["channels"]["deadletter"]
-    assert set(channel["parameters"]["stage"]["enum"]) == written
+    assert set(channel["parameters"]["stage"]["enum"]) == stages
 
 
 def test_asyncapi_declares_each_parameter_and_direction() -> None:

@@ -51,7 +51,9 @@ def test_no_server_is_an_operational_error() -> None:
         JetStreamFactory(new_environment("nats://127.0.0.1:1", NATS_TIMEOUT_SECONDS="0.3"))
 
 
-def test_a_missing_stream_is_not_created_when_told_so(nats_server: EmbeddedServer) -> None:
+def test_a_missing_stream_is_not_created_when_creation_is_disabled(
+    nats_server: EmbeddedServer,
+) -> None:
     environment = new_environment(nats_server.url, CREATE_TABLE="no", NATS_TIMEOUT_SECONDS="1")
     with JetStreamFactory(environment) as factory:
         recorder = application_recorder(factory)
@@ -69,8 +71,8 @@ def test_a_wrong_recorder_topic_is_refused(environment: Environment) -> None:
 
 
 def test_applications_with_one_prefix_have_their_own_streams(environment: Environment) -> None:
-    other = Environment("Other app.*", environment)
-    factories = [JetStreamFactory(environment), JetStreamFactory(other)]
+    other_environment = Environment("Other app.*", environment)
+    factories = [JetStreamFactory(environment), JetStreamFactory(other_environment)]
     recorders = [application_recorder(factory) for factory in factories]
     for recorder in recorders:
         assert recorder.insert_events([stored("one", 1)]) == [1]
@@ -82,11 +84,11 @@ def test_applications_with_one_prefix_have_their_own_streams(environment: Enviro
 def test_the_stream_never_drops_history(factory: JetStreamFactory) -> None:
     stream = application_recorder(factory).layout.stream
     config = factory.bus.call(stream_state(factory.bus.nc, stream)).config
-    wanted = {"discard": "new", "deny_delete": True, "deny_purge": True, "retention": "limits"}
-    assert wanted.items() <= config.items()
+    expected = {"discard": "new", "deny_delete": True, "deny_purge": True, "retention": "limits"}
+    assert expected.items() <= config.items()
 
 
-def test_a_closed_store_says_so(factory: JetStreamFactory) -> None:
+def test_a_closed_store_raises_a_clear_error(factory: JetStreamFactory) -> None:
     recorder = application_recorder(factory)
     factory.close()
     factory.close()

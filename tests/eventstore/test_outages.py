@@ -21,7 +21,7 @@ def factory(own_server: EmbeddedServer) -> Iterator[JetStreamFactory]:
     factory.close()
 
 
-def test_a_restarted_server_has_it_all_and_recorders_go_on(
+def test_a_restarted_server_has_it_all_and_recorders_continue(
     own_server: EmbeddedServer, factory: JetStreamFactory, tmp_path: Path
 ) -> None:
     recorder = application_recorder(factory)

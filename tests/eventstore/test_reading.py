@@ -65,9 +65,9 @@ def test_a_subscription_sees_everything_once_while_it_is_written(
 
     with ThreadPoolExecutor(1) as pool, recorder.subscribe() as subscription:
         writing = pool.submit(write)
-        seen = [next(subscription).id for _ in range(batches * size)]
+        ids = [next(subscription).id for _ in range(batches * size)]
         writing.result()
-    assert seen == list(range(1, batches * size + 1))
+    assert ids == list(range(1, batches * size + 1))
 
 
 def test_a_subscription_that_waits_is_stopped_by_another_thread(
@@ -94,7 +94,7 @@ def test_closing_the_factory_ends_a_subscription(factory: JetStreamFactory) -> N
             next(subscription)
 
 
-def test_a_subscription_to_a_stream_that_is_gone_says_so(factory: JetStreamFactory) -> None:
+def test_a_subscription_to_a_deleted_stream_raises_an_error(factory: JetStreamFactory) -> None:
     recorder = application_recorder(factory)
     factory.bus.call(delete_stream(factory.bus.nc, recorder.layout.stream))
     with (

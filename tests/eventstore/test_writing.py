@@ -30,18 +30,18 @@ def test_one_of_two_concurrent_writers_wins_each_version(environment: Environmen
         return won
 
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(write, (b"one", b"other"))
+        one, other_position = pool.map(write, (b"one", b"other"))
 
-    assert sorted(one + other) == list(range(1, versions + 1))
+    assert sorted(one + other_position) == list(range(1, versions + 1))
     with JetStreamFactory(environment) as factory:
         events = application_recorder(factory).select_events(originator_id)
         factory.close()
     assert {e.originator_version: e.state for e in events} == (
-        dict.fromkeys(one, b"one") | dict.fromkeys(other, b"other")
+        dict.fromkeys(one, b"one") | dict.fromkeys(other_position, b"other")
     )
 
 
-def test_a_writer_goes_on_after_anothers_events_without_reading_first(
+def test_a_writer_continues_after_anothers_events_without_reading_first(
     environment: Environment,
 ) -> None:
     originator_id = uuid4()
@@ -62,18 +62,18 @@ def test_a_batch_of_many_aggregates_is_stored_whole_or_not_at_all(
     factory: JetStreamFactory,
 ) -> None:
     recorder = application_recorder(factory)
-    taken = uuid4()
-    recorder.insert_events([stored(taken, 1)])
+    existing_id = uuid4()
+    recorder.insert_events([stored(existing_id, 1)])
     ids = [uuid4() for _ in range(100)]
     batch = [stored(i, version) for version in (1, 2) for i in ids]
 
     with pytest.raises(
         IntegrityError, match=r"version 1 of .* already exists; its last version is 1"
     ):
-        recorder.insert_events([*batch, stored(taken, 1)])
+        recorder.insert_events([*batch, stored(existing_id, 1)])
     assert recorder.max_notification_id() == 1
 
-    assert recorder.insert_events([*batch, stored(taken, 2)]) == list(range(2, 203))
+    assert recorder.insert_events([*batch, stored(existing_id, 2)]) == list(range(2, 203))
     assert [n.originator_id for n in recorder.select_notifications(2, 200)] == ids + ids
 
 
@@ -116,17 +116,17 @@ def test_an_event_that_is_too_large_is_refused(factory: JetStreamFactory) -> Non
 def test_a_position_and_its_events_are_stored_together_or_not_at_all(
     factory: JetStreamFactory,
 ) -> None:
-    recorder, one, other = process_recorder(factory), uuid4(), uuid4()
+    recorder, one, other_id = process_recorder(factory), uuid4(), uuid4()
     recorder.insert_events([stored(one, 1)], tracking=Tracking("upstream", 7))
 
     with pytest.raises(IntegrityError):
-        recorder.insert_events([stored(other, 1)], tracking=Tracking("upstream", 7))
-    assert recorder.select_events(other) == []
+        recorder.insert_events([stored(other_id, 1)], tracking=Tracking("upstream", 7))
+    assert recorder.select_events(other_id) == []
     with pytest.raises(IntegrityError):
         recorder.insert_events([stored(one, 1)], tracking=Tracking("upstream", 8))
     assert recorder.max_tracking_id("upstream") == 7
 
-    assert recorder.insert_events([stored(other, 1)], tracking=Tracking("upstream", 8)) == [3]
+    assert recorder.insert_events([stored(other_id, 1)], tracking=Tracking("upstream", 8)) == [3]
     assert [n.id for n in recorder.select_notifications(1, 10)] == [1, 3]
     assert recorder.max_notification_id() == 3
 

@@ -50,8 +50,8 @@ async def test_reset_counts_start_from_zero(client: httpx.AsyncClient) -> None:
     assert set((await effects(client)).values()) == {0}
 
 
-async def test_the_journal_tells_what_happened_and_nothing_else(client: httpx.AsyncClient) -> None:
-    before = await last_sequence(client)
+async def test_the_journal_lists_the_effects_and_nothing_else(client: httpx.AsyncClient) -> None:
+    sequence_before = await last_sequence(client)
     created = (await create(client, "a", "journal-1")).json()
     await create(client, "a", "journal-1")
     await create(client, "a")
@@ -59,9 +59,14 @@ async def test_the_journal_tells_what_happened_and_nothing_else(client: httpx.As
     await client.put("/shapes/a", json=shape("a"), headers={"If-Match": '"9"'})
     await client.delete("/shapes/a")
     await client.delete("/shapes/a")
-    entries = await journal(client, before)
+    entries = await journal(client, sequence_before)
     assert [
-        (entry["sequence"] - before, entry["method"], entry["name"], entry["idempotency_key"])
+        (
+            entry["sequence"] - sequence_before,
+            entry["method"],
+            entry["name"],
+            entry["idempotency_key"],
+        )
         for entry in entries
     ] == [(1, "POST", "a", "journal-1"), (2, "PUT", "a", "journal-2"), (3, "DELETE", "a", None)]
     assert {entry["uid"] for entry in entries} == {created["uid"]}
@@ -69,8 +74,8 @@ async def test_the_journal_tells_what_happened_and_nothing_else(client: httpx.As
 
 
 async def test_the_journal_is_read_in_parts(client: httpx.AsyncClient) -> None:
-    before = await last_sequence(client)
+    sequence_before = await last_sequence(client)
     for name in ("a", "b", "c"):
         await create(client, name)
-    response = await client.get("/_journal", params={"after": before + 1, "limit": 1})
+    response = await client.get("/_journal", params={"after": sequence_before + 1, "limit": 1})
     assert [entry["name"] for entry in response.json()["entries"]] == ["b"]

@@ -106,16 +106,16 @@ async def test_controls_are_never_hit(client: httpx.AsyncClient) -> None:
 async def test_a_document_that_is_not_valid_changes_nothing(
     client: httpx.AsyncClient, document: Any
 ) -> None:
-    before = (await client.get("/_faults")).json()
+    faults_before = (await client.get("/_faults")).json()
     refused = await client.put("/_faults", json=document)
     assert (refused.status_code, kind(refused)) == (422, "not-valid")
-    assert (await client.get("/_faults")).json() == before
+    assert (await client.get("/_faults")).json() == faults_before
 
 
-async def test_what_is_shown_can_be_put_back(client: httpx.AsyncClient) -> None:
+async def test_the_faults_that_are_returned_can_be_set_again(client: httpx.AsyncClient) -> None:
     await break_with(client, listing_drop_names=["a"], methods=["GET"], seed=3, remaining=4)
-    shown = (await client.get("/_faults")).json()
-    assert (await client.put("/_faults", json=shown)).json() == shown
+    faults = (await client.get("/_faults")).json()
+    assert (await client.put("/_faults", json=faults)).json() == faults
 
 
 def test_a_seed_makes_the_choices_repeatable() -> None:

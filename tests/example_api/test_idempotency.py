@@ -121,7 +121,7 @@ async def test_a_key_that_is_still_running_is_refused_until_it_is_done(
 async def test_concurrent_requests_with_one_key_have_one_effect(
     client: httpx.AsyncClient, key: str
 ) -> None:
-    before = await last_sequence(client)
+    sequence_before = await last_sequence(client)
     responses = await asyncio.gather(*(create(client, "a", key) for _ in range(50)))
     statuses = Counter(response.status_code for response in responses)
     assert set(statuses) <= {201, 409}
@@ -129,7 +129,7 @@ async def test_concurrent_requests_with_one_key_have_one_effect(
     created = [response for response in responses if response.status_code == 201]
     assert len({response.content for response in created}) == 1
     assert sum("idempotent-replayed" not in response.headers for response in created) == 1
-    assert [entry["idempotency_key"] for entry in await journal(client, before)] == [key]
+    assert [entry["idempotency_key"] for entry in await journal(client, sequence_before)] == [key]
 
 
 async def test_concurrent_creates_of_one_name_with_different_keys_have_one_winner(

@@ -69,7 +69,7 @@ def wait_until_ended(process: FaultyApi) -> None:
         assert time.monotonic() < deadline
 
 
-async def test_what_was_never_started_says_so() -> None:
+async def test_a_process_that_was_never_started_has_a_clear_error() -> None:
     process = FaultyApi()
     await process.stop()
     await process.kill()
@@ -89,9 +89,9 @@ async def test_a_folder_in_use_is_refused_in_one_line(
 
 
 async def test_a_port_in_use_is_refused_in_one_line(own_process: FaultyApi, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         with pytest.raises(ExampleApiError, match="Address already in use") as refused:
-            await own_process.start(tmp_path / "data", port=taken.getsockname()[1])
+            await own_process.start(tmp_path / "data", port=listener.getsockname()[1])
         assert "\n" not in str(refused.value)
 
 
@@ -126,18 +126,18 @@ def test_bad_options_are_refused_in_one_line(
     with pytest.raises(SystemExit) as ended:
         main(options)
     assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert len(said.err.splitlines()) == 1
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert len(output.err.splitlines()) == 1
+    assert output.out == ""
 
 
 def test_a_host_that_is_not_ours_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--data", str(tmp_path), "--host", "192.0.2.1"]) == 1
-    said = capsys.readouterr()
-    assert said.err.startswith("example-api: cannot listen on 192.0.2.1 port 0: ")
-    assert len(said.err.splitlines()) == 1
+    output = capsys.readouterr()
+    assert output.err.startswith("example-api: cannot listen on 192.0.2.1 port 0: ")
+    assert len(output.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -20,10 +20,10 @@ async def test_a_created_shape_is_shown_as_it_was_answered(client: httpx.AsyncCl
     assert document["version"] == 1
     age = datetime.now(UTC) - datetime.fromisoformat(document["createdAt"])
     assert timedelta(0) <= age < timedelta(minutes=1)
-    shown = await client.get("/shapes/a")
-    assert shown.status_code == 200
-    assert shown.headers["etag"] == '"1"'
-    assert shown.json() == document
+    response = await client.get("/shapes/a")
+    assert response.status_code == 200
+    assert response.headers["etag"] == '"1"'
+    assert response.json() == document
 
 
 async def test_a_replacement_raises_the_version_and_keeps_the_identity(

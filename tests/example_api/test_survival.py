@@ -22,12 +22,12 @@ def key_of(name: str) -> str:
 
 
 async def create_until_it_dies(
-    url: str, worker: int, sent: set[str], answers: Answers, enough: asyncio.Event
+    url: str, worker: int, names: set[str], answers: Answers, enough: asyncio.Event
 ) -> None:
     async with client_of(url) as client:
         for number in count():
             name = f"w{worker}-{number}"
-            sent.add(name)
+            names.add(name)
             try:
                 answers[name] = await create(client, name, key_of(name))
             except httpx.TransportError:
@@ -40,12 +40,12 @@ async def test_every_acknowledged_create_survives_a_kill_in_the_middle_of_load(
     own_process: FaultyApi, tmp_path: Path
 ) -> None:
     url = await own_process.start(tmp_path / "data")
-    sent: set[str] = set()
+    names: set[str] = set()
     answers: Answers = {}
     enough = asyncio.Event()
     async with asyncio.TaskGroup() as load:
         for worker in range(CONNECTIONS):
-            load.create_task(create_until_it_dies(url, worker, sent, answers, enough))
+            load.create_task(create_until_it_dies(url, worker, names, answers, enough))
         await enough.wait()
         await own_process.kill()
     assert {answer.status_code for answer in answers.values()} == {201}
@@ -58,13 +58,13 @@ async def test_every_acknowledged_create_survives_a_kill_in_the_middle_of_load(
             replay = await create(client, name, key_of(name))
             assert replay.headers["idempotent-replayed"] == "true"
             assert (replay.status_code, replay.content) == (201, answer.content)
-        for name in sent - answers.keys():  # with or without an effect, which is unknown
+        for name in names - answers.keys():  # with or without an effect, which is unknown
             assert (await create(client, name, key_of(name))).status_code == 201
         created = Counter(entry["name"] for entry in await journal(client))
-        assert created == dict.fromkeys(sent, 1)
-        assert await listed_names(client) == sorted(sent)
+        assert created == dict.fromkeys(names, 1)
+        assert await listed_names(client) == sorted(names)
         statistics = (await client.get("/_stats")).json()
-        assert statistics["shapes"] == statistics["effective"]["creates"] == len(sent)
+        assert statistics["shapes"] == statistics["effective"]["creates"] == len(names)
 
 
 async def test_resets_and_sequences_survive_a_restart(

@@ -47,7 +47,7 @@ async def test_declare_and_wait(stack: Stack, name: str) -> None:
     ]
 
 
-async def test_follow_outcomes_goes_on_where_it_was(
+async def test_follow_outcomes_continues_where_it_was(
     stack: Stack, client: Client, name: str
 ) -> None:
     for color in ("Red", "Green", "Blue"):
@@ -62,10 +62,10 @@ async def test_follow_outcomes_goes_on_where_it_was(
     assert len(positions) == 3
 
 
-async def test_audit_replay_tells_what_was_owned_at_a_time(
+async def test_audit_replay_lists_the_objects_owned_at_a_time(
     stack: Stack, client: Client, name: str
 ) -> None:
-    before = datetime.now(UTC)
+    started_at = datetime.now(UTC)
     await client.declare(shape(name))
     owned = await client.wait_for(shape(name).key, generation=1)
     await client.withdraw(shape(name).key)
@@ -78,11 +78,11 @@ async def test_audit_replay_tells_what_was_owned_at_a_time(
     assert len(then) == 1
     assert f"owned {name} (uid " in then[0]
     assert "Created by" in then[0]
-    for moment in (before, deleted.at):
+    for moment in (started_at, deleted.at):
         assert not lines_of_mine(await run(stack, "audit_replay.py", moment.isoformat()))
 
 
-async def test_failure_counts_go_on_where_they_were(
+async def test_failure_counts_continue_where_they_were(
     stack: Stack, client: Client, name: str, tmp_path: Path
 ) -> None:
     async def failing(shape_name: str, times: int) -> None:
@@ -124,9 +124,9 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
     assert lines[0].startswith("stored in INTAKE at ")
     assert lines[1] == "answer: Accepted, generation 1"
     assert lines[-1] == "outcome: Converged, generation 1"
-    for ours in ("events", "reconciler", "infra", "projections"):
-        assert f"from {ours}" not in source
-        assert f"import {ours}" not in source
+    for package in ("events", "reconciler", "infra", "projections"):
+        assert f"from {package}" not in source
+        assert f"import {package}" not in source
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_plain_nats_needs_nothing_of_ours(stack: Stack, name: str) -> None
 def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: list[str]) -> None:
     without_key = {name: text for name, text in os.environ.items() if name != "RECONCILER_NKEY"}
     without_key["RECONCILER_NATS_URL"] = "nats://127.0.0.1:1"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(EXAMPLES / program), *arguments],
         capture_output=True,
         text=True,
@@ -152,10 +152,10 @@ def test_wrong_arguments_are_answered_with_the_usage(program: str, arguments: li
         env=without_key,
         check=False,
     )
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("usage: ")
-    assert f"examples/{program}" in done.stderr
+    assert process.returncode != 0
+    assert "Traceback" not in process.stderr
+    assert process.stderr.splitlines()[-1].startswith("usage: ")
+    assert f"examples/{program}" in process.stderr
 
 
 PROGRAMS: list[tuple[str, list[str]]] = [
@@ -177,7 +177,7 @@ def test_without_a_server_the_last_line_says_what_to_do(
     env = {**os.environ, "RECONCILER_NATS_URL": url}
     if program == "plain_service.py":
         env["RECONCILER_NKEY"] = str(Pair.of_user().write(tmp_path / "seed"))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(EXAMPLES / program), *arguments],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -186,13 +186,13 @@ def test_without_a_server_the_last_line_says_what_to_do(
         env=env,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Traceback" not in done.stderr
-    told = done.stderr.splitlines()
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "Traceback" not in process.stderr
+    lines = process.stderr.splitlines()
     for word in (f"cannot reach {url}: ", "`./run up`", "RECONCILER_NATS_URL"):
-        assert word in told[-1]
+        assert word in lines[-1]
     if program.startswith("plain"):
-        assert len(told) == 1
+        assert len(lines) == 1
 
 
 def test_every_example_is_tried() -> None:
@@ -203,7 +203,7 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.parametrize(("program", "arguments"), PROGRAMS)
 def test_without_the_variable_no_server_is_assumed(program: str, arguments: list[str]) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(EXAMPLES / program), *arguments],
         capture_output=True,
         text=True,
@@ -211,6 +211,6 @@ def test_without_the_variable_no_server_is_assumed(program: str, arguments: list
         env={name: value for name, value in os.environ.items() if "RECONCILER" not in name},
         check=False,
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("RECONCILER_NATS_URL: not set; ")
-    assert done.stderr.count("\n") == 1
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith("RECONCILER_NATS_URL: not set; ")
+    assert process.stderr.count("\n") == 1

@@ -77,9 +77,9 @@ class Disk:
 
     def _mount(self, *options: str) -> None:
         command = ["mount", "-t", "tmpfs", *options, str(self.folder)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            no_mount(done.stderr.strip())
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
+            no_mount(process.stderr.strip())
 
 
 @pytest.fixture
@@ -155,12 +155,12 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
             with pytest.raises((WaitTimeoutError, BusError)):
                 await publish_until_it_stops(client, acknowledged)
             assert acknowledged, "some of them were taken before"
-            told = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
-            found = {each["check"]: each for each in told.json}
-            assert found["disk"]["status"] == "fail"
-            assert found["server health"]["status"] == "fail"
+            result = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
+            checks = {each["check"]: each for each in result.json}
+            assert checks["disk"]["status"] == "fail"
+            assert checks["server health"]["status"] == "fail"
             # One stream is stuck, or all of JetStream has turned itself off by now.
-            assert found["server health"]["details"].startswith(
+            assert checks["server health"]["details"].startswith(
                 ("disk full: ", "JetStream turned off, ")
             )
 
@@ -172,9 +172,9 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
         well = await asyncio.to_thread(cli.run, "doctor", "-o", "json")
         (health,) = [each for each in well.json if each["check"] == "server health"]
         assert health["status"] == "ok"
-        status, said = running.stop()
-    assert status == 0, said
-    events = [json.loads(line)["event"] for line in said.splitlines()]
+        status, output = running.stop()
+    assert status == 0, output
+    events = [json.loads(line)["event"] for line in output.splitlines()]
     told_full = events.index("the disk is full; the server stores nothing until there is space")
     assert told_full < events.index("the disk has space again; restarting nats-server")
 

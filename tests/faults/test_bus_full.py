@@ -49,9 +49,9 @@ async def leave_room(world: World, stream: str, room_bytes: int) -> None:
 
 
 async def doctor_says(world: World) -> str:
-    found = await examine(world.nc, full=False)
+    findings = await examine(world.nc, full=False)
     return " | ".join(
-        f"{one.verdict}: {one.found}" for one in found if one.check == "stream limits"
+        f"{one.verdict}: {one.found}" for one in findings if one.check == "stream limits"
     )
 
 

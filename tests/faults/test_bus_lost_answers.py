@@ -93,8 +93,8 @@ async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
     ):
         await append(behind, [OutgoingMessage(each, each.encode()) for each in subjects])
         proxy.swallow_one(lambda frame: b"NATS/1.0 204" in frame)
-        found = await read_starts(behind, LOG, [SubjectStart(each, 5) for each in subjects])
-        assert [[one.subject for one in each] for each in found] == [[one] for one in subjects]
+        starts = await read_starts(behind, LOG, [SubjectStart(each, 5) for each in subjects])
+        assert [[one.subject for one in each] for each in starts] == [[one] for one in subjects]
         proxy.swallow_one(lambda frame: b"s9.fact" in frame)
         assert len(await last_of_each(behind, LOG, subjects)) == len(subjects)
         assert len(proxy.swallowed) == 2

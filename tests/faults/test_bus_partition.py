@@ -44,7 +44,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [ways for _, ways in FAULTS], ids=[name for name, _ in FAULTS])
-async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_goes_on(
+async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_continues(
     world: World, ways: set[Way]
 ) -> None:
     """Its connection is dead without an end; pings find out, and the next connection works."""
@@ -60,10 +60,10 @@ async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_goes_on(
         proxy.held = set(ways)
         await world.declare("foo")
 
-        async def is_given_up() -> bool:
+        async def is_connection_lost() -> bool:
             return not behind.is_connected or behind.stats["reconnects"] > 0
 
-        await world.until(is_given_up, "the connection is given up", seconds=40)
+        await world.until(is_connection_lost, "the connection is given up", seconds=40)
         proxy.heal()
         await world.client.wait_for("default/Shape/foo", generation=1, timeout_seconds=40)
         await world.until_settled()

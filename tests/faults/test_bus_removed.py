@@ -38,23 +38,23 @@ async def halts(world: World) -> str:
     """Wait until the reconciler ends by itself; give what its process would say."""
     error = await world.until_it_ends()
     assert error is not None
-    written = io.StringIO()
-    with redirect_stderr(written):
+    buffer = io.StringIO()
+    with redirect_stderr(buffer):
         report(error)
-    return written.getvalue()
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
     ("stream", "consumer"),
     [(INTAKE, "decider-3"), (LOG, worker_consumer("default"))],
 )
-async def test_fault_18_a_role_whose_consumer_was_deleted_says_so_and_ends(
+async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
     world: World, stream: str, consumer: str
 ) -> None:
     await delete_consumer(world.nc, stream, consumer)
-    said = await halts(world)
-    wanted = rf"error: consumer {consumer} of stream {stream} was deleted; .*init.*\n"
-    assert re.fullmatch(wanted, said), "one line that says what, where, and what to do"
+    error_text = await halts(world)
+    expected = rf"error: consumer {consumer} of stream {stream} was deleted; .*init.*\n"
+    assert re.fullmatch(expected, error_text), "one line that says what, where, and what to do"
     await initialise(world.nc)
     await world.start_reconciler()
     await world.declare("foo", color="Blue")
@@ -72,9 +72,9 @@ async def test_fault_18_every_role_ends_when_its_log_was_replaced(
     await delete_stream(world.nc, LOG)
     if is_made_anew:
         await api_request(world.nc, f"STREAM.CREATE.{LOG}", config)
-    said = await halts(world)
-    assert f"stream {LOG} was deleted" in said
-    assert "restore the log from a backup" in said
+    error_text = await halts(world)
+    assert f"stream {LOG} was deleted" in error_text
+    assert "restore the log from a backup" in error_text
     assert await world.human.effects("foo") == ["POST"]
 
 
@@ -99,9 +99,9 @@ async def test_fault_18_without_the_stream_of_rejections_all_others_continue(
     names = [f"pink-{number}" for number in range(refused)]
     await world.declare_all([manifest(name, color="Pink") for name in names] + [manifest("bar")])
     await world.until(lambda: world.human.finds("bar"), "bar is created")
-    [found] = [each for each in await check_streams(world.nc) if each.verdict == "fail"]
-    assert REJECTIONS in found.found
-    assert "reconciler init" in found.remedy
+    [finding] = [each for each in await check_streams(world.nc) if each.verdict == "fail"]
+    assert REJECTIONS in finding.found
+    assert "reconciler init" in finding.remedy
 
     await initialise(world.nc)
     for name in names:

@@ -74,9 +74,9 @@ async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
     async with connect(bus.url, source="slow") as client, client.outcomes(after=0) as stream:
         await publish_outcomes(bus, 1)
         first = await anext(aiter(stream))
-        before, server_before = resident_megabytes(os.getpid()), resident_megabytes(bus.pid)
+        memory_before, server_before = resident_megabytes(os.getpid()), resident_megabytes(bus.pid)
         await publish_outcomes(bus, COUNT)
-        grown = resident_megabytes(os.getpid()) - before
+        grown = resident_megabytes(os.getpid()) - memory_before
         print(f"\nbehind by {COUNT}: {grown:.0f} MB more here")
         print(f"{resident_megabytes(bus.pid) - server_before:.0f} MB more in the server")
         assert grown < 3 * MAX_MEGABYTES, "the messages that were published are some of it"
@@ -84,11 +84,11 @@ async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
             listed = await api_request(nc, f"CONSUMER.LIST.{LOG}", {})
         [lag] = [each["num_pending"] for each in listed["consumers"]]
         assert lag > COUNT // 2, "how far it is behind can be seen"
-        seen = first.position
+        position = first.position
         async for each in stream:
-            assert each.position == seen + 1
-            seen = each.position
-            if seen == COUNT + 1:
+            assert each.position == position + 1
+            position = each.position
+            if position == COUNT + 1:
                 break
 
 
@@ -149,10 +149,10 @@ async def test_fault_17_a_reader_that_was_paused_misses_nothing_and_disturbs_nob
     try:
         await publish_outcomes(bus, 1)
         await reader.until_read(1)
-        before = resident_megabytes(bus.pid)
+        memory_before = resident_megabytes(bus.pid)
         await reader.pause()
         await publish_outcomes(bus, COUNT_WHILE_PAUSED)
-        grown = resident_megabytes(bus.pid) - before
+        grown = resident_megabytes(bus.pid) - memory_before
         print(f"\n{grown:.0f} MB more in the server")
         assert grown < MAX_SERVER_MEGABYTES
         async with asyncio.timeout(PATIENCE_SECONDS):

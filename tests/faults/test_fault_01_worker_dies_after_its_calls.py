@@ -16,13 +16,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 COUNT = 30
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["answered", "reply lost"])
-async def test_1_each_call_that_was_made_is_made_again_with_its_key_and_has_one_effect(
-    lane: Lane, name: str, lost: bool
+@pytest.mark.parametrize("is_response_lost", [False, True], ids=["answered", "reply lost"])
+async def test_1_each_call_is_repeated_with_its_key_and_has_one_effect(
+    lane: Lane, name: str, is_response_lost: bool
 ) -> None:
     names = [f"{name}-{number}" for number in range(COUNT)]
     await asyncio.gather(*(lane.declare(each) for each in names))
-    if lost:
+    if is_response_lost:
         await lane.break_api(lost_reply_rate=0.5, methods=["POST"], seed=1)
     dying = lane.fork(f"{Failpoint.WORKER_CALLED}/Create:{COUNT // 2}")
     await dying.killed_at(Failpoint.WORKER_CALLED)

@@ -54,10 +54,10 @@ async def test_3_a_server_killed_again_and_again_loses_nothing_that_it_acknowled
     await process.ready()
     writers = [asyncio.create_task(declare_until_over(writer)) for writer in range(WRITERS)]
     for _ in range(KILLS):
-        wanted = len(declared) + WRITERS
+        expected = len(declared) + WRITERS
 
-        async def some_more_are_stored(wanted: int = wanted) -> bool:
-            return len(declared) >= wanted
+        async def some_more_are_stored(expected: int = expected) -> bool:
+            return len(declared) >= expected
 
         await lane.until(some_more_are_stored, "more is declared")
         await lane.restart_server()

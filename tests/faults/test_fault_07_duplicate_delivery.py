@@ -30,13 +30,13 @@ async def test_7_what_is_published_again_with_its_own_id_after_the_window_change
         await lane.declare(name, color)
     await lane.until_outcome(name, "Converged", 3)
     await lane.until_at_rest()
-    told = await read_subject(lane.nc, INTAKE, f"in.*.*.{key(name).tokens}")
-    kinds = {message.subject.split(".")[2] for message in told}
+    messages = await read_subject(lane.nc, INTAKE, f"in.*.*.{key(name).tokens}")
+    kinds = {message.subject.split(".")[2] for message in messages}
     assert {"desired", "result"} <= kinds
     position = (await stream_state(lane.nc, LOG)).last_seq
     effects = await lane.effects(name)
 
-    for message in [*told, *reversed(told)]:
+    for message in [*messages, *reversed(messages)]:
         subject = "rec." + message.subject.split(".", 2)[2]
         fresh = {MESSAGE_ID: uuid.uuid4().hex}
         ack = await publish(lane.nc, subject, message.payload, headers=fresh)
@@ -58,13 +58,13 @@ async def test_7_an_action_delivered_again_while_its_call_is_under_way_has_one_e
     processes = [lane.fork(), lane.fork()]
     for each in processes:
         await each.ready()
-    before = await deliveries(lane)
+    count_before = await deliveries(lane)
     await lane.declare(name)
     await lane.until_outcome(name, "Converged")
     await lane.break_api()
     await lane.until_at_rest()
     actions = await read_subject(lane.nc, LOG, log(key(name), "action.default"))
-    assert await deliveries(lane) - before > len(actions), "some were delivered again"
+    assert await deliveries(lane) - count_before > len(actions), "some were delivered again"
     assert await lane.effects(name) == ["POST"]
     await lane.assert_sound()
     await asyncio.gather(*(each.stop() for each in processes))

@@ -29,10 +29,12 @@ async def look(lane: Lane, name: str) -> Observed:
     answer = await lane.http.get(f"/shapes/{name}")
     if answer.status_code == 404:
         return Observed("default", name, None, "CompleteListing", as_of, began)
-    shown = answer.raise_for_status().json()
-    fields = {"type": shown["type"], "color": shown["color"]}
-    seen = ExternalObject(name, fields, shown["uid"], str(shown["version"]), shown["labels"])
-    return Observed("default", name, seen, "CompleteListing", as_of, began)
+    shape = answer.raise_for_status().json()
+    fields = {"type": shape["type"], "color": shape["color"]}
+    observed_object = ExternalObject(
+        name, fields, shape["uid"], str(shape["version"]), shape["labels"]
+    )
+    return Observed("default", name, observed_object, "CompleteListing", as_of, began)
 
 
 async def tell(lane: Lane, name: str, observed: Observed) -> None:
@@ -41,7 +43,7 @@ async def tell(lane: Lane, name: str, observed: Observed) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_8_looks_from_before_our_effects_change_nothing_in_any_order(
+async def test_8_observations_from_before_our_effects_change_nothing_in_any_order(
     lane: Lane, name: str, seed: int
 ) -> None:
     process = lane.fork(roles=WITHOUT_OBSERVER)
@@ -64,7 +66,7 @@ async def test_8_looks_from_before_our_effects_change_nothing_in_any_order(
     await process.stop()
 
 
-async def test_8_an_absence_seen_before_it_was_made_again_is_not_believed(
+async def test_8_an_absence_observed_before_the_recreation_is_not_believed(
     lane: Lane, name: str
 ) -> None:
     process = lane.fork(roles=WITHOUT_OBSERVER)
@@ -75,10 +77,10 @@ async def test_8_an_absence_seen_before_it_was_made_again_is_not_believed(
     absence = await look(lane, name)
     await tell(lane, name, absence)
 
-    async def made_again() -> bool:
+    async def is_recreated() -> bool:
         return (await lane.effects(name)).count("POST") == 2
 
-    await lane.until(made_again, "it is made again")
+    await lane.until(is_recreated, "it is made again")
     await lane.until_at_rest()
     for _ in range(3):
         await tell(lane, name, absence)

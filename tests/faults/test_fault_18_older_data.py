@@ -66,7 +66,7 @@ async def calls(world: World) -> int:
     return now
 
 
-async def until_lost(watch: LogCertainty) -> None:
+async def wait_until_lost(watch: LogCertainty) -> None:
     """Wait until a connection whose server is dead is known to be lost."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while watch.is_certain:  # noqa: ASYNC110 - nothing reports the end
@@ -74,7 +74,7 @@ async def until_lost(watch: LogCertainty) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shorter(
+async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorter(
     world: World, tmp_path: Path, role: Role
 ) -> None:
     data, older = world.server.data_dir, tmp_path / "older"
@@ -90,7 +90,7 @@ async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shor
 
     await world.kill_nats()
     assert parts.ports.watch is not None
-    await until_lost(parts.ports.watch)
+    await wait_until_lost(parts.ports.watch)
     await calls(world)  # what was under way has ended
     await world.human.forgets_counts()
     shutil.rmtree(data)
@@ -99,14 +99,14 @@ async def test_fault_18_a_role_ends_before_it_calls_anybody_when_its_log_is_shor
 
     error = await world.until_it_ends(PATIENCE_SECONDS)
     assert error is not None
-    written = io.StringIO()
-    with redirect_stderr(written):
+    buffer = io.StringIO()
+    with redirect_stderr(buffer):
         assert report(error) == 1
-    wanted = (
+    expected = (
         r"error: stream LOG_1 ends at \d+, but this process has read it up to \d+; the server "
         r"came back with older data\. .* then start the process again\n"
     )
-    assert re.fullmatch(wanted, written.getvalue()), written.getvalue()
+    assert re.fullmatch(expected, buffer.getvalue()), buffer.getvalue()
     assert await calls(world) == 0, "the action of the older log was tried"
 
 
@@ -138,7 +138,7 @@ async def ends(watch: JetStreamLogWatch) -> str:
     return str(caught.value)
 
 
-async def test_fault_18_older_data_that_were_written_to_since_are_told_by_the_newest_event(
+async def test_fault_18_older_data_that_were_written_to_since_are_detected_by_the_newest_event(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     await write(server, 3)
@@ -152,10 +152,10 @@ async def test_fault_18_older_data_that_were_written_to_since_are_told_by_the_ne
         watching = asyncio.create_task(ends(watch))
         await asyncio.sleep(0)
         await server.kill()
-        other = EmbeddedServer()
-        await other.start(older)
-        await write(other, 9, kind="other")
-        await other.kill()
+        other_server = EmbeddedServer()
+        await other_server.start(older)
+        await write(other_server, 9, kind="other")
+        await other_server.kill()
         await server.start(older, port=server.port)
         assert (
             "has a different event at 5 from the one that this process has read there"
@@ -173,14 +173,14 @@ async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not
         watching = asyncio.create_task(watch.run())
         for _ in range(2):
             await server.kill()
-            await until_lost(watch)
+            await wait_until_lost(watch)
             await server.start(server.data_dir, port=server.port)
             assert await watch.until_certain(PATIENCE_SECONDS)
         assert not watching.done()
         watching.cancel()
 
 
-async def test_fault_18_a_cluster_is_believed_only_when_it_says_so_for_long(
+async def test_fault_18_a_cluster_is_believed_only_when_it_repeats_its_answer_for_long(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that was cut off answers until it notices, and knows less than there is."""
@@ -201,7 +201,7 @@ async def test_fault_18_a_cluster_is_believed_only_when_it_says_so_for_long(
         monkeypatch.setattr(log_watch, "stream_state", misled)
         watching = asyncio.create_task(watch.run())
         await server.kill()
-        await until_lost(watch)
+        await wait_until_lost(watch)
         await server.start(server.data_dir, port=server.port)
         assert await watch.until_certain(PATIENCE_SECONDS)
         assert not watching.done()

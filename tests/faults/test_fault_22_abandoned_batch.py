@@ -37,7 +37,7 @@ async def test_22_of_a_batch_whose_sender_died_nothing_is_visible_and_all_is_dec
     await following.stop()
 
 
-async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_goes_on(
+async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_continues(
     lane: Lane, name: str
 ) -> None:
     for number in range(MAX_OPEN_BATCHES):
@@ -50,14 +50,14 @@ async def test_22_while_others_keep_all_batches_open_deciding_waits_and_then_goe
     process = lane.fork()
 
     async def is_running() -> bool:
-        return "roles are running" in process.said
+        return "roles are running" in process.error_output
 
     await lane.until(is_running, "the roles run")
     in_time = time.monotonic() - opened < SERVER_FORGETS_SECONDS - 2
     for each in names:
         await lane.until_outcome(each, "Converged")
     await lane.until_at_rest()
-    refused = "processing a batch failed; retrying" in process.said
+    refused = "processing a batch failed; retrying" in process.error_output
     assert refused or not in_time, "the server refused one batch more"
     assert await lane.history(f"{name}-x") == [], "what was sent of the open batches is not there"
     assert [await lane.effects(each) for each in names] == [["POST"]] * MANY

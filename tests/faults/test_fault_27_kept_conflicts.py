@@ -26,7 +26,7 @@ class KeepingApi:
         self.passing = passing
         self.running = running
         self.things: dict[str, dict[str, Any]] = {}
-        self.kept: dict[str, tuple[int, dict[str, Any]]] = {}
+        self.stored_answers: dict[str, tuple[int, dict[str, Any]]] = {}
         self.url = ""
 
     @asynccontextmanager
@@ -44,12 +44,12 @@ class KeepingApi:
 
     async def _list(self, request: web.Request) -> web.Response:
         prefix = request.query.get("prefix", "")
-        shown = [each for name, each in self.things.items() if name.startswith(prefix)]
-        return web.json_response({"items": shown})
+        shapes = [each for name, each in self.things.items() if name.startswith(prefix)]
+        return web.json_response({"items": shapes})
 
     async def _read(self, request: web.Request) -> web.Response:
-        found = self.things.get(request.match_info["name"])
-        return web.json_response(found or {"detail": "none"}, status=200 if found else 404)
+        existing = self.things.get(request.match_info["name"])
+        return web.json_response(existing or {"detail": "none"}, status=200 if existing else 404)
 
     async def _create(self, request: web.Request) -> web.Response:
         key = request.headers["Idempotency-Key"]
@@ -57,9 +57,9 @@ class KeepingApi:
             self.running -= 1
             detail = {"detail": "a request with this Idempotency-Key is still running"}
             return web.json_response(detail, status=409)
-        if key not in self.kept:
-            self.kept[key] = self._first_answer(await request.json())
-        status, body = self.kept[key]
+        if key not in self.stored_answers:
+            self.stored_answers[key] = self._first_answer(await request.json())
+        status, body = self.stored_answers[key]
         return web.json_response(body, status=status)
 
     def _first_answer(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -94,7 +94,7 @@ async def test_a_kept_conflict_ends_its_action_and_the_next_has_a_new_key(bus: W
         await bus.stop_reconciler()
     first, second = (each.action for each in every(ActionDecided, facts))
     assert first.idempotency_key != second.idempotency_key
-    assert list(api.kept) == [first.idempotency_key, second.idempotency_key]
+    assert list(api.stored_answers) == [first.idempotency_key, second.idempotency_key]
     failed = only(ActionFailed, facts)
     assert (failed.action_id, failed.error.error_class) == (first.action_id, "Conflict")
 
@@ -109,4 +109,4 @@ async def test_a_request_that_still_runs_under_the_key_is_waited_for(bus: World)
     action = only(ActionDecided, facts).action
     assert {each.error.error_class for each in every(ActionFailed, facts)} == {"Unknown"}
     assert only(ActionSucceeded, facts).action_id == action.action_id
-    assert list(api.kept) == [action.idempotency_key]
+    assert list(api.stored_answers) == [action.idempotency_key]

@@ -48,17 +48,17 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 def partition_of(key: ResourceKey) -> int:
     """As the server does it: FNV-1a of the tokens."""
-    found = 2_166_136_261
+    hash_value = 2_166_136_261
     for byte in f"{key.namespace}{key.kind}{key.name}".encode():
-        found = (found ^ byte) * 16_777_619 % 2**32
-    return found % PARTITIONS
+        hash_value = (hash_value ^ byte) * 16_777_619 % 2**32
+    return hash_value % PARTITIONS
 
 
 def neighbours() -> list[str]:
     """Names of resources in the flooded partition."""
-    wanted, names = partition_of(HOSTILE), (f"n{number}" for number in range(10_000))
+    expected, names = partition_of(HOSTILE), (f"n{number}" for number in range(10_000))
     found = [
-        name for name in names if partition_of(ResourceKey("default", "Shape", name)) == wanted
+        name for name in names if partition_of(ResourceKey("default", "Shape", name)) == expected
     ]
     return found[:NEIGHBOURS]
 
@@ -85,17 +85,17 @@ async def pending(world: World, partition: int | str = partition_of(HOSTILE)) ->
 
 
 async def discarded(world: World, namespace: str = HOSTILE.namespace) -> int:
-    found = await read_discarded(world.nc)
-    return sum(each.count for each in found if each.namespace == namespace)
+    discarded_counts = await read_discarded(world.nc)
+    return sum(each.count for each in discarded_counts if each.namespace == namespace)
 
 
-async def until_discarded(world: World, wanted: int, namespace: str = HOSTILE.namespace) -> None:
+async def until_discarded(world: World, expected: int, namespace: str = HOSTILE.namespace) -> None:
     async def is_counted() -> bool:
-        return await discarded(world, namespace) >= wanted
+        return await discarded(world, namespace) >= expected
 
-    what = f"{wanted} messages are counted"
+    what = f"{expected} messages are counted"
     await world.until(is_counted, what, seconds=PATIENCE_SECONDS)
-    assert await discarded(world, namespace) == wanted
+    assert await discarded(world, namespace) == expected
 
 
 async def until_a_quarter_waits(world: World, partition: int | str = partition_of(HOSTILE)) -> None:
@@ -112,8 +112,8 @@ async def others_converge(world: World) -> None:
     await world.declare_all([manifest(name) for name in names])
     for name in names:
         key = f"default/Shape/{name}"
-        told = await world.client.wait_for(key, generation=1, timeout_seconds=PATIENCE_SECONDS)
-        assert told.outcome == "Converged"
+        outcome = await world.client.wait_for(key, generation=1, timeout_seconds=PATIENCE_SECONDS)
+        assert outcome.outcome == "Converged"
 
 
 async def test_fault_28_others_converge_while_nothing_has_room_for_a_flood(world: World) -> None:
@@ -124,10 +124,10 @@ async def test_fault_28_others_converge_while_nothing_has_room_for_a_flood(world
 
     await until_discarded(world, UNUSABLE - QUARTER)
     await until_a_quarter_waits(world)
-    [found] = [each for each in await examine(world.nc, full=False) if each.check == "discarded"]
-    assert found.verdict == "warn"
-    assert "hostile: " in found.found
-    assert "at stage quota" in found.found, "the decider did not even look at some"
+    [finding] = [each for each in await examine(world.nc, full=False) if each.check == "discarded"]
+    assert finding.verdict == "warn"
+    assert "hostile: " in finding.found
+    assert "at stage quota" in finding.found, "the decider did not even look at some"
 
     await limit_dead_letters(world, 64 * 1024**2)
     await world.until_settled()
@@ -146,12 +146,12 @@ async def test_fault_28_a_flood_gets_no_more_than_a_quarter_of_the_dead_letters(
     await others_converge(world)
     await world.until_settled()
 
-    letters = await world.dead_letters()
-    of_others = [each for each in letters if ".default." in each.subject]
+    dead_letters = await world.dead_letters()
+    of_others = [each for each in dead_letters if ".default." in each.subject]
     assert len(of_others) == 1
-    kept = await stream_state(world.nc, DEADLETTERS)
-    assert most // 16 < kept.bytes < most // 4 + 4_096
-    assert await discarded(world) == UNUSABLE - len(letters) + 1
+    kept_state = await stream_state(world.nc, DEADLETTERS)
+    assert most // 16 < kept_state.bytes < most // 4 + 4_096
+    assert await discarded(world) == UNUSABLE - len(dead_letters) + 1
 
 
 async def test_fault_28_what_fits_no_partition_is_a_namespace_of_its_own(world: World) -> None:
@@ -191,9 +191,9 @@ async def test_fault_28_what_could_be_used_another_time_is_not_given_up(world: W
     assert await discarded(world) == 0
     await limit_dead_letters(world, 64 * 1024**2)
 
-    async def are_kept() -> bool:
+    async def are_stored() -> bool:
         return len(await world.dead_letters()) == 2 * QUARTER
 
-    await world.until(are_kept, "each is a dead letter", seconds=PATIENCE_SECONDS)
+    await world.until(are_stored, "each is a dead letter", seconds=PATIENCE_SECONDS)
     assert {each.stage for each in await world.dead_letters()} == {"decision"}
     assert await discarded(world) == 0

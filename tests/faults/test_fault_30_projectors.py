@@ -112,9 +112,9 @@ class Log:
     async def verify(self) -> None:
         """Do what ``replay --verify`` does."""
         async with replay_from_start(self.nc) as replay:
-            found = await compare(self.nc, replay, lambda _position: None)
-        assert (found.note, found.differences) == ("", [])
-        assert found.checkpoint == await self._log.last_position()
+            comparison = await compare(self.nc, replay, lambda _position: None)
+        assert (comparison.note, comparison.differences) == ("", [])
+        assert comparison.checkpoint == await self._log.last_position()
 
 
 def keys(first: int, last: int) -> list[ResourceKey]:
@@ -223,18 +223,18 @@ async def test_30_a_process_killed_while_it_folds_a_long_log_starts_warm(
     log: Log, tmp_path: Path
 ) -> None:
     await log.forget_rows()
-    before = 0
+    position_before = 0
     for number in range(1, 4):
         dying = RoleProcess.fork(
             log.url,
             tmp_path / f"{number}.log",
             roles=["projector"],
-            failpoint=f"{Failpoint.PROJECTOR_SAVED}:{2 if before == 0 else 1}",
+            failpoint=f"{Failpoint.PROJECTOR_SAVED}:{2 if position_before == 0 else 1}",
         )
         await dying.killed_at(Failpoint.PROJECTOR_SAVED)
         models, _ = await started(log)
-        assert models.position > before, "what it wrote is gone on from"
-        before = models.position
+        assert models.position > position_before, "what it wrote is gone on from"
+        position_before = models.position
     last = RoleProcess.fork(log.url, tmp_path / "last.log", roles=["projector"])
     await until(log.is_written, "all is written")
     await last.stop()
@@ -250,14 +250,16 @@ async def test_30_a_paused_projector_that_wakes_makes_no_row_older_and_takes_ove
     async def watch() -> None:
         async with follow(log.nc, ROWS, filters=[ROWS_PREFIX + CHECKPOINT]) as follower:
             async for messages in follower:
-                found = [decode_checkpoint(each.payload) for each in messages if each.payload]
-                checkpoints.extend(each.position for each in found if each.is_whole)
+                existing_checkpoints = [
+                    decode_checkpoint(each.payload) for each in messages if each.payload
+                ]
+                checkpoints.extend(each.position for each in existing_checkpoints if each.is_whole)
 
     paused = RoleProcess.fork(log.url, tmp_path / "paused.log", roles=["projector"])
     await until(log.is_written, "the first one writes")
     watching = asyncio.ensure_future(watch())
-    other = RoleProcess.fork(log.url, tmp_path / "other.log", roles=["projector"])
-    await other.ready()
+    other_process = RoleProcess.fork(log.url, tmp_path / "other.log", roles=["projector"])
+    await other_process.ready()
 
     paused.pause()
     await log.go_on(keys(COUNT, COUNT + 20), 0)
@@ -267,13 +269,13 @@ async def test_30_a_paused_projector_that_wakes_makes_no_row_older_and_takes_ove
     paused.resume()
     await log.go_on(keys(COUNT, COUNT + 10), 2)
     await until(log.is_written, "one of them writes")
-    await other.kill()
-    gone = keys(COUNT + 10, COUNT + 20)
-    await log.go_on(gone, 1)
+    await other_process.kill()
+    deleted_keys = keys(COUNT + 10, COUNT + 20)
+    await log.go_on(deleted_keys, 1)
     await until(log.is_written, "the one that was paused takes over")
 
     await log.verify()
-    assert await JetStreamRows(log.nc).get([status_name(key) for key in gone]) == {}
+    assert await JetStreamRows(log.nc).get([status_name(key) for key in deleted_keys]) == {}
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
     assert len(checkpoints) >= 4

@@ -55,8 +55,8 @@ class Reloading:
         async with connect_sdk(self.bus.url, source="t", access=self.access()) as client:
             await client.declare(provider_config(self.api.url))
             await client.declare(shape("default", name))
-            done = await client.wait_for(f"default/Shape/{name}", generation=1)
-            assert done.outcome == "Converged"
+            outcome = await client.wait_for(f"default/Shape/{name}", generation=1)
+            assert outcome.outcome == "Converged"
 
 
 def _users(pair: Pair) -> str:
@@ -71,13 +71,13 @@ def pair() -> Pair:
 
 @pytest.fixture
 async def reloading(tmp_path: Path, pair: Pair) -> AsyncIterator[Reloading]:
-    found = Reloading(EmbeddedServer(), FaultyApi(), tmp_path / "all.nk", _users(pair))
-    pair.write(found.key)
-    await found.bus.start(tmp_path / "nats", extra_config=found.users)
-    await found.api.start(tmp_path / "api")
-    yield found
-    await found.api.stop()
-    await found.bus.stop()
+    bus = Reloading(EmbeddedServer(), FaultyApi(), tmp_path / "all.nk", _users(pair))
+    pair.write(bus.key)
+    await bus.bus.start(tmp_path / "nats", extra_config=bus.users)
+    await bus.api.start(tmp_path / "api")
+    yield bus
+    await bus.api.stop()
+    await bus.bus.stop()
 
 
 async def test_roles_start_while_the_server_reloads(reloading: Reloading, pair: Pair) -> None:

@@ -55,7 +55,7 @@ class _FaultyApp:
         self._faults = FaultInjector()
         self._requests: Counter[tuple[str, str]] = Counter()
         self._tokens: dict[str, tuple[int, float]] = {}  # page and time of a continue token
-        self._api = create_app(database, self._before)
+        self._api = create_app(database, self._apply_faults)
         self._options = Options(database, self)
         self._controls = Starlette(
             routes=[
@@ -82,10 +82,10 @@ class _FaultyApp:
         headers = dict(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         key_of_request.set(headers.get(b"idempotency-key", b"").decode() or None)
         scope.setdefault("state", {})["verdict"] = Verdict()
-        said: list[Message] = []
+        messages: list[Message] = []
 
         async def hear(message: Message) -> None:
-            said.append(message)
+            messages.append(message)
 
         status = NO_ANSWER
         try:
@@ -99,18 +99,18 @@ class _FaultyApp:
                 status = str(answer.status_code)
                 await answer(scope, receive, send)
                 return
-            if said:
-                status = str(said[0]["status"])
+            if messages:
+                status = str(messages[0]["status"])
                 if scope["method"] == "GET" and scope["path"] == "/shapes" and status == "200":
-                    said = self._listed(Request(scope), verdict, said)
-            for message in said:
+                    messages = self._listed(Request(scope), verdict, messages)
+            for message in messages:
                 await send(message)
         finally:
             self._requests[scope["method"], status] += 1
 
     # --- before a request is done
 
-    async def _before(self, request: Request, name: str | None) -> None:
+    async def _apply_faults(self, request: Request, name: str | None) -> None:
         verdict = self._faults.judge(request.method, name)
         request.scope["state"]["verdict"] = verdict
         delay_seconds = self._latency_seconds + verdict.delay_seconds
@@ -128,8 +128,8 @@ class _FaultyApp:
 
     # --- after a listing is made
 
-    def _listed(self, request: Request, verdict: Verdict, said: list[Message]) -> list[Message]:
-        body = b"".join(message.get("body", b"") for message in said)
+    def _listed(self, request: Request, verdict: Verdict, messages: list[Message]) -> list[Message]:
+        body = b"".join(message.get("body", b"") for message in messages)
         listing: dict[str, Any] = msgspec.json.decode(body)
         token = listing.get("continue")
         if token:
@@ -142,23 +142,23 @@ class _FaultyApp:
             verdict, [each["name"] for each in listing["items"]]
         )
         if not lag and not dropped:
-            return said
+            return messages
         listing["items"] = [each for each in listing["items"] if each["name"] not in dropped]
         changed = msgspec.json.encode(listing)
         length = (b"content-length", str(len(changed)).encode())
-        headers = [each for each in said[0]["headers"] if each[0] not in _ADDED_BY_APP]
-        start = {**said[0], "headers": [*headers, length]}
+        headers = [each for each in messages[0]["headers"] if each[0] not in _ADDED_BY_APP]
+        start = {**messages[0], "headers": [*headers, length]}
         return [start, {"type": "http.response.body", "body": changed}]
 
     def _items_as_of(self, request: Request, moment: float) -> list[dict[str, Any]]:
         query = request.query_params
-        wanted = dict(each.split("=", 1) for each in query.getlist("label"))
+        expected = dict(each.split("=", 1) for each in query.getlist("label"))
         items = [msgspec.json.decode(document) for _, document in self._journal.as_of(moment)]
         return [
             each
             for each in items
             if each["name"].startswith(query.get("prefix", ""))
-            and wanted.items() <= each["labels"].items()
+            and expected.items() <= each["labels"].items()
         ]
 
     # --- controls

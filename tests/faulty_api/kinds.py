@@ -18,7 +18,7 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.answers import decoded, refusal
+from infra.providers.answers import decode_body, refusal
 from reconciler.errors import ConflictError, NotFoundError, RefusedError
 from reconciler.provider import Capabilities, Effect
 from reconciler.provider.call_permit import CallPermit
@@ -48,20 +48,20 @@ class OptionProvider(ShapesProvider):
         super().__init__(replace(config, endpoint=endpoint), secrets, permit)
 
     async def create(self, action: Action) -> Effect:
-        return _effect_as_shown(await super().create(_marked(action)))
+        return _effect_as_observed(await super().create(_marked(action)))
 
     async def update(self, action: Action) -> Effect:
-        return _effect_as_shown(await super().update(_marked(action)))
+        return _effect_as_observed(await super().update(_marked(action)))
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        found = await super().read(external_name, uid)
-        return None if found is None else _as_shown(found)
+        existing = await super().read(external_name, uid)
+        return None if existing is None else _as_observed(existing)
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         async for page in super().pages(scope, page_size=page_size):
-            yield [_as_shown(each) for each in page]
+            yield [_as_observed(each) for each in page]
 
 
 class FixedProvider(OptionProvider):
@@ -98,27 +98,27 @@ class WhiteProvider(OptionProvider):
     option = "white"
 
     async def create(self, action: Action) -> Effect:
-        made = await super().create(replace(action, fields={**action.fields, "color": "White"}))
-        assert made.object is not None
+        effect = await super().create(replace(action, fields={**action.fields, "color": "White"}))
+        assert effect.object is not None
         if action.fields["color"] == "White":
-            return made
+            return effect
         paint = replace(
             action,
             operation="Update",
             idempotency_key=f"{action.idempotency_key}/2",
-            uid=made.object.uid,
-            version=made.object.version,
+            uid=effect.object.uid,
+            version=effect.object.version,
         )
         try:
             painted = await self.update(paint)
         except RefusedError as error:  # it is there all the same
-            half = made.object
+            half = effect.object
             raise RefusedError(error.message, status=error.status, obstacle=half) from error
         except ConflictError as error:
-            if error.obstacle is not None and error.obstacle.uid == made.object.uid:
+            if error.obstacle is not None and error.obstacle.uid == effect.object.uid:
                 raise
             raise NotFoundError(f"what was made is gone: {error.message}") from error
-        return replace(painted, replayed=made.replayed and painted.replayed)
+        return replace(painted, replayed=effect.replayed and painted.replayed)
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -151,10 +151,14 @@ class _NumberedShapes(OptionProvider):
         )
         if response.status_code not in {HTTPStatus.CREATED, HTTPStatus.OK}:
             raise await self._refused(response, action)
-        found = decoded(response, _numbered_decoder)
-        fields: Fields = {"type": found.type, "color": found.color}
-        made = ExternalObject(found.name, fields, found.uid, str(found.version), found.labels)
-        return Effect(_as_shown(made), replayed="idempotent-replayed" in response.headers)
+        numbered = decode_body(response, _numbered_decoder)
+        fields: Fields = {"type": numbered.type, "color": numbered.color}
+        created_object = ExternalObject(
+            numbered.name, fields, numbered.uid, str(numbered.version), numbered.labels
+        )
+        return Effect(
+            _as_observed(created_object), replayed="idempotent-replayed" in response.headers
+        )
 
 
 class NumberedProvider:
@@ -194,8 +198,8 @@ class NumberedProvider:
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         if uid is None:
             return await self._first(external_name)
-        found = await self._shapes.read(f"{external_name}{ID_MARK}{uid}")
-        return None if found is None else _by_id(found)
+        existing = await self._shapes.read(f"{external_name}{ID_MARK}{uid}")
+        return None if existing is None else _by_id(existing)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -211,8 +215,8 @@ class NumberedProvider:
             raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         uid = action.uid
         if uid is None:
-            found = await self._first(action.external_name)
-            uid = None if found is None else found.uid
+            existing = await self._first(action.external_name)
+            uid = None if existing is None else existing.uid
         return None if uid is None else f"{action.external_name}{ID_MARK}{uid}"
 
     async def _first(self, external_name: str) -> ExternalObject | None:
@@ -229,22 +233,22 @@ def _marked(action: Action) -> Action:
     return replace(action, labels={**action.labels, _KEY_LABEL: key})
 
 
-def _as_shown(found: ExternalObject) -> ExternalObject:
-    labels = dict(found.labels)
+def _as_observed(existing: ExternalObject) -> ExternalObject:
+    labels = dict(existing.labels)
     key, expires = labels.pop(_KEY_LABEL, None), labels.pop(EXPIRES, None)
-    outputs: Fields = {"color": found.fields["color"]}
+    outputs: Fields = {"color": existing.fields["color"]}
     if expires is not None:
         outputs["expires"] = expires
-    return replace(found, labels=labels, written_by=key, outputs=outputs)
+    return replace(existing, labels=labels, written_by=key, outputs=outputs)
 
 
-def _effect_as_shown(effect: Effect) -> Effect:
-    return effect if effect.object is None else replace(effect, object=_as_shown(effect.object))
+def _effect_as_observed(effect: Effect) -> Effect:
+    return effect if effect.object is None else replace(effect, object=_as_observed(effect.object))
 
 
-def _by_id(found: ExternalObject) -> ExternalObject:
-    name, _, number = found.name.partition(ID_MARK)
-    return replace(found, name=name, uid=number)
+def _by_id(existing: ExternalObject) -> ExternalObject:
+    name, _, number = existing.name.partition(ID_MARK)
+    return replace(existing, name=name, uid=number)
 
 
 def _effect_by_id(effect: Effect) -> Effect:
@@ -278,8 +282,8 @@ class SealedProvider(FixedProvider):
         return self._sealed_effect(await super().update(await self._opened(action)))
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        found = await super().read(external_name, uid)
-        return None if found is None else self._sealed(found)
+        existing = await super().read(external_name, uid)
+        return None if existing is None else self._sealed(existing)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -292,13 +296,19 @@ class SealedProvider(FixedProvider):
         color = await self._secrets.value(reference, action.namespace)
         return replace(action, fields={**action.fields, "color": color})
 
-    def _sealed(self, found: ExternalObject) -> ExternalObject:
-        digest = self._secrets.digest(found.fields["color"])
-        return replace(found, fields={**found.fields, "color": {"secret": digest}}, outputs={})
+    def _sealed(self, existing: ExternalObject) -> ExternalObject:
+        digest = self._secrets.digest(existing.fields["color"])
+        return replace(
+            existing, fields={**existing.fields, "color": {"secret": digest}}, outputs={}
+        )
 
     def _sealed_effect(self, effect: Effect) -> Effect:
-        made = effect.object
-        return effect if made is None else replace(effect, object=self._sealed(made))
+        created_object = effect.object
+        return (
+            effect
+            if created_object is None
+            else replace(effect, object=self._sealed(created_object))
+        )
 
 
 def _by_digest(fields: Fields) -> Fields:
@@ -306,8 +316,8 @@ def _by_digest(fields: Fields) -> Fields:
     return {**fields, "color": {"secret": color["digest"]}} if "digest" in color else fields
 
 
-def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
-    return datetime.fromisoformat(shown.outputs["expires"])
+def _renewal_time(_fields: Fields, observed_object: ExternalObject) -> datetime | None:
+    return datetime.fromisoformat(observed_object.outputs["expires"])
 
 
 FIXED = dataclasses.replace(

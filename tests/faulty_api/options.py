@@ -49,7 +49,7 @@ class Options:
         inner = {**scope, "path": path, "raw_path": path.encode()}
         body = b"" if scope["method"] in ("GET", "DELETE") else await Request(scope, receive).body()
         try:
-            body = self._taken(chosen, inner, body)
+            body = self._validated_body(chosen, inner, body)
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
@@ -61,13 +61,13 @@ class Options:
     async def let_expire(self, request: Request) -> Response:
         """Let an object be at its end, until it is written again."""
         name = request.query_params["name"]
-        found = self._found(name)
-        if found is None:
+        existing = self._find(name)
+        if existing is None:
             raise Problem(404, "no-such-shape", f"no shape has the name {name}")
-        self._ended[name] = (found["version"], time.time())
+        self._ended[name] = (existing["version"], time.time())
         return Response(status_code=204)
 
-    def _taken(self, chosen: Collection[str], scope: Scope, body: bytes) -> bytes:
+    def _validated_body(self, chosen: Collection[str], scope: Scope, body: bytes) -> bytes:
         """Return what the application is asked; raises `Problem` for what an option refuses."""
         method, path = cast("str", scope["method"]), cast("str", scope["path"])
         if "unlisted" in chosen and (method, path) == ("GET", "/shapes"):
@@ -75,49 +75,49 @@ class Options:
         if method not in ("POST", "PUT"):
             return body
         try:
-            wanted: dict[str, Any] = msgspec.json.decode(body)
+            expected: dict[str, Any] = msgspec.json.decode(body)
         except msgspec.DecodeError:
             return body  # the application says what is wrong with it
         if "ids" in chosen and method == "POST":
-            wanted["name"] = f"{wanted['name']}{ID_MARK}{_id(scope)}"
-            return msgspec.json.encode(wanted)
-        if "white" in chosen and method == "POST" and wanted.get("color") != "White":
+            expected["name"] = f"{expected['name']}{ID_MARK}{_id(scope)}"
+            return msgspec.json.encode(expected)
+        if "white" in chosen and method == "POST" and expected.get("color") != "White":
             raise Problem(422, "not-valid", "what is new is White: paint it afterwards")
         if "fixed" in chosen and method == "PUT":
-            found = self._found(path.removeprefix("/shapes/"))
-            if found is not None and found["type"] != wanted.get("type"):
+            existing = self._find(path.removeprefix("/shapes/"))
+            if existing is not None and existing["type"] != expected.get("type"):
                 raise Problem(422, "not-valid", "the type of a shape cannot be changed")
         return body
 
     async def _with_ends(self, scope: Scope, receive: Receive, send: Send) -> None:
-        said: list[Message] = []
+        messages: list[Message] = []
 
         async def hear(message: Message) -> None:
-            said.append(message)
+            messages.append(message)
 
         await self._app(scope, receive, hear)
-        if not said:
+        if not messages:
             return  # the connection is cut
-        body = b"".join(message.get("body", b"") for message in said)
-        if 200 <= said[0]["status"] < 300 and body and scope["path"].startswith("/shapes"):
-            shown: dict[str, Any] = msgspec.json.decode(body)
-            for each in shown.get("items", [shown]):
+        body = b"".join(message.get("body", b"") for message in messages)
+        if 200 <= messages[0]["status"] < 300 and body and scope["path"].startswith("/shapes"):
+            document: dict[str, Any] = msgspec.json.decode(body)
+            for each in document.get("items", [document]):
                 each["labels"] = {**each["labels"], EXPIRES: self._end_of(each)}
-            body = msgspec.json.encode(shown)
-        headers = [each for each in said[0]["headers"] if each[0] != b"content-length"]
+            body = msgspec.json.encode(document)
+        headers = [each for each in messages[0]["headers"] if each[0] != b"content-length"]
         length = (b"content-length", str(len(body)).encode())
-        await send({**said[0], "headers": [*headers, length]})
+        await send({**messages[0], "headers": [*headers, length]})
         await send({"type": "http.response.body", "body": body})
 
-    def _end_of(self, shown: dict[str, Any]) -> str:
-        version, end = self._ended.get(shown["name"], (0, 0.0))
-        if version != shown["version"]:
+    def _end_of(self, document: dict[str, Any]) -> str:
+        version, end = self._ended.get(document["name"], (0, 0.0))
+        if version != document["version"]:
             query = "SELECT max(time) FROM journal WHERE uid = ?"
-            written: float = self._database.execute(query, (shown["uid"],)).fetchone()[0]
-            end = written + LIFETIME_SECONDS
+            written_at: float = self._database.execute(query, (document["uid"],)).fetchone()[0]
+            end = written_at + LIFETIME_SECONDS
         return datetime.fromtimestamp(end, UTC).isoformat(timespec="milliseconds")
 
-    def _found(self, name: str) -> dict[str, Any] | None:
+    def _find(self, name: str) -> dict[str, Any] | None:
         query = "SELECT document FROM shapes WHERE name = ?"
         row = self._database.execute(query, (name,)).fetchone()
         return None if row is None else msgspec.json.decode(row[0])

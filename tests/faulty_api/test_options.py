@@ -46,10 +46,12 @@ class TestFixed(WithOption):
     kind = FIXED
 
     async def test_what_is_fixed_cannot_be_changed(self, provider: Provider, name: str) -> None:
-        made = await self.made(provider, name)
+        created_object = await self.create_one(provider, name)
         with pytest.raises(RefusedError, match="cannot be changed"):
-            await provider.update(self.upon("Update", made, {"type": "Circle", "color": "Red"}))
-        assert await provider.read(name) == made
+            await provider.update(
+                self.action_on("Update", created_object, {"type": "Circle", "color": "Red"})
+            )
+        assert await provider.read(name) == created_object
 
 
 class TestExpiring(WithOption):
@@ -58,14 +60,14 @@ class TestExpiring(WithOption):
     async def test_a_write_renews_what_is_at_its_end(
         self, provider: Provider, name: str, api_url: str
     ) -> None:
-        made = await self.made(provider, name)
-        assert self.kind.renewal_time(made.fields, made) > soon()  # type: ignore[operator]
+        created_object = await self.create_one(provider, name)
+        assert self.kind.renewal_time(created_object.fields, created_object) > soon()  # type: ignore[operator]
         async with httpx.AsyncClient(base_url=api_url) as http:
             (await http.put("/_expired", params={"name": name})).raise_for_status()
         ended = await provider.read(name)
         assert ended is not None
         assert self.kind.renewal_time(ended.fields, ended) < soon()  # type: ignore[operator]
-        renewed = (await provider.update(self.upon("Update", ended, self.fields))).object
+        renewed = (await provider.update(self.action_on("Update", ended, self.fields))).object
         assert renewed is not None
         assert self.kind.renewal_time(renewed.fields, renewed) > soon()  # type: ignore[operator]
 
@@ -103,9 +105,15 @@ class Unmarked(WhiteProvider):
 
     async def create(self, action: Action) -> Effect:
         white: Fields = {**action.fields, "color": "White"}
-        made = (await ShapesProvider.create(self, replace(action, fields=white, labels={}))).object
+        created_object = (
+            await ShapesProvider.create(self, replace(action, fields=white, labels={}))
+        ).object
         return await self.update(
-            replace(action, idempotency_key=f"{action.idempotency_key}/2", uid=made and made.uid)
+            replace(
+                action,
+                idempotency_key=f"{action.idempotency_key}/2",
+                uid=created_object and created_object.uid,
+            )
         )
 
 
@@ -120,14 +128,14 @@ class Hasty(WhiteProvider):
 class TestNumbered(WithOption, HttpFaultContract):
     kind = NUMBERED
 
-    async def test_two_objects_of_one_name_are_told_apart_by_their_ids(
+    async def test_two_objects_of_one_name_are_distinguished_by_their_ids(
         self, provider: Provider, name: str
     ) -> None:
-        first, second = await self.made(provider, name), await self.made(provider, name)
+        first, second = await self.create_one(provider, name), await self.create_one(provider, name)
         assert first.name == second.name == name
-        await provider.update(self.upon("Update", second, self.other_fields))
+        await provider.update(self.action_on("Update", second, self.other_fields))
         assert await provider.read(name, first.uid) == first
-        await provider.delete(self.upon("Delete", first))
+        await provider.delete(self.action_on("Delete", first))
         assert await provider.read(name, first.uid) is None
         assert self.is_as_declared(await provider.read(name, second.uid), self.other_fields)
 

@@ -24,9 +24,10 @@ def test_a_recorded_data_folder_is_taken_up(tmp_path: Path) -> None:
         # What was declared then is held to now.
         cli.write("badge.yaml", definition(running.ready["apiUrl"]))
         cli.ok("apply", "-f", "badge.yaml", "--wait")
-        found = cli.ok("get", "-A", "-o", "json").json
+        listed_rows = cli.ok("get", "-A", "-o", "json").json
         rows = {
-            f"{row['kind']}/{row['metadata']['name']}": row["status"]["outcome"] for row in found
+            f"{row['kind']}/{row['metadata']['name']}": row["status"]["outcome"]
+            for row in listed_rows
         }
         expected = {"Shape/kept": "Converged", "Badge/welcome": "Converged", "Shape/held": "Held"}
         assert rows.items() >= expected.items()

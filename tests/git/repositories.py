@@ -66,7 +66,7 @@ class Repository:
         return self.git("hash-object", "-t", kind, "-w", "--literally", str(file)).strip()
 
     def git(self, *words: str, given: str = "") -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *words],
             input=given,
             cwd=self.folder,
@@ -75,8 +75,8 @@ class Repository:
             text=True,
             check=False,
         )
-        assert not done.returncode, done.stderr
-        return done.stdout
+        assert not process.returncode, process.stderr
+        return process.stdout
 
 
 def signing_key(folder: Path, name: str = "key") -> tuple[Path, str]:

@@ -57,8 +57,10 @@ async def drips(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 async def repeats(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Refuse as some servers do: with what they were given."""
-    told = f"ERR no access with {PASSWORD}\n".encode()
-    body = b"001e# service=git-upload-pack\n0000" + f"{len(told) + 4:04x}".encode() + told
+    error_line = f"ERR no access with {PASSWORD}\n".encode()
+    body = (
+        b"001e# service=git-upload-pack\n0000" + f"{len(error_line) + 4:04x}".encode() + error_line
+    )
     kind = b"Content-Type: application/x-git-upload-pack-advertisement\r\nConnection: close\r\n"
     writer.write(b"HTTP/1.1 200 OK\r\n" + kind + f"Content-Length: {len(body)}\r\n\r\n".encode())
     writer.write(body)
@@ -72,15 +74,15 @@ async def test_a_server_that_never_comes_to_an_end_stops_no_other_source(
     monkeypatch.setattr(heads, "_MAX_SECONDS", 1)
     async with listening(drips) as url:
         spec = {"providerConfigRef": {"name": CONFIG}, "url": url, "intervalSeconds": 1}
-        other = Manifest("git/v1", "GitSource", Metadata("drips"), spec)
-        await world.declare_all([other])
+        other_manifest = Manifest("git/v1", "GitSource", Metadata("drips"), spec)
+        await world.declare_all([other_manifest])
 
-        async def is_told() -> bool:
-            row = await world.client.status(other.key)
-            told = None if row is None else row.not_ready
-            return told is not None and "no result within 1 s" in told.message
+        async def is_reported() -> bool:
+            row = await world.client.status(other_manifest.key)
+            condition = None if row is None else row.not_ready
+            return condition is not None and "no result within 1 s" in condition.message
 
-        await world.until(is_told, "it is told", seconds=20)
+        await world.until(is_reported, "it is told", seconds=20)
         repository.write({"a.yaml": document("a")})
         await world.declare_all([source(repository)])
         await until_ready(world, repository.commit())
@@ -96,10 +98,10 @@ def login(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("login")
 async def test_a_password_is_hidden_without_its_user_too(world: World, repository: Repository):
     async with listening(repeats) as url:
-        made = source(repository, credentials={"$secret": "GIT_LOGIN", "store": "env"}, url=url)
-        await world.declare_all([made])
-        told = await until_problem(world, "Unreachable")
-    assert "no access with ***" in told
+        manifest = source(repository, credentials={"$secret": "GIT_LOGIN", "store": "env"}, url=url)
+        await world.declare_all([manifest])
+        message = await until_problem(world, "Unreachable")
+    assert "no access with ***" in message
     for event in await world.history(SHOP):
         assert PASSWORD.encode() not in msgspec.json.encode(event.data)
 
@@ -116,18 +118,18 @@ async def test_long_words_of_a_commit_are_cut(world: World, repository: Reposito
     assert sorted(await colors(world)) == sorted(names)
 
 
-async def test_a_source_that_was_let_go_is_not_followed(world: World, repository: Repository):
+async def test_a_released_source_is_not_followed(world: World, repository: Repository):
     repository.write({"a.yaml": document("a")})
     await world.declare_all([source(repository, policy={"deletion": "Orphan"})])
     await until_ready(world, repository.commit())
     await world.tell(SHOP, Withdrawn())
     await world.until_outcome(SHOP, "Released")
     await world.observed_again(12)  # over two intervals: a read that began before has ended
-    before = await world.log.last_position()
+    position_before = await world.log.last_position()
     repository.write({"a.yaml": document("a", "Blue"), "b.yaml": document("b")})
     repository.commit()
     await world.observed_again(12)
-    assert await world.log.last_position() == before
+    assert await world.log.last_position() == position_before
     assert await world.client.status(ResourceKey("default", "Shape", "b")) is None
 
 

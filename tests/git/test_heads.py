@@ -56,8 +56,8 @@ async def looks(contents: Contents):
     async def check() -> Check:
         return accept
 
-    given: Any = contents
-    heads = Heads(given, Secrets(), check, timeout_seconds=1.0, allow=NOTHING)
+    storage: Any = contents
+    heads = Heads(storage, Secrets(), check, timeout_seconds=1.0, allow=NOTHING)
     yield heads
     await heads.close()
 
@@ -70,8 +70,8 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
         if request.namespace == "hostile":
             await asyncio.Event().wait()
         manifest = Manifest("shapes/v1", "Shape", Metadata("a", request.namespace), {})
-        found = Read(Source("a.yaml", 1, 1), manifest, manifest.key)
-        place = (found.source.file, found.source.number, found.source.line)
+        read_result = Read(Source("a.yaml", 1, 1), manifest, manifest.key)
+        place = (read_result.source.file, read_result.source.number, read_result.source.line)
         return Reply("main", COMMIT, {"commit": COMMIT}, [Document(*place, manifest)])
 
     monkeypatch.setattr(heads, "read_source", read)
@@ -81,7 +81,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> None:
 async def hanging(looks: Heads):
     """Many sources of one tenant, whose servers never respond."""
     specs = [source_of("hostile", number) for number in range(20)]
-    tasks = [asyncio.create_task(looks.refresh(each, fresh=False)) for each in specs]
+    tasks = [asyncio.create_task(looks.refresh(each, is_requested=False)) for each in specs]
     await asyncio.sleep(0)
     yield tasks
     for each in tasks:
@@ -92,8 +92,8 @@ async def hanging(looks: Heads):
 @pytest.mark.usefixtures("hanging")
 async def test_servers_that_hang_leave_room_for_the_sources_of_others(looks: Heads) -> None:
     async with asyncio.timeout(5):
-        shown = await looks.refresh(source_of("billing"), fresh=False)
-    assert shown["head"]["revision"]["commit"] == COMMIT
+        objects = await looks.refresh(source_of("billing"), is_requested=False)
+    assert objects["head"]["revision"]["commit"] == COMMIT
 
 
 async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_come(
@@ -101,7 +101,7 @@ async def test_a_listing_shows_what_is_known_of_a_source_whose_turn_does_not_com
 ) -> None:
     monkeypatch.setattr(heads, "_TURN_SECONDS", 0.05)
     async with asyncio.timeout(5):
-        assert await looks.refresh(source_of("hostile", 99), fresh=False) == {}
+        assert await looks.refresh(source_of("hostile", 99), is_requested=False) == {}
     assert not any(each.done() for each in hanging)
 
 
@@ -113,7 +113,7 @@ async def test_a_source_that_hangs_delays_no_read_of_others(
     monkeypatch.setattr(heads, "_REQUEST_SECONDS" if fresh else "_LISTING_SECONDS", 0.05)
     specs = [*(source_of("hostile", number) for number in range(5)), source_of("billing")]
     async with asyncio.timeout(5):
-        read = (looks.refresh(each, fresh=fresh) for each in specs)
+        read = (looks.refresh(each, is_requested=fresh) for each in specs)
         *hostile, billing = await asyncio.gather(*read)
         assert not await looks.has_new_commits()
     assert hostile == [{}] * 5
@@ -135,14 +135,14 @@ async def test_requests_during_a_read_share_the_next_one(
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, each: failures.append(each))
     spec = source_of("billing")
-    reads = [looks.refresh(spec, fresh=fresh) for fresh in (False, True, True)]
+    reads = [looks.refresh(spec, is_requested=fresh) for fresh in (False, True, True)]
     tasks = [asyncio.create_task(each) for each in reads]
     while not count:  # noqa: ASYNC110 - nothing reports the start
         await asyncio.sleep(0)
     may_end.set()
     async with asyncio.timeout(5):
-        shown = await asyncio.gather(*tasks)
-    assert shown[0] == shown[1] == shown[2] != {}
+        results = await asyncio.gather(*tasks)
+    assert results[0] == results[1] == results[2] != {}
     assert (count, failures) == (2, [])
 
 
@@ -158,7 +158,7 @@ async def test_a_slow_read_is_reported_when_it_has_ended(
 
     monkeypatch.setattr(heads, "read_source", slowly)
     spec = source_of("billing")
-    assert await looks.refresh(spec, fresh=False) == {}
+    assert await looks.refresh(spec, is_requested=False) == {}
     assert not await looks.has_new_commits()
     may_end.set()
     async with asyncio.timeout(5):
@@ -172,12 +172,12 @@ async def test_a_content_that_cannot_be_stored_ends_no_listing(
     looks: Heads, contents: Contents
 ) -> None:
     contents.is_full = True
-    shown = await looks.refresh(source_of("billing"), fresh=False)
-    assert "QuotaExceeded" in shown[PROBLEM]["message"]
+    objects = await looks.refresh(source_of("billing"), is_requested=False)
+    assert "QuotaExceeded" in objects[PROBLEM]["message"]
     contents.is_full = False
-    shown = await looks.refresh(source_of("billing"), fresh=True)
-    assert PROBLEM not in shown
-    assert "content" in shown["head"]
+    objects = await looks.refresh(source_of("billing"), is_requested=True)
+    assert PROBLEM not in objects
+    assert "content" in objects["head"]
 
 
 class Tokens:
@@ -199,20 +199,20 @@ class Tokens:
 async def test_a_commit_is_searched_for_credentials_that_were_replaced(
     contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Request] = []
+    requests: list[Request] = []
 
     async def read(request: Request) -> Reply:
-        asked.append(request)
+        requests.append(request)
         return Reply(failure=Failure("Unreachable", "not now"))
 
     monkeypatch.setattr(heads, "read_source", read)
-    tokens, given = Tokens(), cast("Any", contents)
+    tokens, storage = Tokens(), cast("Any", contents)
     secrets = Secrets(None, {"files": tokens}, key=b"a key")
-    looks = Heads(given, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
+    looks = Heads(storage, secrets, cast("Any", None), timeout_seconds=1.0, allow=NOTHING)
     spec = source_of("billing")
     spec.fields[SOURCE]["credentials"] = {"$secret": "git"}
-    await looks.refresh(spec, fresh=True)
+    await looks.refresh(spec, is_requested=True)
     tokens.value = "the second token of the source"
-    await looks.refresh(spec, fresh=True)
-    assert [each.credential for each in asked] == [Tokens.value, tokens.value]
-    assert Tokens.value in asked[1].former
+    await looks.refresh(spec, is_requested=True)
+    assert [each.credential for each in requests] == [Tokens.value, tokens.value]
+    assert Tokens.value in requests[1].former

@@ -48,26 +48,26 @@ class Machine:
         answer = httpx.get(f"{self.running.ready['apiUrl']}/shapes", params={"limit": "1000"})
         return {each["name"]: each["color"] for each in answer.json()["items"]}
 
-    def until(self, wanted: dict[str, str]) -> None:
-        self.wait_for(lambda: self.colors() == wanted and self._is_ready(), f"{wanted}")
+    def until(self, expected: dict[str, str]) -> None:
+        self.wait_for(lambda: self.colors() == expected and self._is_ready(), f"{expected}")
 
-    def wait_for(self, condition: Callable[[], bool], wanted: str) -> None:
+    def wait_for(self, condition: Callable[[], bool], expected: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
-                said = self.cli.run("get", "GitSource", "-o", "yaml").out
-                pytest.fail(f"{self.colors()} instead of {wanted}\n{said}")
+                output = self.cli.run("get", "GitSource", "-o", "yaml").out
+                pytest.fail(f"{self.colors()} instead of {expected}\n{output}")
             time.sleep(0.2)
 
     def _is_ready(self) -> bool:
-        found = self.cli.run("get", "GitSource", "shop", "-o", "json")
-        conditions: list[Any] = [] if found.status else found.json["status"]["conditions"]
+        result = self.cli.run("get", "GitSource", "shop", "-o", "json")
+        conditions: list[Any] = [] if result.status else result.json["status"]["conditions"]
         return bool(conditions) and all(each["status"] == "True" for each in conditions)
 
     def declared(self) -> Counter[str]:
         """How many resources of each kind are declared, those of the log alone too."""
-        found = self.cli.ok("get", "-A", "--all", "-o", "json").json
-        return Counter(each["kind"] for each in found if each["status"]["outcome"] != "Deleted")
+        rows = self.cli.ok("get", "-A", "--all", "-o", "json").json
+        return Counter(each["kind"] for each in rows if each["status"]["outcome"] != "Deleted")
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 @pytest.mark.timeout(300)
-def test_38_whoever_is_killed_when_the_newest_commit_is_declared_whole(
+def test_38_the_newest_commit_is_declared_whole_after_any_kill(
     machine: Machine, tmp_path: Path
 ) -> None:
     chance = random.Random(38)
@@ -115,18 +115,18 @@ def test_38_whoever_is_killed_when_the_newest_commit_is_declared_whole(
     for number in range(6):
         for name in chance.sample(sorted(colors), 20):
             colors[name] = chance.choice(["Red", "Blue", "Green"])
-        gone = chance.choice(sorted(colors))
-        colors.pop(gone)
-        repository.remove(f"{gone}.yaml")
+        deleted_name = chance.choice(sorted(colors))
+        colors.pop(deleted_name)
+        repository.remove(f"{deleted_name}.yaml")
         colors[f"n{number}"] = "Yellow"
         commit()
         machine.cli.run("reconcile", "GitSource/shop")
         die_within(1)
     machine.until(colors)
     machine.cli.ok("replay", "--verify")
-    found = machine.declared()
-    assert found["Shape"] == len(colors)
-    assert found["ComposedSet"] == 1
+    declared_names = machine.declared()
+    assert declared_names["Shape"] == len(colors)
+    assert declared_names["ComposedSet"] == 1
     machine.wait_for(
         lambda: machine.declared()["ComposedContent"] <= 3, "only what the newest commit is made of"
     )

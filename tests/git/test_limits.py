@@ -39,9 +39,9 @@ async def read(url: str, *, path: str = "", seconds: float = 60) -> Reply:
 
 
 async def failure_of(url: str, *, path: str = "", seconds: float = 60) -> Failure:
-    found = (await read(url, path=path, seconds=seconds)).failure
-    assert found is not None
-    return found
+    failure = (await read(url, path=path, seconds=seconds)).failure
+    assert failure is not None
+    return failure
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def packed(kind: int, size: int, content: bytes, base: bytes = b"") -> bytes:
 
 
 def varint(size: int) -> bytes:
-    made = bytearray()
+    encoded = bytearray()
     while True:
         size, byte = size >> 7, size & 0x7F
-        made.append(byte | (0x80 if size else 0))
+        encoded.append(byte | (0x80 if size else 0))
         if not size:
-            return bytes(made)
+            return bytes(encoded)
 
 
 def object_of(kind: int, content: bytes) -> bytes:
@@ -275,7 +275,9 @@ async def test_manifests_that_grow_by_aliases_are_too_much(repository: Repositor
     assert "its manifests exceed the limit of 32 MiB" in failure.message
 
 
-async def test_manifests_of_many_small_values_are_not_decoded_by_who_asks(repository: Repository):
+async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_process(
+    repository: Repository,
+):
     """A byte of the reply for each, and 64 bytes of the process that reads it."""
     head = '{"apiVersion":"a/v1","kind":"A","metadata":{"name":"a"},"spec":{"a":['
     text = head + "[]," * 100_000 + "[]]}}"

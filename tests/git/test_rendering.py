@@ -35,7 +35,7 @@ def test_it_runs_in_the_folder_beside_all_other_files(monkeypatch: pytest.Monkey
         ("setsid sleep 3 & exit 3", "mine: exit status 3"),  # it has our output open
     ],
 )
-def test_what_fails_says_so(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
+def test_what_fails_is_reported(script: str, words: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendering, "MAX_SECONDS", 1 if "sleep" in script else 30)
     with pytest.raises(GitError, match=words) as raised:
         run_renderer(sh(script), "mine", FILES, "deploy")

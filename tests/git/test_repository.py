@@ -81,10 +81,10 @@ async def test_over_http_with_a_password(repository: Repository):
     async with GitServer(repository.folder.parent, PASSWORD).serving() as server:
         url = f"http://127.0.0.1:{server.port}/shop"
         for credential in (PASSWORD, f"git:{PASSWORD}"):
-            found = await asyncio.to_thread(
+            contents = await asyncio.to_thread(
                 files, Remote(url, credential, allow=EVERYTHING), "deploy"
             )
-            assert found == {"deploy/a.yaml": b"a"}
+            assert contents == {"deploy/a.yaml": b"a"}
         for remote in (
             Remote(url, "wrong", allow=EVERYTHING),
             Remote(url, allow=EVERYTHING),
@@ -158,7 +158,7 @@ def test_only_signers_sign(repository: Repository, tmp_path: Path):
     assert raised.value.reason == "Unsigned"
 
 
-def test_every_document_is_checked_and_the_first_few_problems_are_told():
+def test_every_document_is_checked_and_the_first_few_problems_are_reported():
     good = b"apiVersion: shapes/v1\nkind: Shape\nmetadata: {name: a}\nspec: {type: Square}\n"
     content = {
         "a.yaml": good.replace(b"type: Square", b"type: Square, color: Red"),
@@ -172,12 +172,12 @@ def test_every_document_is_checked_and_the_first_few_problems_are_told():
     }
     with pytest.raises(GitError) as raised:
         parts_of(content)
-    told = raised.value.message
-    assert told.startswith("b.yaml:4: a manifest must be a mapping, not int; c.json:1: not JSON")
-    assert "d.yaml:1: not UTF-8 text" in told
-    assert "e.yaml:1: default/Shape/a is already declared in a.yaml:1" in told
-    assert "f.yaml:1: not YAML: line 2, column 1" in told
-    assert told.endswith("; 1 more")
+    message = raised.value.message
+    assert message.startswith("b.yaml:4: a manifest must be a mapping, not int; c.json:1: not JSON")
+    assert "d.yaml:1: not UTF-8 text" in message
+    assert "e.yaml:1: default/Shape/a is already declared in a.yaml:1" in message
+    assert "f.yaml:1: not YAML: line 2, column 1" in message
+    assert message.endswith("; 1 more")
     with pytest.raises(GitError, match="no manifests"):
         parts_of({"notes.txt": b""})
 
@@ -226,11 +226,11 @@ def test_a_document_that_would_be_too_much_is_refused_before_it_is_built(text: s
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "[::1]", "0"])
 @pytest.mark.parametrize("scheme", ["http", "https", "ssh"])
-async def test_no_repository_of_the_host_is_asked_unless_it_is_allowed(scheme: str, host: str):
-    seen: list[int] = []
+async def test_no_repository_of_the_host_is_read_unless_it_is_allowed(scheme: str, host: str):
+    positions: list[int] = []
 
     async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(1)
+        positions.append(1)
         writer.close()
 
     async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
@@ -239,12 +239,12 @@ async def test_no_repository_of_the_host_is_asked_unless_it_is_allowed(scheme: s
             await asyncio.to_thread(find_commit, Remote(url, timeout_seconds=2), {})
         assert raised.value.reason == "Unreachable"
         assert "spec.allow.addresses" in raised.value.message
-        assert seen == []
+        assert positions == []
         if host == "127.0.0.1":
             allowed = Remote(url, timeout_seconds=2, allow=Allow(addresses=("127.0.0.1:*",)))
             with pytest.raises(GitError):
                 await asyncio.to_thread(find_commit, allowed, {})
-            assert seen
+            assert positions
 
 
 def test_no_folder_of_the_host_is_read_unless_it_is_allowed(repository: Repository):
@@ -264,9 +264,9 @@ def test_ssh_connects_to_the_address_that_was_judged(monkeypatch: pytest.MonkeyP
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 2222))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
-    told = shlex.split(ssh_command(Remote("ssh://git@git.test:2222/x")))
-    assert "HostName=192.0.2.7" in told
-    assert "HostKeyAlias=[git.test]:2222" in told
+    arguments = shlex.split(ssh_command(Remote("ssh://git@git.test:2222/x")))
+    assert "HostName=192.0.2.7" in arguments
+    assert "HostKeyAlias=[git.test]:2222" in arguments
 
 
 @pytest.mark.parametrize("credential", ["", "a-token", "-----BEGIN OPENSSH PRIVATE KEY-----"])
@@ -274,7 +274,7 @@ def test_ssh_uses_no_key_and_no_configuration_of_the_roles_account(credential: s
     """A tenant would read what only the account may read, or have its ProxyCommand run."""
     with tempfile.TemporaryFile() as key:
         options = _ssh_options(Remote("ssh://git@192.0.2.7/x", credential), key)
-    shown = subprocess.run(
+    ssh_options = subprocess.run(
         [*shlex.split(options["ssh_command"]), "-G", "192.0.2.7"],
         capture_output=True,
         text=True,
@@ -282,9 +282,9 @@ def test_ssh_uses_no_key_and_no_configuration_of_the_roles_account(credential: s
     ).stdout.splitlines()
     has_key = "key_filename" in options
     assert has_key is credential.startswith("-----BEGIN")
-    assert "identityagent none" in shown
-    assert "identitiesonly yes" in shown
-    assert ("pubkeyauthentication true" in shown) is has_key
+    assert "identityagent none" in ssh_options
+    assert "identitiesonly yes" in ssh_options
+    assert ("pubkeyauthentication true" in ssh_options) is has_key
     assert shlex.split(options["ssh_command"])[1:3] == ["-F", "none"]
 
 

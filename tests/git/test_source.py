@@ -121,7 +121,7 @@ async def declarations(world: World, names: Sequence[str]) -> dict[str, int]:
     }
 
 
-async def test_what_a_repository_says_is_declared_changed_and_withdrawn(
+async def test_manifests_of_a_repository_are_declared_changed_and_withdrawn(
     world: World, repository: Repository
 ):
     repository.write(
@@ -167,11 +167,11 @@ async def test_an_idle_one_writes_no_event_and_a_restart_neither(
     commit = repository.commit()
     await until_ready(world, commit)
     await world.observed_again(3)
-    before = await world.log.last_position()
+    position_before = await world.log.last_position()
     await world.observed_again(8)
     await world.restart_reconciler()
     await world.observed_again(4)
-    assert await world.log.last_position() == before
+    assert await world.log.last_position() == position_before
 
 
 async def test_38_a_commit_of_200_manifests(world: World, repository: Repository, tmp_path: Path):
@@ -214,17 +214,17 @@ async def test_38_a_commit_of_200_manifests(world: World, repository: Repository
         }
     )
     bad = repository.commit("broken", "-S")
-    told = await until_problem(world, "BadCommit")
-    assert told.startswith(f"commit {bad[:12]} by Ann <ann@example.org>: deploy/s008.yaml:3: ")
-    assert "Mauve" in told
-    assert told.endswith(f"; commit {third[:12]} by Ann <ann@example.org> stays applied")
+    message = await until_problem(world, "BadCommit")
+    assert message.startswith(f"commit {bad[:12]} by Ann <ann@example.org>: deploy/s008.yaml:3: ")
+    assert "Mauve" in message
+    assert message.endswith(f"; commit {third[:12]} by Ann <ann@example.org> stays applied")
     assert (await colors(world))["s007"] == "Red", "all or nothing"
 
     # It is unsigned.
     repository.write({"deploy/s008.yaml": document("s008", "Yellow")})
     repository.commit("mended by nobody")
-    told = await until_problem(world, "Unsigned")
-    assert "Ann <ann@example.org>" in told
+    message = await until_problem(world, "Unsigned")
+    assert "Ann <ann@example.org>" in message
     assert (await colors(world))["s007"] == "Red"
 
     # It is force-pushed: to a commit that has none of the others before it.
@@ -244,7 +244,7 @@ async def test_38_a_commit_of_200_manifests(world: World, repository: Repository
     assert len(await colors(world)) == 110
 
 
-async def test_a_child_that_is_edited_or_withdrawn_by_hand_is_put_back(
+async def test_a_child_that_is_edited_or_withdrawn_out_of_band_is_restored(
     world: World, repository: Repository
 ):
     repository.write({"a.yaml": document("a"), "b.yaml": document("b")})
@@ -262,7 +262,7 @@ async def test_a_child_that_is_edited_or_withdrawn_by_hand_is_put_back(
     await until_ready(world)
 
 
-async def test_a_look_that_is_asked_for_does_not_wait_for_the_interval(
+async def test_a_requested_read_does_not_wait_for_the_interval(
     world: World, repository: Repository
 ):
     repository.write({"a.yaml": document("a")})
@@ -308,13 +308,13 @@ async def test_it_waits_for_what_it_depends_on(world: World, repository: Reposit
 
 
 async def test_nothing_is_declared_elsewhere_or_twice(world: World, repository: Repository):
-    other = document("b").replace("name: b", "name: b, namespace: other")
-    repository.write({"a.yaml": document("a") + "---\n" + other, "z.yaml": document("a")})
+    elsewhere = document("b").replace("name: b", "name: b, namespace: other")
+    repository.write({"a.yaml": document("a") + "---\n" + elsewhere, "z.yaml": document("a")})
     repository.commit()
     await world.declare_all([source(repository)])
-    told = await until_problem(world, "BadCommit")
-    assert "a.yaml:6: other/Shape/b: must be in the namespace of its set" in told
-    assert "z.yaml:1: default/Shape/a is already declared in a.yaml:1" in told
+    message = await until_problem(world, "BadCommit")
+    assert "a.yaml:6: other/Shape/b: must be in the namespace of its set" in message
+    assert "z.yaml:1: default/Shape/a is already declared in a.yaml:1" in message
     assert await colors(world) == {}
 
 
@@ -333,11 +333,11 @@ async def test_the_newest_commit_is_what_waits_for_an_approval(
     repository.commit()
     await world.start_reconciler()
 
-    async def is_told() -> bool:
+    async def is_reported() -> bool:
         row = await world.client.status(SHOP)
         return row is not None and "29 of its 30" in row.message
 
-    await world.until(is_told, "the newer commit is what waits")
+    await world.until(is_reported, "the newer commit is what waits")
     assert len(await colors(world)) == 30
     actions = [event for event in await world.facts(SHOP) if isinstance(event, ActionDecided)]
     assert len(actions) == 2
@@ -351,7 +351,7 @@ def renderers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECONCILER_RENDERERS", str(file))
 
 
-async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_told_once(
+async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_reported_once(
     renderers: None, world: World, repository: Repository
 ):
     repository.write({"deploy/a.in": document("a", "COLOR")})
@@ -362,12 +362,12 @@ async def test_what_a_renderer_makes_is_declared_and_what_it_says_is_told_once(
     assert declared.reason.startswith("part of default/GitSource/shop: sed:1: commit ")
     repository.write({"deploy/broken": ""})
     repository.commit()
-    told = await until_problem(world, "BadCommit")
-    assert "sed: exit status 1: deploy is broken; commit" in told
+    message = await until_problem(world, "BadCommit")
+    assert "sed: exit status 1: deploy is broken; commit" in message
     await world.observed_again(2)
-    before = await world.log.last_position()
+    position_before = await world.log.last_position()
     await world.observed_again(12)  # over more than two intervals
-    assert await world.log.last_position() == before
+    assert await world.log.last_position() == position_before
 
 
 async def test_its_withdrawal_is_planned_with_all_that_it_has_declared(
@@ -377,15 +377,15 @@ async def test_its_withdrawal_is_planned_with_all_that_it_has_declared(
     await world.declare_all([source(repository)])
     await until_ready(world, repository.commit())
     plan = await world.client.plan(withdraw=[SHOP])
-    found = {each.resource: each for each in plan.resources}
-    assert found.keys() == {str(SHOP), *(f"default/Shape/s{number}" for number in range(3))}
-    [action] = found[str(SHOP)].actions
+    resources = {each.resource: each for each in plan.resources}
+    assert resources.keys() == {str(SHOP), *(f"default/Shape/s{number}" for number in range(3))}
+    [action] = resources[str(SHOP)].actions
     assert [each.step for each in action.parts] == ["Withdraw"] * 3
-    assert [each.operation for each in found["default/Shape/s1"].actions] == ["Delete"]
+    assert [each.operation for each in resources["default/Shape/s1"].actions] == ["Delete"]
     assert len(await colors(world)) == 3
 
 
-async def test_what_others_write_by_hand_stops_nothing_and_declares_nothing_elsewhere(
+async def test_what_others_write_out_of_band_stops_nothing_and_declares_nothing_elsewhere(
     world: World, repository: Repository
 ):
     by_hand = {"parent": "default/GitSource/hand", "uid": "u", "key": "k"}
@@ -426,15 +426,15 @@ async def test_what_others_write_by_hand_stops_nothing_and_declares_nothing_else
     assert await colors(world) == {"a": "Red"}
 
 
-async def test_of_two_that_declare_one_set_at_once_one_is_told(world: World):
+async def test_of_two_concurrent_declarations_of_one_set_one_fails(world: World):
     sets = world.client.manifest_sets()
     key = ResourceKey("default", "ManifestSet", "race")
     parts = [Part(manifest(name)) for name in ("a", "b")]
     one, of_one = await sets.change(key, parts[:1], prune=False)
-    other, of_other = await sets.change(key, parts[1:], prune=False)
+    other_set_change, of_other = await sets.change(key, parts[1:], prune=False)
     await sets.declare(one, of_one)
     with pytest.raises(DeclarationRefusedError):
-        await sets.declare(other, of_other)
+        await sets.declare(other_set_change, of_other)
     again, of_again = await sets.change(key, parts[1:], prune=False)
     await sets.declare(again, of_again)
 
@@ -445,11 +445,11 @@ async def test_of_two_that_declare_one_set_at_once_one_is_told(world: World):
     await world.tell(key, Withdrawn())
     await world.until_outcome(key, "Deleted")
 
-    async def nothing_is_left() -> bool:
+    async def is_all_deleted() -> bool:
         kinds = {row.kind for row in await world.client.statuses() if row.declared}
         return COMPOSED_CONTENT_KIND not in kinds
 
-    await world.until(nothing_is_left, "no content is left")
+    await world.until(is_all_deleted, "no content is left")
 
 
 async def test_a_source_of_the_system_declares_a_kind_and_what_is_of_it(
@@ -478,9 +478,9 @@ spec: {color: Blue, providerConfigRef: {name: badges}}
 """
     repository.write({"all.yaml": definition.replace("URL", world.human.url)})
     commit = repository.commit()
-    made = source(repository)
-    metadata = msgspec.structs.replace(made.metadata, namespace="system")
-    await world.declare_all([msgspec.structs.replace(made, metadata=metadata)])
+    created_manifest = source(repository)
+    metadata = msgspec.structs.replace(created_manifest.metadata, namespace="system")
+    await world.declare_all([msgspec.structs.replace(created_manifest, metadata=metadata)])
     key = ResourceKey("system", "GitSource", "shop")
     pin = ResourceKey("team", "Badge", "pin")
     await world.until_outcome(pin, "Converged")
@@ -492,8 +492,8 @@ spec: {color: Blue, providerConfigRef: {name: badges}}
     await world.until_outcome(key, "Deleted")
     assert await colors(world) == {}
 
-    async def nothing_is_left() -> bool:
+    async def is_all_deleted() -> bool:
         rows = [row for row in await world.client.statuses() if row.declared]
         return {row.name for row in rows} == {"default", CONFIG}
 
-    await world.until(nothing_is_left, "definition and configuration are gone, too")
+    await world.until(is_all_deleted, "definition and configuration are gone, too")

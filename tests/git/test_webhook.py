@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Iterator[Cli]:
         yield cli
 
 
-def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
+def test_a_push_is_read_immediately(folder: Cli, tmp_path: Path) -> None:
     repository = Repository(tmp_path / "Acme" / "shop.git")
     repository.write({"a.yaml": shape("a")})
     repository.commit()
@@ -56,7 +56,7 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
     try:
         payload = {"repository": {"clone_url": repository.url.removesuffix(".git")}}
         body = json.dumps(payload).encode()
-        made = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+        signature = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
         for headers in ({}, {"X-Hub-Signature-256": "sha256=0"}, {"X-Gitlab-Token": "guessed"}):
             assert httpx.post(url, content=body, headers=headers).status_code == 401
         assert httpx.get(url).status_code == 405
@@ -65,12 +65,16 @@ def test_a_push_is_looked_at_at_once(folder: Cli, tmp_path: Path) -> None:
         assert httpx.post(url, content=b"[", headers=token).status_code == 400
         large = b" " * (MAX_BODY_BYTES + 1)
         assert httpx.post(url, content=large, headers=token).status_code == 413
-        other = httpx.post(url, json={"project": {"git_ssh_url": "git@h:o/r"}}, headers=token)
-        assert (other.status_code, other.json()) == (202, {"lookedAt": []})
+        other_response = httpx.post(
+            url, json={"project": {"git_ssh_url": "git@h:o/r"}}, headers=token
+        )
+        assert (other_response.status_code, other_response.json()) == (202, {"lookedAt": []})
 
         repository.write({"b.yaml": shape("b")})
         repository.commit()
-        answer = httpx.post(url, content=body, headers={"X-Hub-Signature-256": f"sha256={made}"})
+        answer = httpx.post(
+            url, content=body, headers={"X-Hub-Signature-256": f"sha256={signature}"}
+        )
         assert answer.json() == {"lookedAt": ["default/GitSource/shop"]}
         answer = httpx.post(others_url, content=body, headers=token)
         assert answer.json() == {"lookedAt": []}, "nothing shows the source of another namespace"
@@ -111,11 +115,11 @@ def test_urls_of_one_repository_are_known_as_one(url: str) -> None:
 
 
 class Push:
-    """A request whose body ends only when it may; ``sent``: how many of its parts were read."""
+    """A request whose body ends only when it may; ``sent_parts`` counts its parts read."""
 
     def __init__(self, headers: Mapping[str, str], part: bytes = b"x") -> None:
         self._part = part
-        self.sent = 0
+        self.sent_parts = 0
         self.status = 0
         named = [(name.lower().encode(), text.encode()) for name, text in headers.items()]
         self._scope: dict[str, Any] = {
@@ -136,7 +140,7 @@ class Push:
         return await anext(self._messages)
 
     async def _parts(self) -> AsyncIterator[Any]:
-        self.sent += 1
+        self.sent_parts += 1
         yield {
             "type": "http.request",
             "body": self._part,
@@ -160,7 +164,7 @@ async def test_no_body_is_read_of_a_client_without_a_signature_or_the_token(
     push = Push(headers)
     async with asyncio.timeout(5):
         await push.call(webhook(SECRET, look_at_nothing))
-    assert (push.status, push.sent) == (401, 0)
+    assert (push.status, push.sent_parts) == (401, 0)
 
 
 async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +175,7 @@ async def test_slow_bodies_delay_no_push(monkeypatch: pytest.MonkeyPatch) -> Non
         for each in slow:
             calls.create_task(each.call(app))
         await turns()
-        assert sum(each.sent for each in slow) == len(slow)
+        assert sum(each.sent_parts for each in slow) == len(slow)
         slow[0].may_go_on.set()  # this client disconnects, which is no failure of ours
         push = Push({"X-Gitlab-Token": SECRET}, b'{"repository": {"url": "https://h/r"}}')
         push.may_end.set()
@@ -261,19 +265,21 @@ async def test_the_oldest_of_too_many_connections_is_closed(
         await serving
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST / HTT", b"GET / HTTP/1.1\r\nHost: h\r\n\r\nPOST"])
+@pytest.mark.parametrize(
+    "request_bytes", [b"", b"POST / HTT", b"GET / HTTP/1.1\r\nHost: h\r\n\r\nPOST"]
+)
 async def test_a_connection_without_a_complete_request_is_closed(
-    sent: bytes, monkeypatch: pytest.MonkeyPatch
+    request_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "HEAD_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = server_of(webhook(SECRET, look_at_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(sent)
+        writer.write(request_bytes)
         async with asyncio.timeout(4):  # uvicorn's own limit of an idle connection is 5 s
             response = await reader.read()
-        assert response.startswith(b"HTTP/1.1 405") is (b"\r\n\r\n" in sent)
+        assert response.startswith(b"HTTP/1.1 405") is (b"\r\n\r\n" in request_bytes)
         writer.close()
         server.should_exit = True
         await serving

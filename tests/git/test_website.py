@@ -129,23 +129,23 @@ class Website:
     def until(self, holds: Callable[[], Any], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not holds():
-            said = self.cli.run("get").out + self.cli.run("get", "-o", "yaml").out[-6000:]
-            assert time.monotonic() < deadline, f"{what}\n{said}"
+            output = self.cli.run("get").out + self.cli.run("get", "-o", "yaml").out[-6000:]
+            assert time.monotonic() < deadline, f"{what}\n{output}"
             time.sleep(0.2)
 
     def is_ready(self) -> bool:
-        found = self.cli.run("get", "GitSource", "websites", "-o", "json")
-        conditions: list[Any] = [] if found.status else found.json["status"]["conditions"]
+        result = self.cli.run("get", "GitSource", "websites", "-o", "json")
+        conditions: list[Any] = [] if result.status else result.json["status"]["conditions"]
         return bool(conditions) and all(each["status"] == "True" for each in conditions)
 
     def message(self) -> str:
-        found = self.cli.ok("get", "GitSource", "websites", "-o", "json").json
-        return " ".join(each.get("message", "") for each in found["status"]["conditions"])
+        rows = self.cli.ok("get", "GitSource", "websites", "-o", "json").json
+        return " ".join(each.get("message", "") for each in rows["status"]["conditions"])
 
     def texts(self) -> Counter[str]:
         """What each container that runs would say."""
-        found = self.docker.http.get("/containers/json").json()
-        inspected = [self.docker.inspect(each["Id"]) or {} for each in found]
+        containers = self.docker.http.get("/containers/json").json()
+        inspected = [self.docker.inspect(each["Id"]) or {} for each in containers]
         return Counter(
             variable.removeprefix("TEXT=")
             for each in inspected
@@ -157,7 +157,7 @@ class Website:
     def kinds(self) -> Counter[str]:
         return Counter(each["kind"] for each in self.cli.ok("get", "-o", "json").json)
 
-    def left_behind(self) -> list[str]:
+    def find_leftovers(self) -> list[str]:
         rules = subprocess.run(
             ["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=False
         )
@@ -166,9 +166,9 @@ class Website:
             routes = client.get("http://localhost/config/").text
         containers = self.docker.http.get("/containers/json", params={"all": "1"}).json()
         files = list((self.cli.folder / "tls/hello").glob("tls.*"))
-        seen = {"rules": "198.18.0.81" in rules.stdout, "routes": HOST in routes}
+        leftovers = {"rules": "198.18.0.81" in rules.stdout, "routes": HOST in routes}
         return [
-            *(name for name, is_there in seen.items() if is_there),
+            *(name for name, is_there in leftovers.items() if is_there),
             *map(str, (*containers, *files)),
         ]
 
@@ -177,7 +177,7 @@ class Visitors:
     """People who ask all the time, and remember who was not answered."""
 
     def __init__(self, website: Website, url: str) -> None:
-        self.said: Counter[str] = Counter()
+        self.responses: Counter[str] = Counter()
         self.failed: list[str] = []
         self._website, self._url = website, url
         self._ended = threading.Event()
@@ -194,7 +194,7 @@ class Visitors:
     def _ask(self) -> None:
         while not self._ended.wait(0.02):
             try:
-                self.said[self._website.visit(self._url)] += 1
+                self.responses[self._website.visit(self._url)] += 1
             except (AssertionError, OSError, HTTPException) as error:
                 self.failed.append(repr(error))
 
@@ -228,17 +228,17 @@ def test_a_commit_becomes_a_website_is_rolled_and_withdrawn(website: Website) ->
 
     containers = website.cli.ok("get", "Container", "-o", "json").json
     why = website.cli.ok("why", f"Container/{containers[0]['metadata']['name']}").out
-    told = " ".join(why.split())
+    explanation = " ".join(why.split())
     for words in (f"commit {first[:12]} by {AUTHOR}", "deploy/website.yaml:2", "Deployment/hello"):
-        assert words in told, why
+        assert words in explanation, why
 
     with Visitors(website, website.url()) as visitors:
-        website.until(lambda: visitors.said["version 1"] > 20, "it is used")
+        website.until(lambda: visitors.responses["version 1"] > 20, "it is used")
         website.commit("version 1", "version 2")
-        website.until(lambda: visitors.said["version 2"] > 20, "it is rolled")
+        website.until(lambda: visitors.responses["version 2"] > 20, "it is rolled")
         website.until(lambda: website.texts() == {"version 2": 3}, "all are of the new version")
     assert visitors.failed == []
-    assert visitors.said.keys() == {"version 1", "version 2"}
+    assert visitors.responses.keys() == {"version 1", "version 2"}
 
     bad = website.commit("replicas: 3", "replicas: many")
     words = f"commit {bad[:12]} by {AUTHOR}: deploy/website.yaml:2: default/Website/hello: "
@@ -248,13 +248,13 @@ def test_a_commit_becomes_a_website_is_rolled_and_withdrawn(website: Website) ->
     website.until(lambda: website.texts() == {"version 2": 2}, "it is mended")
 
     website.cli.ok("delete", "GitSource", "websites", "--wait", "--timeout", "60s")
-    website.until(lambda: website.left_behind() == [], "nothing is left")
+    website.until(lambda: website.find_leftovers() == [], "nothing is left")
     assert website.kinds() == {"Issuer": 1}
     website.cli.ok("replay", "--verify")
 
 
 @pytest.mark.timeout(400)
-def test_it_goes_on_where_it_stood_whoever_is_killed_when(website: Website) -> None:
+def test_a_rollout_continues_after_any_process_is_killed(website: Website) -> None:
     chance = random.Random(15)
 
     def die_within(seconds: float) -> None:
@@ -270,13 +270,15 @@ def test_it_goes_on_where_it_stood_whoever_is_killed_when(website: Website) -> N
         website.commit(f"version {number - 1}", f"version {number}")
         die_within(4)
         die_within(4)
-        wanted = {f"version {number}": 3}
-        website.until(lambda wanted=wanted: website.texts() == wanted, f"it is rolled: {wanted}")
+        expected = {f"version {number}": 3}
+        website.until(
+            lambda expected=expected: website.texts() == expected, f"it is rolled: {expected}"
+        )
         website.until_says(f"version {number}")
     website.until(website.is_ready, "all of it is ready")
     assert website.kinds()["Container"] == 3
     website.cli.ok("delete", "GitSource", "websites")
     die_within(3)
-    website.until(lambda: website.left_behind() == [], "nothing is left")
+    website.until(lambda: website.find_leftovers() == [], "nothing is left")
     website.until(lambda: website.kinds() == {"Issuer": 1}, "nothing is declared")
     website.cli.ok("replay", "--verify")

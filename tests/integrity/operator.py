@@ -27,8 +27,8 @@ class Operator:
     async def finds(self, url: str, check: str) -> dict[str, str]:
         """Give what `doctor` says to one check."""
         findings = (await self.runs(url, "doctor", "--output", "json")).json
-        (found,) = [each for each in findings if each["check"] == check]
-        return found
+        (finding,) = [each for each in findings if each["check"] == check]
+        return finding
 
 
 def blocks_of(data_dir: Path, stream: str) -> list[Path]:

@@ -50,7 +50,7 @@ def _content(one: StoredMessage) -> tuple[int, str, bytes, str | None]:
 
 
 @pytest.fixture
-def other_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
+def empty_url(nats_server: EmbeddedServer, accounts: Accounts) -> str:
     """The URL of a bus that has nothing yet."""
     return accounts.next_url(nats_server)
 
@@ -59,18 +59,18 @@ async def test_every_event_comes_back_at_its_position_with_its_digest(
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
-    other_url: str,
+    empty_url: str,
     operator: Operator,
 ) -> None:
     await _fill(log)
     saved = (await operator.succeeds(fresh_bus_url, "backup", "b", "-o", "json")).json
     assert (saved["events"], saved["position"], saved["damage"]) == (160, 160, [])
     assert not list(operator.folder.glob("*.partial"))
-    await operator.succeeds(other_url, "restore", "b")
-    nc = await connect(other_url, name="test")
+    await operator.succeeds(empty_url, "restore", "b")
+    nc = await connect(empty_url, name="test")
     assert await _contents(nc) == await _contents(bus)
     assert (await find_log(nc)).log_id == log.log_id
-    again = await operator.succeeds(other_url, "restore", "b")
+    again = await operator.succeeds(empty_url, "restore", "b")
     assert "already complete" in again.out
     await nc.close()
 
@@ -107,7 +107,7 @@ async def test_a_backup_under_writes_is_a_prefix_of_the_log(
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
-    other_url: str,
+    empty_url: str,
     operator: Operator,
 ) -> None:
     await _fill(log, 100)
@@ -122,8 +122,8 @@ async def test_a_backup_under_writes_is_a_prefix_of_the_log(
     stop.set()
     await writer
     assert saved["events"] == saved["position"] >= 800
-    await operator.succeeds(other_url, "restore", "b")
-    nc = await connect(other_url, name="test")
+    await operator.succeeds(empty_url, "restore", "b")
+    nc = await connect(empty_url, name="test")
     assert await _contents(nc) == (await _contents(bus))[: saved["events"]]
     await nc.close()
 
@@ -157,59 +157,59 @@ async def test_a_file_that_is_no_whole_backup_is_refused_before_anything_is_writ
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
-    other_url: str,
+    empty_url: str,
     operator: Operator,
     what: str,
 ) -> None:
     await _fill(log)
     await operator.succeeds(fresh_bus_url, "backup", "b")
-    spoil, told = BAD[what]
+    spoil, message = BAD[what]
     (operator.folder / "bad").write_bytes(spoil((operator.folder / "b").read_bytes()))
-    refused = await operator.runs(other_url, "restore", "bad")
+    refused = await operator.runs(empty_url, "restore", "bad")
     assert refused.status == 1
     assert refused.err.startswith("error: bad is not usable as a backup: ")
-    assert told in refused.err
+    assert message in refused.err
     assert refused.err.count("\n") == 1
-    assert "no event log yet" in (await operator.runs(other_url, "get")).err
+    assert "no event log yet" in (await operator.runs(empty_url, "get")).err
 
 
 async def test_the_beginning_of_the_same_log_is_completed_and_another_log_is_refused(
     log: JetStreamLog,
     bus: Client,
     fresh_bus_url: str,
-    other_url: str,
+    empty_url: str,
     operator: Operator,
 ) -> None:
     await _fill(log)
     await operator.succeeds(fresh_bus_url, "backup", "early")
     await _fill(log)
     await operator.succeeds(fresh_bus_url, "backup", "late")
-    await operator.succeeds(other_url, "restore", "early")
-    done = (await operator.succeeds(other_url, "restore", "late", "-o", "json")).json
-    assert (done["present"], done["events"]) == (160, 320)
-    nc = await connect(other_url, name="test")
+    await operator.succeeds(empty_url, "restore", "early")
+    restore_report = (await operator.succeeds(empty_url, "restore", "late", "-o", "json")).json
+    assert (restore_report["present"], restore_report["events"]) == (160, 320)
+    nc = await connect(empty_url, name="test")
     assert await _contents(nc) == await _contents(bus)
-    before = await find_log(nc)
+    previous_identity = await find_log(nc)
 
-    longer = await operator.runs(other_url, "restore", "early")
+    longer = await operator.runs(empty_url, "restore", "early")
     assert longer.status == 1
     assert f"use --replace {log.log_id}" in longer.err
-    assert await find_log(nc) == before
-    wrong = await operator.runs(other_url, "restore", "early", "--replace", "another")
+    assert await find_log(nc) == previous_identity
+    wrong = await operator.runs(empty_url, "restore", "early", "--replace", "another")
     assert "nothing was changed" in wrong.err
     await nc.close()
 
 
 async def test_an_empty_log_of_another_name_is_no_hindrance(
-    log: JetStreamLog, fresh_bus_url: str, other_url: str, operator: Operator
+    log: JetStreamLog, fresh_bus_url: str, empty_url: str, operator: Operator
 ) -> None:
     await _fill(log)
     await operator.succeeds(fresh_bus_url, "backup", "b")
-    await operator.succeeds(other_url, "init")
-    await operator.succeeds(other_url, "restore", "b")
-    nc = await connect(other_url, name="test")
+    await operator.succeeds(empty_url, "init")
+    await operator.succeeds(empty_url, "restore", "b")
+    nc = await connect(empty_url, name="test")
     assert (await find_log(nc)).log_id == log.log_id
-    await operator.succeeds(other_url, "init")  # changes nothing, above all not the log's name
+    await operator.succeeds(empty_url, "init")  # changes nothing, above all not the log's name
     assert (await find_log(nc)).log_id == log.log_id
     await nc.close()
 
@@ -235,7 +235,7 @@ async def test_a_log_that_somebody_works_on_is_not_touched(
     await reader.close()
 
 
-async def test_a_backup_of_a_damaged_log_says_so(
+async def test_a_backup_of_a_damaged_log_reports_the_damage(
     log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     key = new_key()
@@ -251,11 +251,11 @@ async def test_the_new_intake_counts_on_from_above_the_old_one(
     log: JetStreamLog, bus: Client, fresh_bus_url: str, operator: Operator
 ) -> None:
     await _fill(log)
-    before = (await stream_state(bus, INTAKE)).last_seq
+    sequence_before = (await stream_state(bus, INTAKE)).last_seq
     await operator.succeeds(fresh_bus_url, "backup", "b")
     await _fill(log)
     await operator.succeeds(fresh_bus_url, "restore", "b", "--replace", log.log_id)
-    assert (await stream_state(bus, INTAKE)).first_seq > max(before, 1_000_000_000_000)
+    assert (await stream_state(bus, INTAKE)).first_seq > max(sequence_before, 1_000_000_000_000)
 
 
 async def test_a_restored_log_gives_other_keys_to_the_same_actions(
@@ -285,7 +285,7 @@ async def _decided(log: JetStreamLog, key: ResourceKey) -> Action:
     return action
 
 
-def test_a_backup_on_a_full_disk_is_told_in_one_line_and_leaves_no_file(
+def test_a_backup_on_a_full_disk_is_reported_in_one_line_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "full.backup"
@@ -294,7 +294,7 @@ def test_a_backup_on_a_full_disk_is_told_in_one_line_and_leaves_no_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("infra.backup.file.os.fsync", no_room)
-    with pytest.raises(BackupFileError) as told, new_backup(path):
+    with pytest.raises(BackupFileError) as raised, new_backup(path):
         pass
-    assert str(told.value) == f"cannot write {path}: No space left on device"
+    assert str(raised.value) == f"cannot write {path}: No space left on device"
     assert list(tmp_path.iterdir()) == []

@@ -22,14 +22,14 @@ BAR = ResourceKey("default", "Shape", "bar")
 
 def recorded(history: Sequence[LogEvent]) -> list[Recorded]:
     """A history as the log has it, from position 1 on."""
-    found: list[Recorded] = []
+    records: list[Recorded] = []
     digest = ""
     for position, event in enumerate(history, 1):
         payload = encode_log(event)
         digest = next_digest(digest, payload)
         subject = log(event.key, log_place(event.data))
-        found.append(Recorded(position, subject, payload, digest))
-    return found
+        records.append(Recorded(position, subject, payload, digest))
+    return records
 
 
 @dataclass
@@ -59,9 +59,9 @@ def renumbered(stored: Sequence[Recorded]) -> list[Recorded]:
 
 
 def test_a_sound_history_has_no_damage() -> None:
-    found = passed(recorded(events(FOO, 1, 5)))
-    assert found.damage == []
-    assert len(found.sound) == 5
+    records = passed(recorded(events(FOO, 1, 5)))
+    assert records.damage == []
+    assert len(records.sound) == 5
 
 
 def _changed(stored: list[Recorded]) -> list[Recorded]:
@@ -83,8 +83,8 @@ def _misplaced(stored: list[Recorded]) -> list[Recorded]:
 
 
 def _on_another_class(stored: list[Recorded]) -> list[Recorded]:
-    other = replace(stored[2], subject=log(FOO, "action"))
-    return [*stored[:2], other, *stored[3:]]
+    other_record = replace(stored[2], subject=log(FOO, "action"))
+    return [*stored[:2], other_record, *stored[3:]]
 
 
 Damages = Callable[[list[Recorded]], list[Recorded]]
@@ -110,15 +110,15 @@ CASES: list[tuple[Problem, Damages, str]] = [
 
 
 @pytest.mark.parametrize(("problem", "damages", "told"), CASES)
-def test_damage_is_told_once_with_its_place_and_nothing_behind_it_is_used(
+def test_damage_is_reported_once_with_its_place_and_nothing_behind_it_is_used(
     problem: Problem, damages: Damages, told: str
 ) -> None:
-    found = passed(damages(recorded(events(FOO, 1, 6))))
-    (damage,) = found.damage
+    records = passed(damages(recorded(events(FOO, 1, 6))))
+    (damage,) = records.damage
     assert (damage.problem, damage.resource) == (problem, "default/Shape/foo")
     assert (damage.version, damage.position) == (3, 3)
     assert told in str(damage)
-    assert found.sound == ["default/Shape/foo@1", "default/Shape/foo@2"]
+    assert records.sound == ["default/Shape/foo@1", "default/Shape/foo@2"]
 
 
 def test_events_in_the_wrong_order_are_found() -> None:
@@ -132,16 +132,16 @@ def test_one_resource_is_damaged_and_the_others_are_not() -> None:
     foo, bar = recorded(events(FOO, 1, 4)), recorded(events(BAR, 1, 4))
     mixed = [one for pair in zip(foo, bar, strict=True) for one in pair]
     del mixed[2]
-    found = passed(renumbered(mixed))
-    assert [each.resource for each in found.damage] == ["default/Shape/foo"]
-    assert [each for each in found.sound if "bar" in each] == [f"{BAR}@{n}" for n in range(1, 5)]
+    result = passed(renumbered(mixed))
+    assert [each.resource for each in result.damage] == ["default/Shape/foo"]
+    assert [each for each in result.sound if "bar" in each] == [f"{BAR}@{n}" for n in range(1, 5)]
 
 
 def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None:
     stored = recorded(events(FOO, 1, 5))
-    found = passed([*stored[:2], at(stored[2], 7)])
-    assert [(each.problem, each.resource) for each in found.damage] == [("Missing", "")]
-    assert "events at positions 3 to 6" in str(found.damage[0])
+    result = passed([*stored[:2], at(stored[2], 7)])
+    assert [(each.problem, each.resource) for each in result.damage] == [("Missing", "")]
+    assert "events at positions 3 to 6" in str(result.damage[0])
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
     for one in stored[:3]:
@@ -152,9 +152,9 @@ def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None
     assert "events at positions 4 to 5, found no event" in str(damage[0])
 
 
-def test_what_belongs_to_no_resource_is_told() -> None:
-    found = passed([Recorded(1, "log.some.thing", b"hello", "")])
-    assert [(each.problem, each.resource) for each in found.damage] == [("Misplaced", "")]
+def test_what_belongs_to_no_resource_is_reported() -> None:
+    result = passed([Recorded(1, "log.some.thing", b"hello", "")])
+    assert [(each.problem, each.resource) for each in result.damage] == [("Misplaced", "")]
 
 
 def test_a_pass_that_begins_in_the_middle_takes_the_first_event_as_it_is() -> None:

@@ -74,7 +74,7 @@ async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
     await declare(original, "later", "Red")
     await original.until_outcome(block("later"), "Converged")
     await original.until_settled()
-    before = await original.human.journal()
+    journal_before = await original.human.journal()
 
     await copy.start_reconciler()
     held = await copy.until_outcome(CONFIG, "Held", reason="Twin")
@@ -87,7 +87,7 @@ async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
         waiting = await copy.until_outcome(block(name), "Held", reason="Twin")
         assert "approve system/ProviderConfig/default --hold Twin" in waiting.message
     await copy.observed_again()
-    assert await original.human.journal() == before
+    assert await original.human.journal() == journal_before
 
     await original.stop_reconciler()
     await copy.client.approve_many([CONFIG], hold="Twin", reason="the original has stopped")
@@ -132,14 +132,14 @@ async def test_after_a_restore_all_that_is_newer_is_approved_together(
     shutil.rmtree(original.server.data_dir / "jetstream")
     await original.start_nats()
     await operator.succeeds(original.server.url, "restore", "monday")
-    before = await original.human.journal()
+    journal_before = await original.human.journal()
 
     await original.start_reconciler()
     await original.until_outcome(CONFIG, "Held", reason="Twin")
     (detected,) = every(TwinDetected, await original.facts(CONFIG))
     assert {each.name for each in detected.objects} == {"a", "b", "c", "foo"}
     await original.until_outcome(block("foo"), "Held", reason="Twin")
-    assert await original.human.journal() == before
+    assert await original.human.journal() == journal_before
     approved = await operator.succeeds(
         original.server.url, "approve", "--all", "--hold", "Twin", "--reason", "restored"
     )
@@ -149,16 +149,16 @@ async def test_after_a_restore_all_that_is_newer_is_approved_together(
     assert len(every(HoldApproved, await original.facts(CONFIG))) == 1
 
 
-async def test_a_label_that_was_copied_by_hand_holds_nothing(original: World) -> None:
+async def test_a_label_that_an_operator_copied_holds_nothing(original: World) -> None:
     """It is disputed, for that object alone; other resources go on."""
-    ours = await original.human.sees("foo")
-    await original.human.makes("bar", labels=ours["labels"])
+    own_shape = await original.human.sees("foo")
+    await original.human.makes("bar", labels=own_shape["labels"])
     await original.human.deletes("foo")
-    await original.human.makes("foo", color="Blue", labels=ours["labels"])
+    await original.human.makes("foo", color="Blue", labels=own_shape["labels"])
     await original.observed_again(3)
     await declare(original, "other", "Green")
     await original.until_outcome(block("other"), "Converged")
     assert not every(TwinDetected, await original.facts(CONFIG))
     copied = (await original.human.sees("bar"))["labels"][OWNER_LABEL]
-    assert copied == ours["labels"][OWNER_LABEL]
+    assert copied == own_shape["labels"][OWNER_LABEL]
     assert (await original.human.effects("bar")) == ["human POST"]

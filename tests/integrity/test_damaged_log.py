@@ -74,17 +74,20 @@ async def _expect_held(world: World, operator: Operator, names: Sequence[str]) -
     """The named resources are held and shown; doctor fails; all others go on."""
     url = world.server.url
 
-    async def are_shown() -> bool:
+    async def are_held() -> bool:
         outcomes = await _outcomes(world, operator)
         return all(outcomes[name] == ("Held", "LogDamaged") for name in names)
 
-    await world.until(are_shown, f"{names} shown as held")
+    await world.until(are_held, f"{names} shown as held")
     finding = await operator.finds(url, "log")
     assert finding["status"] == "fail"
     for name in names:
         assert f"default/Shape/{name}" in finding["details"] or len(names) > 2
-        told = (await operator.succeeds(url, "describe", f"Shape/{name}", "-o", "json")).json
-        assert (told["status"]["outcome"], told["status"]["reason"]) == ("Held", "LogDamaged")
+        description = (await operator.succeeds(url, "describe", f"Shape/{name}", "-o", "json")).json
+        assert (description["status"]["outcome"], description["status"]["reason"]) == (
+            "Held",
+            "LogDamaged",
+        )
     for name in set(NAMES) - set(names):
         await world.declare(name, color="Green")
         await world.until_outcome(name, "Converged", generation=3)
@@ -106,19 +109,19 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     _flip(world, "default/Shape/foo@3")
     await _start_server(world)
 
-    found = await _damage(world, operator)
-    assert {each.get("resource", "") for each in found} == {"", "default/Shape/foo"}
-    assert all("expected" in each for each in found)
+    damages = await _damage(world, operator)
+    assert {each.get("resource", "") for each in damages} == {"", "default/Shape/foo"}
+    assert all("expected" in each for each in damages)
 
     await world.start_reconciler()
     await _expect_held(world, operator, ["foo"])
     effects = await world.human.effects("foo")
     await world.declare("foo", color="Black")
 
-    async def is_kept() -> bool:
+    async def has_dead_letter() -> bool:
         return bool(await world.dead_letters())
 
-    await world.until(is_kept, "the declaration is kept as a dead letter")
+    await world.until(has_dead_letter, "the declaration is kept as a dead letter")
     (letter,) = await world.dead_letters()
     assert letter.stage == "decision"
     assert (
@@ -314,7 +317,7 @@ async def test_garbage_in_a_history_holds_that_resource_and_no_other(
     assert outcomes["foo"] == ("Held", "LogDamaged")
 
 
-async def test_garbage_that_belongs_to_no_resource_is_told_by_doctor_and_holds_nothing(
+async def test_garbage_that_belongs_to_no_resource_is_reported_by_doctor_and_holds_nothing(
     bare_world: World, operator: Operator
 ) -> None:
     world = bare_world

@@ -108,13 +108,13 @@ async def test_what_is_interrupted_at_any_step_is_completed_by_the_next(
     await declare(nc, "before")
     await save_log(nc, path, await find_log(nc), lambda _: None)
     if server == "nothing":
-        wanted, waiting = await contents(nc), ["before"]
+        expected, waiting = await contents(nc), ["before"]
         await delete_stream(nc, LOG)
         await delete_stream(nc, INTAKE)
     else:
         await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
         await declare(nc, "after")
-        wanted, waiting = await contents(nc), ["after", "before"]
+        expected, waiting = await contents(nc), ["after", "before"]
     steps = 0
     while True:
         steps += 1
@@ -122,13 +122,13 @@ async def test_what_is_interrupted_at_any_step_is_completed_by_the_next(
         try:
             restored = await restore(nc, path, log.log_id)
         except OSError:
-            assert await contents_if_usable(nc) in (None, wanted)
+            assert await contents_if_usable(nc) in (None, expected)
         else:
             break
     assert steps > 8
     assert sorted(await declared(nc)) == waiting
     assert restored.declarations == len(waiting)
-    assert await contents(nc) == wanted
+    assert await contents(nc) == expected
     assert (await find_log(nc)).log_id == log.log_id
     assert not any((await topology_differences(nc)).values())
     assert files_in(tmp_path) == {str(path), *restored.replaced}
@@ -154,16 +154,16 @@ async def test_declarations_beside_the_deleted_log_of_another_installation_are_o
     nc: Client, log: JetStreamLog, module_bus_url: str, tmp_path: Path
 ) -> None:
     await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
-    other = await connect(module_bus_url, name="test")
-    await initialise(other)
-    await declare(other, "foreign")
-    await delete_stream(other, LOG)
-    restored = await restore(other, tmp_path / "b", None)
-    assert await declared(other) == []
+    other_client = await connect(module_bus_url, name="test")
+    await initialise(other_client)
+    await declare(other_client, "foreign")
+    await delete_stream(other_client, LOG)
+    restored = await restore(other_client, tmp_path / "b", None)
+    assert await declared(other_client) == []
     [saved] = restored.replaced
     [waiting] = [one for block in Backup(Path(saved)).declarations() for one in block]
     assert waiting.subject.endswith("foreign")
-    await other.close()
+    await other_client.close()
 
 
 async def test_another_backup_does_not_end_an_interrupted_restore(
@@ -203,13 +203,13 @@ async def test_a_restore_that_cannot_end_is_refused_before_anything_is_written_o
     await save_log(nc, path, await find_log(nc), lambda _: None)
     await log.append([ResourceAppend(key, events(key, 4, 4), 3)])
     await declare(nc, "after")
-    wanted = await contents(nc)
+    expected = await contents(nc)
     changed = {"subjects": SUBJECTS[LISTINGS], "storage": "file", "deny_delete": True}
     await delete_stream(nc, LISTINGS)
     await api_request(nc, f"STREAM.CREATE.{LISTINGS}", {"name": LISTINGS, **changed})
     with pytest.raises(IncompatibleStreamError, match="another server or account"):
         await restore(nc, path, log.log_id)
-    assert await contents_if_usable(nc) == wanted
+    assert await contents_if_usable(nc) == expected
     assert await declared(nc) == ["after"]
 
     for stream in SUBJECTS:
@@ -220,7 +220,7 @@ async def test_a_restore_that_cannot_end_is_refused_before_anything_is_written_o
     assert (await api_request(nc, "STREAM.NAMES", {}))["streams"] == ["MINE"]
     await delete_stream(nc, "MINE")
     await restore(nc, path, None)
-    assert await contents(nc) == wanted[:-1]
+    assert await contents(nc) == expected[:-1]
 
 
 async def test_a_log_that_has_changed_since_the_plan_is_not_removed(
@@ -233,10 +233,10 @@ async def test_a_log_that_has_changed_since_the_plan_is_not_removed(
     knowledge = inspect(backup, lambda _: None)
     plan = await plan_of(nc, backup, knowledge, log.log_id)
     await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
-    wanted = await contents(nc)
+    expected = await contents(nc)
     with pytest.raises(RestoreRefusedError, match="another client has changed stream LOG_1"):
         await restore_log(nc, backup, knowledge, plan, lambda _: None)
-    assert await contents_if_usable(nc) == wanted
+    assert await contents_if_usable(nc) == expected
     assert files_in(tmp_path) == {str(path)}
 
 
@@ -256,18 +256,18 @@ async def test_a_repeat_recovers_what_was_saved_though_another_restore_has_ended
     else:
         await declare(nc, "after")
         await publish(nc, "log.default.Shape.foreign.fact", b"damage")
-    wanted = [each for each in await contents(nc) if each[2] != b"damage"]
+    expected = [each for each in await contents(nc) if each[2] != b"damage"]
     arm(f"{Failpoint.RESTORE_STEP}:3=error")  # when log and intake are removed
     with pytest.raises(OSError, match="failpoint"):
         await restore(nc, path, log.log_id)
     arm(None)
     await restore(nc, copy, None)
-    assert await contents(nc) == wanted[:3]
+    assert await contents(nc) == expected[:3]
     assert await declared(nc) == []
 
     assert await way(nc, path) == "continue"
     await restore(nc, path, None)
-    assert await contents(nc) == wanted
+    assert await contents(nc) == expected
     assert await declared(nc) == ([] if saved == "events" else ["after"])
     assert not [each for each in files_in(path.parent) if "replacing" in each]
 
@@ -286,7 +286,7 @@ async def test_a_copy_of_the_backup_elsewhere_does_not_end_an_interrupted_restor
     link.symlink_to(path)
     await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
     await declare(nc, "after")
-    wanted, steps, refused = await contents(nc), 1, 0
+    expected, steps, refused = await contents(nc), 1, 0
     while True:
         steps += 1
         arm(f"{Failpoint.RESTORE_STEP}:{steps}=error")
@@ -296,15 +296,15 @@ async def test_a_copy_of_the_backup_elsewhere_does_not_end_an_interrupted_restor
             arm(None)
             is_there = await existing_log(nc) is not None
             if is_there and await contents_if_usable(nc) is None:
-                for other in (copy, link):
+                for other_path in (copy, link):
                     with pytest.raises(RestoreRefusedError, match=r"not next to .*same path"):
-                        await restore(nc, other, None)
+                        await restore(nc, other_path, None)
                 refused += 1
         else:
             break
     assert refused > 1
     assert await declared(nc) == ["after"]
-    assert await contents(nc) == wanted
+    assert await contents(nc) == expected
     metadata = (await stream_state(nc, LOG)).config["metadata"]
     assert saved_files(metadata) == []
 
@@ -326,7 +326,7 @@ accounts {
 """
 
 
-async def test_a_server_without_room_for_the_streams_is_told_before_the_log_is_written(
+async def test_a_server_without_room_for_the_streams_is_reported_before_the_log_is_written(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     key = new_key()
@@ -343,7 +343,7 @@ async def test_a_server_without_room_for_the_streams_is_told_before_the_log_is_w
     await server.kill()
 
 
-async def test_an_account_with_too_few_streams_or_consumers_is_told_before_anything_is_written(
+async def test_an_account_with_too_few_streams_or_consumers_is_reported_before_anything_is_written(
     nc: Client, log: JetStreamLog, tmp_path: Path
 ) -> None:
     """Two namespaces have six consumers of the log each, and the restore reads the log itself."""
@@ -353,19 +353,21 @@ async def test_an_account_with_too_few_streams_or_consumers_is_told_before_anyth
     await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
     server = EmbeddedServer()
     await server.start(tmp_path / "nats", extra_config=_SMALL)
-    for user, told in (
+    for user, message in (
         ("nine", "max_streams is 9, but 1 stream exists and 9 more are needed; set max_streams"),
         ("twelve", "max_consumers is 12, but stream LOG_1 needs 13; set max_consumers"),
         ("enough", ""),
     ):
-        other = await connect(f"nats://{user}:pw@127.0.0.1:{server.port}", name="test")
-        await api_request(other, "STREAM.CREATE.MINE", {"name": "MINE", "subjects": ["mine"]})
-        if told:
-            with pytest.raises(StreamFullError, match=told):
-                await restore(other, tmp_path / "b", None)
-            assert (await api_request(other, "STREAM.NAMES", {}))["streams"] == ["MINE"]
+        other_client = await connect(f"nats://{user}:pw@127.0.0.1:{server.port}", name="test")
+        await api_request(
+            other_client, "STREAM.CREATE.MINE", {"name": "MINE", "subjects": ["mine"]}
+        )
+        if message:
+            with pytest.raises(StreamFullError, match=message):
+                await restore(other_client, tmp_path / "b", None)
+            assert (await api_request(other_client, "STREAM.NAMES", {}))["streams"] == ["MINE"]
         else:
-            await restore(other, tmp_path / "b", None)
-            assert await contents(other) == await contents(nc)
-        await other.close()
+            await restore(other_client, tmp_path / "b", None)
+            assert await contents(other_client) == await contents(nc)
+        await other_client.close()
     await server.kill()

@@ -48,21 +48,21 @@ async def test_a_log_shorter_than_states_or_unreadable_rows_show_is_used_by_nobo
     await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
     await operator.succeeds(fresh_bus_url, "backup", "sound")
     await _remember(bus, log, witness)
-    told = f"expected a log that ends at position 9 or later, according to {witness}, found one"
+    message = f"expected a log that ends at position 9 or later, according to {witness}, found one"
 
-    with pytest.raises(LogTooShortError, match=told):
+    with pytest.raises(LogTooShortError, match=message):
         async with running(bus, ["decider"]):
             pass
     for command in (("replay",), ("replay", "--verify"), ("backup", "short")):
         ran = await operator.runs(fresh_bus_url, *command)
-        assert (ran.status, told in ran.out.replace("\n", " ")) == (1, True), command
+        assert (ran.status, message in ran.out.replace("\n", " ")) == (1, True), command
     finding = await operator.finds(fresh_bus_url, "log")
     assert finding["status"] == "fail"
-    assert told in finding["details"]
+    assert message in finding["details"]
     refused = await operator.runs(fresh_bus_url, "restore", "sound")
     assert refused.status == 1
     assert f"use --replace {log.log_id}" in refused.err
-    assert told in refused.err
+    assert message in refused.err
     assert (await stream_state(bus, STATES if "states" in witness else ROWS)).messages
 
     await operator.succeeds(fresh_bus_url, "restore", "sound", "--replace", log.log_id)
@@ -82,18 +82,18 @@ async def test_no_remedy_for_a_cut_log_removes_what_shows_the_cut(
     await world.until_settled()
     await world.stop_reconciler()
     await world.server.stop()
-    _cut_before(world, "default/Shape/foo@3")
+    _truncate_log_before(world, "default/Shape/foo@3")
     await world.start_nats()
 
     for _ in range(2):  # before a role has marked the loss, and after
         for command in ("replay", "replay --verify", "replay --repair", "doctor"):
             ran = await operator.runs(url, *command.split())
-            said = " ".join((ran.out + ran.err).split())
+            error_text = " ".join((ran.out + ran.err).split())
             assert ran.status == 1, command
-            assert "Keep all streams" in said
-            assert "restore" in said
+            assert "Keep all streams" in error_text
+            assert "restore" in error_text
             for word in ("purge", "stream rm", "consumer rm", "The log is correct", "--repair"):
-                assert word not in said, (command, said)
+                assert word not in error_text, (command, error_text)
         await world.start_reconciler()
         await world.until(_is_held(operator, url), "foo is held")
         await world.stop_reconciler()
@@ -118,7 +118,7 @@ async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
     await world.until_settled()
     await world.stop_reconciler()
     await world.server.stop()
-    _cut_before(world, newest.id)
+    _truncate_log_before(world, newest.id)
     await world.start_nats()
 
     for _ in range(2):  # it stays so
@@ -193,11 +193,11 @@ async def _lose_from(world: World, event_id: str) -> None:
     await world.until_settled()
     await world.stop_reconciler()
     await world.server.stop()
-    _cut_before(world, event_id)
+    _truncate_log_before(world, event_id)
     await world.start_nats()
 
 
-def _cut_before(world: World, event_id: str) -> None:
+def _truncate_log_before(world: World, event_id: str) -> None:
     """Have the log of a stopped server end before an event."""
     (block,) = blocks_of(world.server.data_dir, LOG)
     content = block.read_bytes()
@@ -331,7 +331,7 @@ async def test_rows_that_differ_are_rebuilt_and_nothing_is_deleted(
 
 
 @pytest.mark.parametrize("change", ["purged", "overwritten"])
-async def test_rows_that_another_client_removed_or_overwrote_are_told_and_rebuilt(
+async def test_rows_that_another_client_removed_or_overwrote_are_reported_and_rebuilt(
     bare_world: World, operator: Operator, change: str
 ) -> None:
     world, url = bare_world, bare_world.server.url
@@ -349,9 +349,9 @@ async def test_rows_that_another_client_removed_or_overwrote_are_told_and_rebuil
 
     for full in ((), ("--full",)):
         findings = (await operator.runs(url, "doctor", *full, "--output", "json")).json
-        (found,) = [each for each in findings if each["check"] == "stored rows"]
-        assert found["status"] == "fail"
-        assert "projector" in found["remedy"]
+        (finding,) = [each for each in findings if each["check"] == "stored rows"]
+        assert finding["status"] == "fail"
+        assert "projector" in finding["remedy"]
     assert (await operator.succeeds(url, "get", "Shape", "foo", "-o", "json")).json
     await operator.succeeds(url, "backup", change)
     await world.start_reconciler()

@@ -56,7 +56,7 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     assert (await world.human.sees("released"))["labels"] == {}
     await world.stop_reconciler()
     await world.human.changes("edited", color="Blue")
-    lost = [each.idempotency_key for each in await _keys(world, "withdrawn")]
+    lost_keys = [each.idempotency_key for each in await _keys(world, "withdrawn")]
     await _lose_everything(world)
     await world.human.forgets_counts()
 
@@ -79,7 +79,7 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     # As far as this log knows, it was never withdrawn: so it is there again, made once.
     assert (await world.human.effects("withdrawn")) == ["POST", "DELETE", "POST"]
     fresh = [each.idempotency_key for each in await _keys(world, "withdrawn")]
-    assert not set(fresh[1:]) & set(lost), "the keys of the lost future are not used again"
+    assert not set(fresh[1:]) & set(lost_keys), "the keys of the lost future are not used again"
 
     # What was made after the backup is shown, and left alone.
     disputed = await world.until_outcome("later", "Disputed", reason="LabelNotInLog")
@@ -117,7 +117,7 @@ async def test_an_action_with_the_id_of_a_lost_one_has_another_key(
     await world.declare("foo")
     await _settle(world, "foo")
     await world.stop_reconciler()
-    (lost,) = await _keys(world, "foo")
+    (lost_action,) = await _keys(world, "foo")
     await world.human.deletes("foo")
     await _lose_everything(world)
     await operator.succeeds(world.server.url, "restore", "monday")
@@ -126,8 +126,8 @@ async def test_an_action_with_the_id_of_a_lost_one_has_another_key(
     await world.declare("foo")
     await _settle(world, "foo")
     (fresh,) = await _keys(world, "foo")
-    assert fresh.action_id == lost.action_id
-    assert fresh.idempotency_key != lost.idempotency_key
+    assert fresh.action_id == lost_action.action_id
+    assert fresh.idempotency_key != lost_action.idempotency_key
     assert (await world.human.sees("foo"))["color"] == "Red"
 
 

@@ -65,7 +65,7 @@ async def eventful_life(world: World) -> None:
 async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world: World):
     await eventful_life(world)
     await world.stop_reconciler()
-    before = await world.rows()
+    rows_before = await world.rows()
     journal = await world.human.journal()
     await world.human.forgets_counts()
 
@@ -76,9 +76,9 @@ async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world:
         return "checkpoint" in await world.rows()
 
     await world.until(has_rows, "the rows are written again")
-    assert await world.rows() == before
+    assert await world.rows() == rows_before
     events = [(each.position, each.event) for each in await world.log.of_kind("*", "*")]
-    assert dict(rebuild(events).rows()) == before
+    assert dict(rebuild(events).rows()) == rows_before
     assert await world.human.requests() == {}
     assert await world.human.journal() == journal
 
@@ -147,7 +147,9 @@ async def posts(world: World) -> int:
     return sum((await world.human.requests()).get("POST", {}).values())
 
 
-async def test_9_a_restart_forgets_no_back_off_and_wakes_nobody_for_nothing(bare_world: World):
+async def test_9_a_restart_forgets_no_back_off_and_wakes_no_resource_without_cause(
+    bare_world: World,
+):
     world = bare_world
     await world.start_reconciler()
     patient = Retry(initial_seconds=600, max_seconds=600)
@@ -172,7 +174,7 @@ async def test_9_a_restart_forgets_no_back_off_and_wakes_nobody_for_nothing(bare
     assert status.retry_at == only(RetryScheduled, await world.facts("foo")).at
 
 
-async def test_9_the_attempts_go_on_counting_after_a_restart(bare_world: World):
+async def test_9_the_attempts_continue_counting_after_a_restart(bare_world: World):
     world = bare_world
     await world.start_reconciler()
     await world.configure(
@@ -209,8 +211,8 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
     commands: dict[ResourceKey, list[Command]] = {}
     for message in await read_subject(world.nc, INTAKE, "in.>"):
         what, key = parse_stored_intake(message.subject)
-        told = decode_intake(message.payload, expected=what, fallback_id="")
-        commands.setdefault(key, []).append(_command(message, told))
+        reported_message = decode_intake(message.payload, expected=what, fallback_id="")
+        commands.setdefault(key, []).append(_command(message, reported_message))
 
     replayed = 0
     for key, inputs in commands.items():
@@ -219,7 +221,7 @@ async def test_10_the_recorded_inputs_give_the_recorded_events(world: World):
         state = NEW
         for moment, turn in groupby(await world.history(key), key=lambda event: event.time):
             recorded = list(turn)
-            mine = _taken_until(inputs, recorded)
+            mine = _take_until(inputs, recorded)
             kind = world.kinds.find(key.kind)
             context = Context(key, moment, 0.0, world.log.log_id, kind, configs)
             again = decide(state, mine, context)
@@ -239,7 +241,7 @@ def _command(message: StoredMessage, read: IntakeMessage) -> Command:
     return Command(message.seq, read.id, read.source, read.data, stored_at=stored_at)
 
 
-def _taken_until(inputs: list[Command], recorded: Sequence[LogEvent]) -> list[Command]:
+def _take_until(inputs: list[Command], recorded: Sequence[LogEvent]) -> list[Command]:
     """Take the commands up to the last one that a turn's events name as their cause."""
     last = max(event.causationposition for event in recorded)
     mine = [each for each in inputs if each.position <= last]
@@ -278,8 +280,8 @@ async def test_13_what_an_api_saw_is_never_not_done_by_the_log(world: World):
         header = {"Idempotency-Key": action.idempotency_key}
         (await api.delete("/shapes/foo", headers=header)).raise_for_status()
     refused = ActionError("NotDone", "try again later", 503)
-    told = Reported(action.action_id, 1, now(), now(), "another", refused, redelivered=True)
-    await world.tell(shape("foo"), told, "result")
+    report = Reported(action.action_id, 1, now(), now(), "another", refused, redelivered=True)
+    await world.tell(shape("foo"), report, "result")
     await world.declare("foo", color="Blue")
     await world.stop_reconciler()
     await world.start_reconciler()

@@ -42,15 +42,17 @@ async def unaccounted(world: World) -> list[str]:
     deciders = await api_request(world.nc, f"CONSUMER.LIST.{INTAKE}", {})
     if any(each["num_pending"] or each["num_ack_pending"] for each in deciders["consumers"]):
         return []  # its result waits to be decided
-    lost: list[str] = []
+    unaccounted_actions: list[str] = []
     for key, flight in in_flight.items():
         timer = await read_subject(world.nc, TIMERS, schedule(key, "retry"))
         newest = fold(await history_of(world.log, key))
         settled = newest.actions.in_flight != flight
         is_due = flight.retry_at is not None and flight.retry_at <= now() + _FIRES_ABOUT
         if not settled and not (flight.retry_at and (timer or is_due)):
-            lost.append(f"{key}: {flight.action.operation}, attempt {flight.attempt}")
-    return lost
+            unaccounted_actions.append(
+                f"{key}: {flight.action.operation}, attempt {flight.attempt}"
+            )
+    return unaccounted_actions
 
 
 async def all_converged(world: World) -> bool:
@@ -60,11 +62,11 @@ async def all_converged(world: World) -> bool:
 
 
 async def watch_until_converged(world: World) -> None:
-    async def nothing_lost_and_done() -> bool:
+    async def is_done_without_loss() -> bool:
         assert await unaccounted(world) == []
         return await all_converged(world)
 
-    await world.until(nothing_lost_and_done, "all converge, and nothing is lost", seconds=40)
+    await world.until(is_done_without_loss, "all converge, and nothing is lost", seconds=40)
 
 
 @pytest.mark.parametrize("fault", ["error_rate", "error_after_rate", "throttle_rate"])
@@ -116,36 +118,38 @@ async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_i
     await world.human.breaks(latency_ms=50, methods=["POST"])
     await world.declare_all([manifest(name) for name in NAMES])
 
-    async def some_are_made() -> bool:
+    async def are_some_created() -> bool:
         return 1 < len(await world.human.journal()) < len(NAMES)
 
-    await world.until(some_are_made, "some are made")
+    await world.until(are_some_created, "some are made")
     await world.kill_nats()
     await world.human.forgets_counts()
 
     async def api_goes_quiet() -> bool:
-        before = await world.human.requests()
+        requests_before = await world.human.requests()
         await asyncio.sleep(0.1)
-        return before == await world.human.requests()
+        return requests_before == await world.human.requests()
 
     await world.until(api_goes_quiet, "the workers have nothing more to do")
     await world.start_nats()
 
-    async def all_made_again() -> bool:
-        done = [names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES]
-        return all(done)
+    async def are_all_recreated() -> bool:
+        are_converged = [
+            names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES
+        ]
+        return all(are_converged)
 
-    await world.until(all_made_again, "all converge", seconds=60)
+    await world.until(are_all_recreated, "all converge", seconds=60)
     assert await unaccounted(world) == []
-    made = [each["name"] for each in await world.human.journal()]
-    assert sorted(made) == sorted(["first", *NAMES])
+    journal = [each["name"] for each in await world.human.journal()]
+    assert sorted(journal) == sorted(["first", *NAMES])
     for name in NAMES:
         facts = await world.facts(name)
         assert len(every(SpecDeclared, facts)) == len(every(ActionDecided, facts)) == 1
         assert every(DriftDetected, facts) == []
 
 
-async def test_11_the_log_goes_on_where_it_was_after_the_server_was_killed(
+async def test_11_the_log_continues_where_it_was_after_the_server_was_killed(
     bare_world_of_its_own: World,
 ):
     world = bare_world_of_its_own

@@ -19,7 +19,7 @@ from tests.scenarios.harness import World, api_config, every, manifest, only, sh
 ABSENT: ExternalObject | None = None
 
 
-async def test_6_only_a_look_from_after_our_last_effect_proves_absence(bare_world: World):
+async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_world: World):
     """The API lies in no listing here: the looks come from another observer, on the bus."""
     world = bare_world
     await world.start_reconciler(["decider", "worker", "projector"])
@@ -81,7 +81,7 @@ async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_an
     assert await world.human.effects() == ["human POST", "human POST"]
 
 
-async def test_7_a_stranger_that_took_the_name_of_ours_is_not_deleted(world: World):
+async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_deleted(world: World):
     """The withdrawal is decided before any observation: the call itself must detect it."""
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
@@ -100,7 +100,7 @@ async def test_7_a_stranger_that_took_the_name_of_ours_is_not_deleted(world: Wor
     assert only(OwnershipReleased, facts).reason == "Replaced"
 
 
-async def test_7_a_stranger_that_took_the_name_of_ours_is_not_repainted(world: World):
+async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_repainted(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
@@ -120,18 +120,26 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.observed_again()
-    position, told = await world.log_position(), await world.client.observation_time()
+    position, observed_at = await world.log_position(), await world.client.observation_time()
 
     await world.human.changes("foo")  # a new version with the same content
     await world.observed_again()
     assert await world.log_position() == position
-    assert await world.client.observation_time() == told  # the observer found nothing to tell
+    assert (
+        await world.client.observation_time() == observed_at
+    )  # the observer found nothing to tell
 
-    found = await world.human.sees("foo")
-    fields = {"type": found["type"], "color": found["color"]}
-    same = ExternalObject("foo", fields, found["uid"], str(found["version"]), found["labels"])
+    existing_shape = await world.human.sees("foo")
+    fields = {"type": existing_shape["type"], "color": existing_shape["color"]}
+    same = ExternalObject(
+        "foo",
+        fields,
+        existing_shape["uid"],
+        str(existing_shape["version"]),
+        existing_shape["labels"],
+    )
     await world.client.publish_observation(
-        shape("foo"), Observed("default", "foo", same, "Read", as_of=told)
+        shape("foo"), Observed("default", "foo", same, "Read", as_of=observed_at)
     )
     await world.until_settled()
     assert await world.log_position() == position
@@ -143,8 +151,8 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
 
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
-    found = await world.human.sees("foo")
-    assert found["labels"] == {"team": "b", **world.owner_of("foo")}
+    existing_shape = await world.human.sees("foo")
+    assert existing_shape["labels"] == {"team": "b", **world.owner_of("foo")}
 
 
 async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(

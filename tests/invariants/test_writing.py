@@ -40,16 +40,16 @@ def moment() -> datetime:
     return datetime.now(UTC)
 
 
-async def test_4_wake_ups_stale_looks_and_old_results_change_nothing(world: World):
+async def test_4_wake_ups_stale_observations_and_old_results_change_nothing(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
     first = every(ActionDecided, await world.facts("foo"))[0].action
     position = await world.log_position()
-    made = every(ActionSucceeded, await world.facts("foo"))[0].object
-    assert made is not None
-    green = ExternalObject("foo", {"type": "Square", "color": "Green"}, made.uid)
+    created_object = every(ActionSucceeded, await world.facts("foo"))[0].object
+    assert created_object is not None
+    green = ExternalObject("foo", {"type": "Square", "color": "Green"}, created_object.uid)
 
     def reported(error: ActionError | None) -> Reported:
         return Reported(first.action_id, 1, moment(), moment(), "zombie", error, green)
@@ -150,7 +150,7 @@ class Inbox:
     async def close(self) -> None: ...
 
 
-class Told:
+class DiscardingSink:
     """Implements ``reconciler.ports.DecisionSink``."""
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
@@ -190,7 +190,7 @@ class Replica:
         self.decider = Decider(
             reader=self.inbox,
             log=self.log,
-            sink=Told(),
+            sink=DiscardingSink(),
             kinds=world.kinds,
             configurations=configurations,
         )
@@ -221,8 +221,8 @@ async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_onc
         [delivery(TimerFired("Sweep"), "timer")]
     )  # now it knows the resource
     decided = only(ActionDecided, await world.facts("foo")).action
-    made = ExternalObject("foo", decided.fields, "u-1", "1", decided.labels)
-    result = Reported(decided.action_id, 1, moment(), moment(), "w", object=made)
+    created_object = ExternalObject("foo", decided.fields, "u-1", "1", decided.labels)
+    result = Reported(decided.action_id, 1, moment(), moment(), "w", object=created_object)
     reported = delivery(result, "result")
     await mine.decider.handle([reported])
 
@@ -246,14 +246,14 @@ async def test_5_a_decider_with_a_stale_memory_loses_folds_again_and_decides_onc
 async def test_5_of_two_deciders_at_once_one_append_wins_for_each_resource(bare_world: World):
     """Both take the same forty messages at the same time, again and again, in opposite order."""
     world = bare_world
-    mine, other = Replica(world), Replica(world)
+    mine, other_replica = Replica(world), Replica(world)
     shapes = [f"foo-{number}" for number in range(40)]
     for color in ("Red", "Green", "Blue"):
         batch = [delivery(Declared(manifest(name, color=color)), name=name) for name in shapes]
-        await asyncio.gather(mine.decider.handle(batch), other.decider.handle(batch[::-1]))
+        await asyncio.gather(mine.decider.handle(batch), other_replica.decider.handle(batch[::-1]))
 
-    assert mine.log.lost + other.log.lost > 0
-    assert len(mine.inbox.acked) == len(other.inbox.acked) == 120
+    assert mine.log.lost + other_replica.log.lost > 0
+    assert len(mine.inbox.acked) == len(other_replica.inbox.acked) == 120
     for name in shapes:
         history = await world.history(name)
         fold(history)  # gapless, or it raises
@@ -264,8 +264,8 @@ async def test_5_of_two_deciders_at_once_one_append_wins_for_each_resource(bare_
 
 async def test_5_a_second_replica_changes_nothing_about_the_effects(world: World):
     """Two whole reconcilers on one bus, both looking and both ready to decide."""
-    other = World.beside(world)
-    await other.start_reconciler()
+    other_world = World.beside(world)
+    await other_world.start_reconciler()
     try:
         shapes = [f"foo-{number}" for number in range(30)]
         await world.declare_all([manifest(name) for name in shapes])
@@ -275,15 +275,19 @@ async def test_5_a_second_replica_changes_nothing_about_the_effects(world: World
         await world.human.changes("foo-8", color="Green")
 
         async def repaired() -> bool:
-            found = await world.human.finds("foo-8")
+            existing_shape = await world.human.finds("foo-8")
             seven = await world.human.finds("foo-7")
-            return found is not None and found["color"] == "Red" and seven is not None
+            return (
+                existing_shape is not None
+                and existing_shape["color"] == "Red"
+                and seven is not None
+            )
 
         await world.until(repaired, "both are repaired")
         await world.observed_again()
-        await other.observed_again()
+        await other_world.observed_again()
     finally:
-        await other.stop_reconciler()
+        await other_world.stop_reconciler()
     assert await world.human.effects("foo-7") == ["POST", "human DELETE", "POST"]
     assert await world.human.effects("foo-8") == ["POST", "human PUT", "PUT"]
     assert len(await world.human.effects()) == 30 + 4

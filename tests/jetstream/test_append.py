@@ -155,10 +155,10 @@ async def test_a_stream_without_batches_refuses_them(nc: Client, stream: str) ->
 
 async def test_publish_many_gives_each_its_own_result(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.1")])
-    wanted = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(300)]
-    wanted[2] = message(f"elsewhere-{stream}")
-    wanted[3] = OutgoingMessage(f"{stream}.3", b"", {"name": "x" * 70_000})
-    results = await publish_many(nc, wanted, window=50)
+    expected_messages = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(300)]
+    expected_messages[2] = message(f"elsewhere-{stream}")
+    expected_messages[3] = OutgoingMessage(f"{stream}.3", b"", {"name": "x" * 70_000})
+    results = await publish_many(nc, expected_messages, window=50)
     assert isinstance(results[1], AppendConflictError)
     assert isinstance(results[2], BusUnavailableError)
     assert isinstance(results[3], MessageTooLargeError)
@@ -184,17 +184,17 @@ async def test_what_would_break_the_protocol_is_refused(nc: Client, stream: str)
         assert isinstance(second, PublishAck)
     injected = OutgoingMessage(f"{stream}.b", b"", {"Name": "a\r\nNats-Msg-Id: b"})
     await append(nc, [injected, injected])
-    [found] = await last_for_subjects(nc, stream, [f"{stream}.b"])
-    assert (found.headers or {})["Name"] == "a  Nats-Msg-Id: b"
-    assert "Nats-Msg-Id" not in (found.headers or {})
+    [existing_message] = await last_for_subjects(nc, stream, [f"{stream}.b"])
+    assert (existing_message.headers or {})["Name"] == "a  Nats-Msg-Id: b"
+    assert "Nats-Msg-Id" not in (existing_message.headers or {})
 
 
 def test_the_client_still_has_the_parser_that_ours_replaces() -> None:
     assert hasattr(Client, FastClient._parse_header_lines.__name__)  # pyright: ignore[reportPrivateUsage]
     block = b"\r\nA: b\r\nC:d:e\r\nEmpty:\r\nno colon\r\nBa d: x\r\nW: w\xc3\xa9\r\n\r\n"
-    ours = FastClient._parse_header_lines(block)  # pyright: ignore[reportPrivateUsage]
-    assert ours == {"A": "b", "C": "d:e", "Empty": "", "W": "wé"}
-    assert ours == Client._parse_header_lines(block)  # pyright: ignore[reportPrivateUsage]
+    parsed_headers = FastClient._parse_header_lines(block)  # pyright: ignore[reportPrivateUsage]
+    assert parsed_headers == {"A": "b", "C": "d:e", "Empty": "", "W": "wé"}
+    assert parsed_headers == Client._parse_header_lines(block)  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_publish_many_reports_the_unanswered(
@@ -211,9 +211,9 @@ async def test_publish_many_reports_the_unanswered(
 
 
 async def test_publish_in_batches_falls_back_to_single_messages(nc: Client, stream: str) -> None:
-    wanted = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(100)]
+    expected_messages = [message(f"{stream}.{i}", b"", f"{stream}.{i}", 0) for i in range(100)]
     await append(nc, [message(f"{stream}.77")])
-    results = await publish_in_batches(nc, wanted, batch=50)
+    results = await publish_in_batches(nc, expected_messages, batch=50)
     assert isinstance(results[77], AppendConflictError)
     acks = [one for one in results if isinstance(one, PublishAck)]
     assert [ack.seq for ack in acks] == list(range(2, 101))
@@ -222,9 +222,11 @@ async def test_publish_in_batches_falls_back_to_single_messages(nc: Client, stre
 async def test_a_batch_without_an_answer_is_unknown_and_each_of_its_messages_is(
     nc: Client, stream: str
 ) -> None:
-    wanted = [message(f"{stream}.{i}") for i in range(60)]
-    wanted[39] = message(f"nowhere-{stream}")  # it would have been the second batch's commit
-    results = await publish_in_batches(nc, wanted, batch=20)
+    expected_messages = [message(f"{stream}.{i}") for i in range(60)]
+    expected_messages[39] = message(
+        f"nowhere-{stream}"
+    )  # it would have been the second batch's commit
+    results = await publish_in_batches(nc, expected_messages, batch=20)
     kinds = [type(one) for one in results]
     assert kinds == [PublishAck] * 20 + [BusUnavailableError] * 20 + [PublishAck] * 20
 
@@ -262,9 +264,9 @@ async def test_a_message_under_the_expected_filter_is_seen_by_the_leader(
     nc: Client, stream: str
 ) -> None:
     await append(nc, [message(f"{stream}.a.{i}", b"%d" % i) for i in range(5)])
-    found = await last_from_leader(nc, stream, f"{stream}.a.>")
-    assert found is not None
-    assert (found.seq, found.payload) == (5, b"4")
+    existing_message = await last_from_leader(nc, stream, f"{stream}.a.>")
+    assert existing_message is not None
+    assert (existing_message.seq, existing_message.payload) == (5, b"4")
 
 
 @pytest.mark.parametrize(

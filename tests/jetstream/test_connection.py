@@ -38,7 +38,7 @@ from tests.jetstream.conftest import Connect
 from tests.jetstream.helpers import until
 
 
-async def test_nobody_there() -> None:
+async def test_no_server_is_reachable() -> None:
     with pytest.raises(BusUnavailableError, match=r"cannot reach nats://127.0.0.1:1: .*running"):
         await connect("nats://127.0.0.1:1", name="test", patience_seconds=0.3)
 
@@ -75,7 +75,7 @@ async def test_of_several_servers_each_is_named_with_what_is_wrong(silent: str) 
     assert text.endswith("; check that the servers are running")
 
 
-async def test_a_server_that_takes_no_more_connections_says_so(tmp_path: Path) -> None:
+async def test_a_server_at_its_connection_limit_is_named_in_the_error(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config="max_connections: 1")
     nc = await connect(server.url, name="first")
@@ -89,10 +89,10 @@ async def test_a_server_that_takes_no_more_connections_says_so(tmp_path: Path) -
 
 
 async def test_a_connection_that_is_cut_does_not_hide_what_the_server_said() -> None:
-    said = [b"-ERR 'maximum connections exceeded'\r\n"]
+    lines = [b"-ERR 'maximum connections exceeded'\r\n"]
 
     async def say_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"INFO {}\r\n" + (said.pop() if said else b""))
+        writer.write(b"INFO {}\r\n" + (lines.pop() if lines else b""))
         await reader.readline()
         writer.transport.abort()
 
@@ -129,7 +129,7 @@ USERS = (
 )
 
 
-async def test_who_connects_while_the_server_reloads_is_let_in(tmp_path: Path) -> None:
+async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path) -> None:
     """Until the server has read a client's identity, a reload treats the client as a stranger."""
     server = EmbeddedServer()
     await server.start(tmp_path, extra_config=f"debug: true\n{USERS % 'old'}")
@@ -151,7 +151,7 @@ async def test_who_connects_while_the_server_reloads_is_let_in(tmp_path: Path) -
     await server.stop()
 
 
-async def test_who_is_too_slow_to_say_who_he_is_tries_again(tmp_path: Path) -> None:
+async def test_a_client_too_slow_to_authenticate_tries_again(tmp_path: Path) -> None:
     """On a machine that is busy: the server's patience says nothing about the key."""
     server = EmbeddedServer()
     users = (USERS % "p").replace("60", "0.1")
@@ -210,9 +210,11 @@ async def test_a_cluster_that_gives_no_answer_may_be_electing(
 
     monkeypatch.setattr(connection, "api_request", no_response)
     monkeypatch.setattr(connection, "is_clustered", bool)
-    with pytest.raises(BusUnavailableError, match=r"takes about 10 seconds.*more than half") as got:
+    with pytest.raises(
+        BusUnavailableError, match=r"takes about 10 seconds.*more than half"
+    ) as raised:
         await require_jetstream(nc)
-    assert str(got.value).startswith("JetStream does not respond at 127.0.0.1:")
+    assert str(raised.value).startswith("JetStream does not respond at 127.0.0.1:")
 
 
 def test_without_a_leader_an_election_comes_before_servers_that_are_down() -> None:
@@ -282,7 +284,7 @@ async def test_a_lost_connection_ends_what_waits_for_an_answer(tmp_path: Path) -
     await client.close()
 
 
-async def test_a_connection_that_hears_nothing_is_made_anew(
+async def test_a_connection_that_receives_nothing_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As if the server had forgotten, at a reload, what this connection listens to."""
@@ -443,16 +445,16 @@ async def is_answered(nc: Client) -> bool:
 async def test_a_flush_speaks_of_what_was_sent_before_it(
     nc: Client, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[bytes] = []
+    frames: list[bytes] = []
     transport: Any = nc._transport  # pyright: ignore[reportPrivateUsage]
     really_write, really_write_lines = transport.write, transport.writelines
 
     def write(payload: bytes) -> None:
-        sent.append(payload)
+        frames.append(payload)
         really_write(payload)
 
     def write_lines(payload: list[bytes]) -> None:
-        sent.extend(payload)
+        frames.extend(payload)
         really_write_lines(payload)
 
     monkeypatch.setattr(transport, "write", write)
@@ -460,10 +462,10 @@ async def test_a_flush_speaks_of_what_was_sent_before_it(
     await nc.subscribe(unique)  # pyright: ignore[reportUnknownMemberType]
     await nc.flush()
 
-    commands = b"".join(sent)
+    commands = b"".join(frames)
     assert commands.index(b"SUB " + unique.encode()) < commands.index(b"PING")
 
 
-def test_a_server_without_room_for_a_stream_is_told_in_full() -> None:
+def test_a_server_without_room_for_a_stream_is_reported_in_full() -> None:
     error = to_bus_error(ApiError(500, 10049, "error creating store for stream"), "CREATE")
     assert "the disk of the server is full" in str(error)

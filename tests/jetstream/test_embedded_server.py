@@ -31,20 +31,20 @@ async def test_acknowledged_messages_survive_a_kill(
     folder = own_server.data_dir
     await own_server.kill()
     assert not own_server.is_running
-    other = EmbeddedServer()
-    await other.start(folder)
-    nc = await connected(other)
+    other_server = EmbeddedServer()
+    await other_server.start(folder)
+    nc = await connected(other_server)
     assert [one.payload for one in await read_subject(nc, "S", "s.a")] == [
         b"%d" % i for i in range(100)
     ]
-    await other.stop()
+    await other_server.stop()
 
 
 async def test_a_flood_without_acknowledgements_delays_others_by_little(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
-    flooding, other = await connected(own_server), await connected(own_server)
-    await ensure_stream(other, {"name": "S", "subjects": ["s.>"], "discard": "new"})
+    flooding, other_client = await connected(own_server), await connected(own_server)
+    await ensure_stream(other_client, {"name": "S", "subjects": ["s.>"], "discard": "new"})
     count = 40 * MAX_BUFFERED_MESSAGES
     flood = [encode(flooding, "s.flood", b"x", {}) for _ in range(count)]
     await write(flooding, flood, "flood")
@@ -52,13 +52,13 @@ async def test_a_flood_without_acknowledgements_delays_others_by_little(
 
     async def is_stored() -> bool:
         try:
-            await publish(other, "s.other", b"y")
+            await publish(other_client, "s.other", b"y")
         except BusUnavailableError:  # too many messages wait
             return False
         return True
 
     await until(is_stored)
-    assert (await stream_state(other, "S")).messages < count // 2
+    assert (await stream_state(other_client, "S")).messages < count // 2
 
 
 async def test_a_folder_has_one_server(own_server: EmbeddedServer) -> None:
@@ -85,7 +85,7 @@ async def test_a_configuration_error_is_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-async def test_what_it_was_told(tmp_path: Path) -> None:
+async def test_the_server_runs_with_the_given_options(tmp_path: Path) -> None:
     server = EmbeddedServer()
     with pytest.raises(EmbeddedServerError, match="start"):
         _ = server.pid

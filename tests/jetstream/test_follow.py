@@ -46,28 +46,28 @@ async def test_it_is_caught_up_at_once_where_nothing_matches(nc: Client, stream:
 
 async def test_filters_and_a_start(nc: Client, stream: str) -> None:
     await append(nc, [message(f"{stream}.{'abc'[i % 3]}.{i}") for i in range(30)])
-    wanted = [f"{stream}.a.>", f"{stream}.b.>"]
-    async with follow(nc, stream, filters=wanted, start_seq=10) as follower:
+    expected = [f"{stream}.a.>", f"{stream}.b.>"]
+    async with follow(nc, stream, filters=expected, start_seq=10) as follower:
         assert not follower.caught_up.is_set()
-        found = [one.seq async for batch in follower.replay() for one in batch]
-    assert found == [seq for seq in range(10, 31) if seq % 3 != 0]
+        sequences = [one.seq async for batch in follower.replay() for one in batch]
+    assert sequences == [seq for seq in range(10, 31) if seq % 3 != 0]
     assert follower.position == 30
 
 
-async def test_it_goes_on_after_the_server_was_killed(
+async def test_it_continues_after_the_server_was_killed(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     writer, reader = await connected(own_server), await connected(own_server)
     await ensure_stream(writer, {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
     await append(writer, [message("s.a", b"%d" % i) for i in range(500)])
     async with follow(reader, "S") as follower:
-        found = await collect(follower, 500)
+        messages = await collect(follower, 500)
         await own_server.kill()
         await own_server.start(own_server.data_dir, port=own_server.port)
         await until(lambda: _connected(writer))
         await append(writer, [message("s.a", b"%d" % i) for i in range(500, 900)])
-        found += await collect(follower, 400)
-    assert [one.seq for one in found] == list(range(1, 901))
+        messages += await collect(follower, 400)
+    assert [one.seq for one in messages] == list(range(1, 901))
 
 
 async def _connected(nc: Client) -> bool:
@@ -140,7 +140,7 @@ async def _pulled(nc: Client, stream: str, *names: str) -> None:
         await ensure_consumer(nc, stream, config)
 
 
-async def test_a_follower_of_given_consumers_goes_on_when_another_takes_its_consumer(
+async def test_a_follower_of_given_consumers_continues_when_another_takes_its_consumer(
     nc: Client, stream: str
 ) -> None:
     await _pulled(nc, stream, "one", "two")
@@ -148,8 +148,8 @@ async def test_a_follower_of_given_consumers_goes_on_when_another_takes_its_cons
     for number in range(1_200):  # more than one request is for
         await publish(nc, mine, str(number).encode())
     async with follow_as(nc, stream, names=["one", "two"], subject_filter=mine, start_seq=1) as it:
-        found = [each.payload async for batch in it.replay() for each in batch]
-        assert found == [str(number).encode() for number in range(1_200)]
+        payloads = [each.payload async for batch in it.replay() for each in batch]
+        assert payloads == [str(number).encode() for number in range(1_200)]
         for name in ("one", "two"):
             await api_request(nc, f"CONSUMER.RESET.{stream}.{name}", {"seq": 1})
         await publish(nc, mine, b"new")

@@ -39,19 +39,19 @@ HEADERS = {
 async def by_pull(nc: Client, stream: str) -> list[bytes]:
     await ensure_consumer(nc, stream, {"durable_name": "reader", "ack_policy": "explicit"})
     reader = PullReader(nc, stream, "reader")
-    found: list[bytes] = []
-    while found[-1:] != [b"last"]:
-        found += [each.payload for each in await reader.next_batch()]
+    payloads: list[bytes] = []
+    while payloads[-1:] != [b"last"]:
+        payloads += [each.payload for each in await reader.next_batch()]
     await reader.close()
-    return found
+    return payloads
 
 
 async def by_following(nc: Client, stream: str) -> list[bytes]:
     async with follow(nc, stream) as follower:
-        found: list[bytes] = []
-        while found[-1:] != [b"last"]:
-            found += [each.payload for each in await anext(follower)]
-    return found
+        payloads: list[bytes] = []
+        while payloads[-1:] != [b"last"]:
+            payloads += [each.payload for each in await anext(follower)]
+    return payloads
 
 
 async def by_direct_read(nc: Client, stream: str) -> list[bytes]:
@@ -73,9 +73,9 @@ async def test_all_of_it_is_read_on_one_connection(
     await publish(nc, f"{unique}.last", b"last")
     assert (await stream_state(nc, unique)).messages == len(SUBJECTS) + len(HEADERS) + 1
 
-    found = await read(nc, unique)
+    payloads = await read(nc, unique)
 
-    assert found == [*map(str.encode, SUBJECTS), *map(str.encode, HEADERS), b"last"]
+    assert payloads == [*map(str.encode, SUBJECTS), *map(str.encode, HEADERS), b"last"]
     assert nc.stats["reconnects"] == 0
     await nc.close()
 
@@ -87,8 +87,8 @@ async def test_a_subscription_reads_on_behind_any_header(
     await nc.flush()
     for name, headers in HEADERS.items():
         await publish_raw(nats_server.port, unique.encode(), name.encode(), headers=headers)
-    found = [(await subscription.next_msg(timeout=60)).data for _ in HEADERS]
-    assert found == [*map(str.encode, HEADERS)]
+    payloads = [(await subscription.next_msg(timeout=60)).data for _ in HEADERS]
+    assert payloads == [*map(str.encode, HEADERS)]
 
 
 def test_a_full_account_is_as_a_full_stream() -> None:

@@ -10,7 +10,7 @@ GREETING = b'INFO {"server_id":"A","version":"2.15.0","max_payload":1048576,"hea
 REFUSED = b"-ERR 'maximum account active connections exceeded'\r\n"
 
 
-async def test_one_that_is_ended_after_it_was_accepted_is_made_again() -> None:
+async def test_a_connection_closed_after_it_was_accepted_is_retried() -> None:
     """So a restarted server ends the connections that exceed the limit of their account."""
     connections = 0
     has_connected, has_returned = asyncio.Event(), asyncio.Event()

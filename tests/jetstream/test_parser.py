@@ -21,7 +21,7 @@ MESSAGES = {
 }
 
 
-class Heard:
+class ParserClient:
     """The client as the parser knows it."""
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class Heard:
         self.parser = MessageParser(self, self._process_msg)  # pyright: ignore[reportArgumentType]
 
     async def _process_msg(self, *message: object) -> None:
-        *told, headers = message
-        self.messages.append((*told, headers or b""))
+        *parsed, headers = message
+        self.messages.append((*parsed, headers or b""))
 
     async def _process_ping(self) -> None:
         self.other.append("PING")
@@ -49,24 +49,24 @@ WANTED = [told for _, told in MESSAGES.values()] + [(1, b"z", b"", b"", b"")]
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 50, 61, 100, len(STREAM)])
 async def test_however_it_is_cut_each_message_comes_once_and_in_order(size: int) -> None:
-    heard = Heard()
+    client = ParserClient()
     for begin in range(0, len(STREAM), size):
-        await heard.parser.parse(STREAM[begin : begin + size])
-    assert heard.messages == WANTED
-    assert heard.other == ["PING"] * (len(MESSAGES) - 1) + ["'no'"]
+        await client.parser.parse(STREAM[begin : begin + size])
+    assert client.messages == WANTED
+    assert client.other == ["PING"] * (len(MESSAGES) - 1) + ["'no'"]
 
 
 async def test_what_was_cut_is_forgotten_with_its_connection() -> None:
-    heard = Heard()
-    await heard.parser.parse(b"MSG a.b 1 3\r\nab")
-    heard.parser.reset()
-    await heard.parser.parse(b"MSG c 1 1\r\nx\r\n")
-    assert heard.messages == [(1, b"c", b"", b"x", b"")]
+    client = ParserClient()
+    await client.parser.parse(b"MSG a.b 1 3\r\nab")
+    client.parser.reset()
+    await client.parser.parse(b"MSG c 1 1\r\nx\r\n")
+    assert client.messages == [(1, b"c", b"", b"x", b"")]
 
 
 async def test_a_line_that_is_no_message_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
-        await Heard().parser.parse(b"MSG a one 3\r\nabc\r\nMSG\r\n")
+        await ParserClient().parser.parse(b"MSG a one 3\r\nabc\r\nMSG\r\n")
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ async def test_a_line_that_is_no_message_is_a_protocol_error() -> None:
     ],
 )
 def test_headers_are_what_all_of_them_read_at_once_are(lines: bytes) -> None:
-    wanted = FastClient._parse_header_lines(lines)  # pyright: ignore[reportPrivateUsage]
+    expected = FastClient._parse_header_lines(lines)  # pyright: ignore[reportPrivateUsage]
     headers = Headers(b"NATS/1.0\r\n%b\r\n\r\n" % lines)
-    assert headers == wanted
-    assert dict(headers.items()) == wanted
+    assert headers == expected
+    assert dict(headers.items()) == expected
     for name in ("Name", "Other", "Odd", "Absent"):
-        assert headers.get(name) == wanted.get(name)
-        assert (name in headers) == (name in wanted)
+        assert headers.get(name) == expected.get(name)
+        assert (name in headers) == (name in expected)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_headers_are_what_all_of_them_read_at_once_are(lines: bytes) -> None:
 async def test_a_status_is_what_nats_py_reads(block: bytes) -> None:
     client = Client()
     told_by = client._process_headers  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportUnknownVariableType]
-    told = await told_by(block) or {}
-    ours = dict(read_headers(block) or {})
-    assert ours.get(STATUS) == told.get(STATUS)
-    assert ours.keys() - {STATUS, DESCRIPTION} == told.keys() - {STATUS, DESCRIPTION}
-    if STATUS in ours:
-        assert ours[DESCRIPTION] == told.get(DESCRIPTION, "")
+    headers = await told_by(block) or {}
+    parsed_headers = dict(read_headers(block) or {})
+    assert parsed_headers.get(STATUS) == headers.get(STATUS)
+    assert parsed_headers.keys() - {STATUS, DESCRIPTION} == headers.keys() - {STATUS, DESCRIPTION}
+    if STATUS in parsed_headers:
+        assert parsed_headers[DESCRIPTION] == headers.get(DESCRIPTION, "")
 
 
 def test_a_message_without_headers_has_none() -> None:

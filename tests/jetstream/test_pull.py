@@ -19,8 +19,8 @@ SECOND = 1_000_000_000
 
 
 async def make_consumer(nc: Client, stream: str, name: str, **config: object) -> None:
-    given = {"durable_name": name, "ack_policy": "explicit", **config}
-    await ensure_consumer(nc, stream, given)
+    consumer_config = {"durable_name": name, "ack_policy": "explicit", **config}
+    await ensure_consumer(nc, stream, consumer_config)
 
 
 async def make_pinned(nc: Client, stream: str, names: list[str], seconds: float) -> None:
@@ -45,12 +45,12 @@ async def test_all_that_is_there_up_to_the_batch(nc: Client, stream: str) -> Non
     await make_consumer(nc, stream, "c")
     await append(nc, [message(f"{stream}.{i}", b"%d" % i) for i in range(250)])
     reader = PullReader(nc, stream, "c", max_batch=100)
-    found = await pulled(reader, 250)
-    assert [one.seq for one in found] == list(range(1, 251))
-    assert found[7].payload == b"7"
-    assert (found[7].delivered, found[7].consumer) == (1, "c")
-    assert abs(found[7].time_ns / SECOND - time.time()) < 60
-    await ack(nc, found)
+    deliveries = await pulled(reader, 250)
+    assert [one.seq for one in deliveries] == list(range(1, 251))
+    assert deliveries[7].payload == b"7"
+    assert (deliveries[7].delivered, deliveries[7].consumer) == (1, "c")
+    assert abs(deliveries[7].time_ns / SECOND - time.time()) < 60
+    await ack(nc, deliveries)
 
     async def all_acknowledged() -> bool:
         return await unacknowledged(nc, stream, "c") == 0
@@ -64,12 +64,12 @@ async def test_several_consumers_in_one_queue(nc: Client, stream: str) -> None:
     await make_pinned(nc, stream, names, seconds=3)
     await append(nc, [message(f"{stream}.p{i % 8}.{i}") for i in range(1_000)])
     group = PullGroup(nc, stream, names, group="g", max_batch=50)
-    found = await pulled(group, 1_000)
-    assert sorted(one.seq for one in found) == list(range(1, 1_001))
+    deliveries = await pulled(group, 1_000)
+    assert sorted(one.seq for one in deliveries) == list(range(1, 1_001))
     for name in names:
-        of_one = [one.seq for one in found if one.consumer == name]
+        of_one = [one.seq for one in deliveries if one.consumer == name]
         assert of_one == sorted(of_one)
-    await ack(nc, found)
+    await ack(nc, deliveries)
     await publish(nc, f"{stream}.p3.new", b"")
     [new] = await group.next_batch()
     assert new.subject == f"{stream}.p3.new"
@@ -80,10 +80,10 @@ async def test_what_waits_here_is_bounded(nc: Client, stream: str) -> None:
     await make_consumer(nc, stream, "c", max_ack_pending=1_000)
     await append(nc, [message(f"{stream}.{i}") for i in range(500)])
     reader = PullReader(nc, stream, "c", max_batch=20)
-    taken = len(await reader.next_batch())
+    count = len(await reader.next_batch())
     await nc.flush()
     info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
-    assert int(info["num_ack_pending"]) <= taken + 20
+    assert int(info["num_ack_pending"]) <= count + 20
     await reader.close()
 
 
@@ -96,14 +96,14 @@ async def test_the_other_reader_takes_over(
     first = PullGroup(first_nc, stream, ["p0", "p1"], group="g")
     second = PullGroup(nc, stream, ["p0", "p1"], group="g")
     await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
-    found = await pulled(first, 20)
-    await ack(first_nc, found)
+    deliveries = await pulled(first, 20)
+    await ack(first_nc, deliveries)
     await first_nc.flush()
     await first_nc.close()
     await append(nc, [message(f"{stream}.p{i % 2}.{i}") for i in range(20)])
-    found = await pulled(second, 20)
-    assert sorted(one.seq for one in found) == list(range(21, 41))
-    assert {one.delivered for one in found} == {1}
+    deliveries = await pulled(second, 20)
+    assert sorted(one.seq for one in deliveries) == list(range(21, 41))
+    assert {one.delivered for one in deliveries} == {1}
     await second.close()
 
 
@@ -131,12 +131,12 @@ async def test_a_closed_reader_gives_back_what_it_had_not_handed_out(
     handed_out = await reader.next_batch()
     await nc.flush()
     await reader.close()
-    other = PullReader(nc, stream, "c")
-    rest = await pulled(other, 10 - len(handed_out))
+    other_reader = PullReader(nc, stream, "c")
+    rest = await pulled(other_reader, 10 - len(handed_out))
     everything = sorted(one.seq for one in [*handed_out, *rest])
     assert everything == list(range(1, 11))
-    await other.close()
-    await other.close()
+    await other_reader.close()
+    await other_reader.close()
     assert vars(nc)["_subs"].keys() <= {1}  # only the client's own for requests
 
 
@@ -161,18 +161,18 @@ async def test_in_progress_keeps_a_message(nc: Client, stream: str) -> None:
     await make_consumer(nc, stream, "c", ack_wait=int(0.8 * SECOND))
     await append(nc, [message(f"{stream}.kept"), message(f"{stream}.dropped")])
     reader = PullReader(nc, stream, "c")
-    kept, dropped = await pulled(reader, 2)
-    seen: list[int] = []
-    while dropped.seq not in seen:  # until the other one came again, keep this one
-        await in_progress(nc, [kept])
+    kept_delivery, dropped = await pulled(reader, 2)
+    positions: list[int] = []
+    while dropped.seq not in positions:  # until the other one came again, keep this one
+        await in_progress(nc, [kept_delivery])
         info = await api_request(nc, f"CONSUMER.INFO.{stream}.c", None)
         if info["num_redelivered"]:
-            seen += [one.seq for one in await reader.next_batch()]
-    assert seen == [dropped.seq]
+            positions += [one.seq for one in await reader.next_batch()]
+    assert positions == [dropped.seq]
     await reader.close()
 
 
-async def test_it_goes_on_after_the_server_was_killed(
+async def test_it_continues_after_the_server_was_killed(
     own_server: EmbeddedServer, connected: Connect
 ) -> None:
     nc = await connected(own_server)
@@ -186,9 +186,9 @@ async def test_it_goes_on_after_the_server_was_killed(
     await own_server.start(own_server.data_dir, port=own_server.port)
     writer = await connected(own_server)
     await append(writer, [message(f"S.p{i % 2}.{i}") for i in range(10)])
-    found: set[int] = set()
-    while not found >= set(range(11, 21)):  # acknowledged ones may come again: their acks raced
-        found |= {one.seq for one in await pulled(group, 1)}
+    sequences: set[int] = set()
+    while not sequences >= set(range(11, 21)):  # acknowledged ones may come again: their acks raced
+        sequences |= {one.seq for one in await pulled(group, 1)}
     await group.close()
 
 
@@ -224,9 +224,9 @@ async def test_a_cancelled_wait_loses_nothing(nc: Client, stream: str) -> None:
         await asyncio.sleep(0.001 * (number % 4))
         await publish(nc, f"{stream}.a", b"")
         waiting.cancel()
-        done = await asyncio.gather(waiting, return_exceptions=True)
-        found = done[0] if isinstance(done[0], list) else await reader.next_batch()
-        assert [one.seq for one in found] == [number]
+        results = await asyncio.gather(waiting, return_exceptions=True)
+        deliveries = results[0] if isinstance(results[0], list) else await reader.next_batch()
+        assert [one.seq for one in deliveries] == [number]
     await reader.close()
 
 
@@ -262,7 +262,7 @@ async def test_a_consumer_that_is_added_is_read_beside_one_that_is_full(
     await group.close()
 
 
-async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error(
+async def test_a_consumer_that_was_recreated_while_nothing_was_asked_is_an_error(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hands out from the beginning what was done long ago."""
@@ -279,7 +279,7 @@ async def test_a_consumer_that_was_made_anew_while_nothing_was_asked_is_an_error
     await group.close()
 
 
-async def test_a_consumer_that_was_made_anew_while_the_connection_was_lost_is_an_error(
+async def test_a_consumer_that_was_recreated_while_the_connection_was_lost_is_an_error(
     nc: Client, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No open request tells of its end: the server forgot them with the old connection."""

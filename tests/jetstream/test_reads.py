@@ -23,11 +23,11 @@ async def test_last_of_more_subjects_than_one_request_may_name(nc: Client, strea
     await fill(nc, stream, 2_500)
     await append(nc, [message(f"{stream}.7.7", b"new")])
     filters = [f"{stream}.{i % 10}.{i}" for i in range(2_500)]
-    found = {one.subject: one for one in await last_for_subjects(nc, stream, filters)}
-    assert len(found) == 2_500
-    assert found[f"{stream}.7.7"].payload == b"new"
-    before = await last_for_subjects(nc, stream, [f"{stream}.7.7"], up_to=2_500)
-    assert [one.payload for one in before] == [b"7"]
+    messages = {one.subject: one for one in await last_for_subjects(nc, stream, filters)}
+    assert len(messages) == 2_500
+    assert messages[f"{stream}.7.7"].payload == b"new"
+    previous_messages = await last_for_subjects(nc, stream, [f"{stream}.7.7"], up_to=2_500)
+    assert [one.payload for one in previous_messages] == [b"7"]
 
 
 async def test_wildcards_are_split_until_they_fit(nc: Client, stream: str) -> None:

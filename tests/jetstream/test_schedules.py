@@ -71,8 +71,8 @@ async def test_replaced_cancelled_and_late_ones(nc: Client, timers: str) -> None
     assert await cancel(nc, timers, f"{timers}.sched.b")
     assert not await cancel(nc, timers, f"{timers}.sched.b")
     async with follow(nc, timers, filters=[f"{timers}.fired.>"]) as follower:
-        found = await collect(follower, 3)
-    assert [one.payload for one in found] == [b"overdue", b"second", b"last"]
+        messages = await collect(follower, 3)
+    assert [one.payload for one in messages] == [b"overdue", b"second", b"last"]
 
 
 async def test_what_came_is_deleted_after_its_time(nc: Client, timers: str) -> None:
@@ -87,10 +87,10 @@ async def test_what_came_is_deleted_after_its_time(nc: Client, timers: str) -> N
     async with follow(nc, timers, filters=[f"{timers}.fired.>"]) as follower:
         await collect(follower, 1)
 
-    async def gone() -> bool:
+    async def is_empty() -> bool:
         return await read_subject(nc, timers, f"{timers}.>") == []
 
-    await until(gone)
+    await until(is_empty)
 
 
 async def test_a_stream_without_schedules_refuses_them(nc: Client, stream: str) -> None:

@@ -57,14 +57,14 @@ async def test_outcomes_are_sourced_from_atomic_batches(nc: Client, unique: str)
     assert await append(nc, batch) == [1_000, 1_001]  # first_seq is where the log begins
     await publish(nc, f"outcome{unique}.Shape.ns.b", b"own")
     async with follow(nc, outcomes) as follower:
-        found = {one.subject: one for one in await collect(follower, 2)}
-    sourced = found[f"outcome{unique}.Shape.ns.a"]
+        messages = {one.subject: one for one in await collect(follower, 2)}
+    sourced = messages[f"outcome{unique}.Shape.ns.a"]
     assert sourced.payload == b"2"
     assert sourced.headers is not None
     assert sourced.headers["Own"] == "kept"
     assert sourced.headers["Nats-Stream-Source"].startswith(f"{log} 1001 ")
     assert "Nats-Batch-Id" not in sourced.headers
-    assert found[f"outcome{unique}.Shape.ns.b"].payload == b"own"
+    assert messages[f"outcome{unique}.Shape.ns.b"].payload == b"own"
     await delete_stream(nc, outcomes)
     await delete_stream(nc, log)
 

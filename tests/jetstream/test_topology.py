@@ -32,12 +32,12 @@ async def test_a_stream_is_created_left_alone_and_updated(nc: Client, unique: st
 async def test_the_room_that_people_give_a_stream_is_kept(nc: Client, unique: str) -> None:
     config = {"name": unique, "subjects": [f"{unique}.>"], "max_bytes": 1_000_000}
     await ensure_stream(nc, config)
-    given = {**config, "max_bytes": 2_000_000}
-    await api_request(nc, f"STREAM.UPDATE.{unique}", given)
+    changed_config = {**config, "max_bytes": 2_000_000}
+    await api_request(nc, f"STREAM.UPDATE.{unique}", changed_config)
     assert await ensure_stream(nc, config) == "unchanged"
-    assert (await stream_state(nc, unique)).config["max_bytes"] == given["max_bytes"]
-    for lost in (1_000, -1):
-        await api_request(nc, f"STREAM.UPDATE.{unique}", {**config, "max_bytes": lost})
+    assert (await stream_state(nc, unique)).config["max_bytes"] == changed_config["max_bytes"]
+    for unlimited in (1_000, -1):
+        await api_request(nc, f"STREAM.UPDATE.{unique}", {**config, "max_bytes": unlimited})
         assert await ensure_stream(nc, config) == "updated"
         assert (await stream_state(nc, unique)).config["max_bytes"] == config["max_bytes"]
     await delete_stream(nc, unique)
@@ -106,10 +106,10 @@ async def test_a_consumer_of_no_stream(nc: Client, unique: str) -> None:
 
 
 def test_differences_only_in_what_is_wanted() -> None:
-    found = {"a": 1, "b": {"c": [1, {"d": 2, "e": 3}]}, "f": -1}
-    assert differences({"b": {"c": [1, {"d": 2}]}, "f": 0, "g": None}, found) == {}
-    assert differences({"b": {"c": [1, {"d": 4}]}}, found) == {"b.c[1].d": (4, 2)}
-    assert differences({"b": {"c": [1]}, "x": {"y": 1}}, found) == {
+    actual = {"a": 1, "b": {"c": [1, {"d": 2, "e": 3}]}, "f": -1}
+    assert differences({"b": {"c": [1, {"d": 2}]}, "f": 0, "g": None}, actual) == {}
+    assert differences({"b": {"c": [1, {"d": 4}]}}, actual) == {"b.c[1].d": (4, 2)}
+    assert differences({"b": {"c": [1]}, "x": {"y": 1}}, actual) == {
         "b.c": ([1], [1, {"d": 2, "e": 3}]),
         "x.y": (1, None),
     }

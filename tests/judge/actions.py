@@ -129,8 +129,10 @@ def duplicate_object(ledger: Ledger) -> Iterator[Breach]:
         return
     owners = Counter(
         decided.key
-        for found, decided in ledger.live()
-        if decided is not None and found.uid in ledger.ours and not _is_replacing(ledger, decided)
+        for existing, decided in ledger.live()
+        if decided is not None
+        and existing.uid in ledger.ours
+        and not _is_replacing(ledger, decided)
     )
     for key, count in owners.items():
         resource = ledger.resource(key)

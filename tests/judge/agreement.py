@@ -34,7 +34,7 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
     """Return the fields of the row that follow from the state."""
     desired, observed, spec = state.desired, state.observed, state.desired.spec
     owned, retiring, flight = state.owned, state.retiring, state.actions.in_flight
-    shown, due, approval = observed.object, state.renewal, state.holds.approval
+    observed_object, due, approval = observed.object, state.renewal, state.holds.approval
     action = None if flight is None else flight.action
     fields: dict[str, object] = {
         "version": state.version,
@@ -51,8 +51,8 @@ def fields_of(state: ResourceState) -> Mapping[str, object]:
         "owned": owned is not None,
         "uid": None if owned is None else owned.uid,
         "belongs_to": observed.belongs_to,
-        "observed_digest": _digest(shown),
-        "outputs": {} if shown is None else shown.outputs,
+        "observed_digest": _digest(observed_object),
+        "outputs": {} if observed_object is None else observed_object.outputs,
         "listing_disproved": observed.is_listing_disproved,
         "grace_seconds": observed.grace_seconds,
         "unmanaged": observed.unmanaged,
@@ -136,28 +136,30 @@ class Agreement:
             for name, expected in fields_of(after).items()
             if getattr(row, name) != expected
         }
-        wrong |= _wrong_if_shown(row, event, after)
+        wrong |= _optional_differences(row, event, after)
         if after.outcome is not None:
             both = _without_readiness(row.conditions), _without_readiness(after.outcome.conditions)
             wrong |= {"conditions": both} if both[0] != both[1] else {}
-        for name, (found, expected) in wrong.items():
+        for name, (actual, expected) in wrong.items():
             yield (
-                f"{event.id} {type(event.data).__name__}: the row has {name} {found!r}, "
+                f"{event.id} {type(event.data).__name__}: the row has {name} {actual!r}, "
                 f"and the state {expected!r}"
             )
 
 
-def _wrong_if_shown(
+def _optional_differences(
     row: StatusRow, event: LogEvent, state: ResourceState
 ) -> dict[str, tuple[object, object]]:
     """Compare the fields that the row may leave out, but must not show otherwise."""
-    flight, shown = state.actions.in_flight, state.observed.object
+    flight, observed_object = state.actions.in_flight, state.observed.object
     is_approved = state.holds.approved in (Hold.DELETION_GUARD, Hold.LOSS_GUARD)
     is_doubted = state.observed.doubted is not None or state.observed.read_requested_at is not None
     expected: dict[str, object] = {
         "doubted": is_doubted or is_approved,
-        "observed_uid": None if shown is None or state.owned is not None else shown.uid,
-        "foreign_identity": None if shown is None else identity(shown),
+        "observed_uid": None
+        if observed_object is None or state.owned is not None
+        else observed_object.uid,
+        "foreign_identity": None if observed_object is None else identity(observed_object),
     }
     if flight is not None and flight.action.operation != "Delete":
         action = flight.action
@@ -176,8 +178,8 @@ def _wrong_if_shown(
     return wrong
 
 
-def _digest(shown: ExternalObject | None) -> str:
-    return "" if shown is None else digest(shown)
+def _digest(observed_object: ExternalObject | None) -> str:
+    return "" if observed_object is None else digest(observed_object)
 
 
 def unclassified() -> set[str]:

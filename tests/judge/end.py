@@ -36,7 +36,7 @@ def loss(ledger: Ledger) -> Iterator[Breach]:
     existing = {each.uid for each in ledger.history.objects or ()}
     for key, resource in _intact(ledger):
         spec = resource.spec
-        if spec is not None and spec.provider_config and not is_kept(ledger, resource):
+        if spec is not None and spec.provider_config and not is_held(ledger, resource):
             for text in _losses(ledger, resource, spec):
                 yield key, f"{text}; {_outcome(ledger, resource)}"
         for owned in (resource.owned, resource.retiring):
@@ -54,7 +54,7 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
     """
     for key, resource in _intact(ledger):
         found = _object_of(ledger, resource)
-        if not is_kept(ledger, resource) and _is_left(ledger, resource, found):
+        if not is_held(ledger, resource) and _is_leaked(ledger, resource, found):
             yield key, f"it is not declared to exist, but does; {_outcome(ledger, resource)}"
     owned, pending, waiting = _accounted(ledger)
     for found in ledger.history.objects or ():
@@ -71,15 +71,15 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
     for key, resource in _intact(ledger):
         if resource.outcome_name not in ("Conflict", "Disputed") or not ledger.history.is_final:
             continue
-        if not resource.is_declared or not _is_managed(resource) or is_kept(ledger, resource):
+        if not resource.is_declared or not _is_managed(resource) or is_held(ledger, resource):
             continue
-        found = _object_of(ledger, resource)
-        if found is None:
+        existing = _object_of(ledger, resource)
+        if existing is None:
             yield key, "there is nothing to conflict with"
-        elif found.uid in ledger.ours - ledger.late:
-            label = found.labels.get(OWNER_LABEL)
+        elif existing.uid in ledger.ours - ledger.late:
+            label = existing.labels.get(OWNER_LABEL)
             if label in (None, owner_labels(ledger, resource).get(OWNER_LABEL)):
-                yield key, f"it conflicts with {found.uid}, which is ours"
+                yield key, f"it conflicts with {existing.uid}, which is ours"
 
 
 # --- of one resource
@@ -91,14 +91,14 @@ def _intact(ledger: Ledger) -> Iterator[tuple[ResourceKey, Resource]]:
             yield key, resource
 
 
-def is_kept(ledger: Ledger, resource: Resource, *, for_ever: bool = True) -> bool:
+def is_held(ledger: Ledger, resource: Resource, *, for_ever: bool = True) -> bool:
     """Return whether another service or a person has to remove a hold of a resource.
 
     ``for_ever``: a reference of something damaged holds too, which cannot be withdrawn.
     """
-    is_kept = not resource.is_forced and "Keep" in resource.references.values()
-    is_kept = is_kept and (for_ever or not ledger.history.damaged) and not resource.is_declared
-    return bool(resource.finalizers) or is_kept or resource.is_held_for_a_person
+    is_held = not resource.is_forced and "Keep" in resource.references.values()
+    is_held = is_held and (for_ever or not ledger.history.damaged) and not resource.is_declared
+    return bool(resource.finalizers) or is_held or resource.is_held_for_a_person
 
 
 def _is_managed(resource: Resource) -> bool:
@@ -112,13 +112,13 @@ def _losses(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> Iterator[
         return
     if resource.outcome_name in ("Conflict", "Disputed") or _is_explained(ledger, resource, spec):
         return
-    found = _object_of(ledger, resource)
+    existing = _object_of(ledger, resource)
     if resource.outcome_name != "Converged" and not _is_retried(ledger, resource):
         yield "it is declared, and not converged"
-    elif found is None or found.uid not in ledger.ours:
+    elif existing is None or existing.uid not in ledger.ours:
         yield "it converged, and does not exist"
     else:
-        yield from _differences(ledger, resource, spec, found)
+        yield from _differences(ledger, resource, spec, existing)
 
 
 def _is_retried(ledger: Ledger, resource: Resource) -> bool:
@@ -137,28 +137,28 @@ def _is_explained(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> boo
 
 
 def _differences(
-    ledger: Ledger, resource: Resource, spec: SpecDeclared, found: ExternalObject
+    ledger: Ledger, resource: Resource, spec: SpecDeclared, existing: ExternalObject
 ) -> Iterator[str]:
     truth, ignored = ledger.history.truth, resource.policy.ignore_fields
     if truth is not None:
-        left = truth.seconds_to_expiry(found)
-        if resource.policy.mode == "Present" and left is not None and left < 0.0:
-            yield f"it ended {-left:.1f} s ago, and was not renewed"
+        seconds_left = truth.seconds_to_expiry(existing)
+        if resource.policy.mode == "Present" and seconds_left is not None and seconds_left < 0.0:
+            yield f"it ended {-seconds_left:.1f} s ago, and was not renewed"
         conditions = () if resource.outcome is None else resource.outcome.conditions
         if any(each.type == "Ready" and each.status != "True" for each in conditions):
             yield "it is ready, and its outcome says that it is not"
-        wanted = truth.expected_fields(spec)
+        expected = truth.expected_fields(spec)
     else:
         fields = spec.fields if resource.resolved is None else resource.resolved
-        wanted = {name: _opened(each, ledger.history.secrets) for name, each in fields.items()}
-    for name, value in wanted.items():
-        if name not in ignored and not is_as_wanted(value, found.fields.get(name)):
-            yield f"{name} is {found.fields.get(name)!r}, declared is {value!r}"
+        expected = {name: _opened(each, ledger.history.secrets) for name, each in fields.items()}
+    for name, value in expected.items():
+        if name not in ignored and not is_as_wanted(value, existing.fields.get(name)):
+            yield f"{name} is {existing.fields.get(name)!r}, declared is {value!r}"
     if ledger.history.promises.labels:
         labels = {**spec.labels, **owner_labels(ledger, resource)}
         for name, value in labels.items():
-            if f"labels.{name}" not in ignored and found.labels.get(name) != value:
-                yield f"label {name} is {found.labels.get(name)!r}, not {value!r}"
+            if f"labels.{name}" not in ignored and existing.labels.get(name) != value:
+                yield f"label {name} is {existing.labels.get(name)!r}, not {value!r}"
 
 
 def _opened(value: Any, secrets: Mapping[str, str]) -> Any:
@@ -167,17 +167,17 @@ def _opened(value: Any, secrets: Mapping[str, str]) -> Any:
     return value if mark is None else secrets.get(mark["$secret"])
 
 
-def _is_left(ledger: Ledger, resource: Resource, found: ExternalObject | None) -> bool:
+def _is_leaked(ledger: Ledger, resource: Resource, existing: ExternalObject | None) -> bool:
     """Return whether an object exists that should not, by what is declared."""
     excuses = {"Conflict", "Disputed"} if resource.is_declared else {"Disputed"}
     excuses |= set() if ledger.history.is_final else {"Held", "Paused", "Failed"}
-    if found is None or resource.outcome_name in excuses:
+    if existing is None or resource.outcome_name in excuses:
         return False
-    is_ours = found.uid in ledger.ours
+    is_ours = existing.uid in ledger.ours
     if resource.is_declared:
         is_meant = is_ours or ledger.history.promises.unique_names
         return is_meant and _is_managed(resource) and resource.policy.mode == "Absent"
-    return is_ours and not _is_given_up(ledger, found)
+    return is_ours and not _is_abandoned(ledger, existing)
 
 
 def _should_exist(resource: Resource, owned: Owned) -> bool:
@@ -193,9 +193,9 @@ def _should_exist(resource: Resource, owned: Owned) -> bool:
 def _object_of(ledger: Ledger, resource: Resource) -> ExternalObject | None:
     """Return the object of a resource: owned, released and not deleted since, or of its name."""
     objects, owned = ledger.history.objects or (), resource.owned
-    known = owned or resource.released
-    if known is not None and known.uid is not None:
-        of_uid = next((each for each in objects if each.uid == known.uid), None)
+    known_ownership = owned or resource.released
+    if known_ownership is not None and known_ownership.uid is not None:
+        of_uid = next((each for each in objects if each.uid == known_ownership.uid), None)
         is_all = owned is not None and not ledger.history.promises.unique_names
         if of_uid is not None or is_all:
             return of_uid
@@ -233,15 +233,17 @@ def _accounted(ledger: Ledger) -> tuple[set[str | None], set[str], set[str | Non
     return owned, pending, waiting
 
 
-def _is_excused(ledger: Ledger, found: ExternalObject) -> bool:
+def _is_excused(ledger: Ledger, existing: ExternalObject) -> bool:
     damaged = {key.name for key in ledger.history.damaged}
-    if damaged & {found.name, found.name.rpartition("-")[0]} or _is_given_up(ledger, found):
+    if damaged & {existing.name, existing.name.rpartition("-")[0]} or _is_abandoned(
+        ledger, existing
+    ):
         return True
-    decided = ledger.action_of(ledger.made.get(found.uid or ""))
+    decided = ledger.action_of(ledger.made.get(existing.uid or ""))
     name = "" if decided is None else ledger.resource(decided.key).outcome_name
     return name in ("Disputed", "Held", "Paused") and not ledger.history.is_final
 
 
-def _is_given_up(ledger: Ledger, found: ExternalObject) -> bool:
-    decided = ledger.action_of(ledger.made.get(found.uid or ""))
+def _is_abandoned(ledger: Ledger, existing: ExternalObject) -> bool:
+    decided = ledger.action_of(ledger.made.get(existing.uid or ""))
     return decided is not None and decided.action.action_id in ledger.given_up

@@ -90,7 +90,7 @@ async def _read_bus_once(nc: Client) -> History:
     log = [_recorded(message) for message in await _all(nc, LOG)]
     messages = [_message(message) for message in await _all(nc, INTAKE)]
     refused = [decode_log(message.payload) for message in await _all(nc, REJECTIONS)]
-    letters = [
+    dead_letters = [
         msgspec.json.decode(message.payload, type=DeadLetterRecord)
         for message in await _all(nc, DEADLETTERS)
     ]
@@ -98,7 +98,7 @@ async def _read_bus_once(nc: Client) -> History:
         log=log,
         messages={each.position: each for each in messages},
         refused={each.causationposition for each in refused},
-        dead_letters={each.position for each in letters},
+        dead_letters={each.position for each in dead_letters},
         effects=None,
     )
 
@@ -123,11 +123,11 @@ def _object(shape: Shape) -> ExternalObject:
 
 
 async def _all(nc: Client, stream: str) -> list[StoredMessage]:
-    found: list[StoredMessage] = []
+    existing_messages: list[StoredMessage] = []
     async with follow(nc, stream) as follower:
         async for messages in follower.replay():
-            found += messages
-    return found
+            existing_messages += messages
+    return existing_messages
 
 
 def _recorded(message: StoredMessage) -> Recorded:
@@ -164,14 +164,14 @@ async def last_effect(api_url: str) -> int:
 
 
 async def _journal(http: httpx.AsyncClient, after: int) -> list[JournalEntry]:
-    found: list[JournalEntry] = []
+    existing_entries: list[JournalEntry] = []
     while True:
-        after = found[-1].sequence if found else after
+        after = existing_entries[-1].sequence if existing_entries else after
         response = await http.get("/_journal", params={"after": after, "limit": _PAGE})
         entries = msgspec.json.decode(response.raise_for_status().content, type=_Journal).entries
         if not entries:
-            return found
-        found += entries
+            return existing_entries
+        existing_entries += entries
 
 
 def _identity(name: str, uid: str) -> tuple[str, str]:
@@ -181,12 +181,12 @@ def _identity(name: str, uid: str) -> tuple[str, str]:
 
 
 async def _listing(http: httpx.AsyncClient) -> list[Shape]:
-    found: list[Shape] = []
+    shapes: list[Shape] = []
     token: str | None = ""
     while token is not None:
         query = {"limit": str(_PAGE)} | ({"continue": token} if token else {})
         response = await http.get("/shapes", params=query)
         page = msgspec.json.decode(response.raise_for_status().content, type=_Page)
-        found += page.items
+        shapes += page.items
         token = page.next
-    return found
+    return shapes

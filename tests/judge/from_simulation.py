@@ -114,8 +114,8 @@ class Witness:
                 )
             )
         self.history.refused = {position for _, position in self._decisions.rejections}
-        letters = {position for _, position in self._decisions.dead_letters}
-        self.history.dead_letters = letters | self._decisions.given_up
+        dead_letters = {position for _, position in self._decisions.dead_letters}
+        self.history.dead_letters = dead_letters | self._decisions.given_up
 
     def _report(self, findings: Sequence[Finding]) -> None:
         for each in findings:
@@ -134,15 +134,15 @@ class Witness:
         self._report(self.judge.call(Call(self._api.now, action)))
 
     def _changed(self, change: Change) -> None:
-        found = change.before or change.after
-        assert found is not None
-        assert found.uid is not None
+        existing = change.before or change.after
+        assert existing is not None
+        assert existing.uid is not None
         operation: Operation = "Update" if change.before and change.after else "Delete"
         operation = "Create" if change.before is None else operation
         key = change.key or None
         self._report(
             self.judge.effect(
-                Effect(change.at, operation, found.name, found.uid, key, change.after)
+                Effect(change.at, operation, existing.name, existing.uid, key, change.after)
             )
         )
 
@@ -165,8 +165,8 @@ class SimulatedTruth:
         return self._api.has_copies
 
     def checked(self, kind: str, fields: Fields) -> Fields:
-        found = self._kinds.find(kind)
-        return fields if found is None else found.check_declared(fields)
+        existing_kind = self._kinds.find(kind)
+        return fields if existing_kind is None else existing_kind.check_declared(fields)
 
     def is_rightly_refused(self, message: Message) -> bool:
         """Return whether it came before its kind was defined, or may have closed a circle."""
@@ -198,13 +198,13 @@ class SimulatedTruth:
                 if reference is not None:
                     target = reference["$ref"].partition("/")[2]
                     targets.setdefault(message.key.name, set()).add(target)
-        found: set[str] = set()
+        names_found: set[str] = set()
         ahead = [name]
         while ahead:
-            more = targets.get(ahead.pop(), set()) - found
-            found |= more
+            more = targets.get(ahead.pop(), set()) - names_found
+            names_found |= more
             ahead += more
-        return name in found
+        return name in names_found
 
     # --- of objects
 
@@ -214,8 +214,8 @@ class SimulatedTruth:
     def was_hidden_since(self, name: str, begin: float) -> bool:
         return any(each == name and at >= begin for at, each in self._lies.left_out)
 
-    def seconds_to_expiry(self, found: ExternalObject) -> float | None:
-        end = found.outputs.get("expires")
+    def seconds_to_expiry(self, existing: ExternalObject) -> float | None:
+        end = existing.outputs.get("expires")
         return None if not end else seconds_of(datetime.fromisoformat(end)) - self._api.now
 
     def is_starting(self, uid: str | None) -> bool:
@@ -224,9 +224,9 @@ class SimulatedTruth:
     def is_too_recent(self, at: float) -> bool:
         return at + self._api.traits.starting_seconds > self._api.now
 
-    def shows_result(self, key: ResourceKey, found: ExternalObject | None) -> bool:
+    def shows_result(self, key: ResourceKey, existing: ExternalObject | None) -> bool:
         has_names = self._api.traits.names
-        if found is None or (OWNER_LABEL in found.labels and has_names):
+        if existing is None or (OWNER_LABEL in existing.labels and has_names):
             return True
         mark = (key.name, owner(LOG_ID, key))
         labeled = [
@@ -250,8 +250,8 @@ class SimulatedTruth:
             if secret is not None:
                 expected[name] = {**secret, "digest": self._vault.digest(secret["$secret"])}
             elif reference is not None:
-                known = self._value(reference)
-                expected |= {} if known is None else {name: known}
+                reference_value = self._value(reference)
+                expected |= {} if reference_value is None else {name: reference_value}
             else:
                 expected[name] = value
         return expected
@@ -265,16 +265,16 @@ class SimulatedTruth:
 
     def _is_in_a_cycle(self, spec: SpecDeclared) -> bool:
         """Return whether the references of what is declared lead from a resource back to it."""
-        found: set[str] = set()
+        names_found: set[str] = set()
         ahead = [each.target for each in spec.references]
         while ahead:
             name = ahead.pop()
             resource = self.ledger.resource(ResourceKey.parse(name))
-            if name in found or resource.spec is None or not resource.is_declared:
+            if name in names_found or resource.spec is None or not resource.is_declared:
                 continue
             if resource.spec is spec:
                 return True
-            found.add(name)
+            names_found.add(name)
             ahead += [each.target for each in resource.spec.references]
         return False
 
@@ -291,7 +291,7 @@ class SimulatedTruth:
         is_managed = not resource.policy.paused and resource.policy.mode == "Present"
         if not resource.is_declared or resource.owned is None or not is_managed:
             return None
-        found = self._api.of_uid(resource.owned.uid)
-        if resource.outcome_name != "Converged" or found is None:
+        existing = self._api.of_uid(resource.owned.uid)
+        if resource.outcome_name != "Converged" or existing is None:
             return None
-        return value_of(place["field"], found)
+        return value_of(place["field"], existing)

@@ -64,7 +64,7 @@ def approvals(of: Happening[HoldApproved]) -> Iterator[str]:
     if people is not None and of.event.actor not in people:
         yield f"{of.event.actor} is no person, and approved {hold}"
     if hold == "Approval":
-        if of.data.plan != of.resource.asked[0]:
+        if of.data.plan != of.resource.requested_approval[0]:
             yield "a plan was approved that was not asked for"
     elif outcome is None or (outcome.outcome, outcome.reason) != ("Held", hold):
         yield f"{hold} was approved, which did not hold it"

@@ -61,21 +61,21 @@ class Judge:
         event = recorded.event
         resource = self.ledger.resource(event.key)
         happening = Happening(self.ledger, resource, event, event.data)
-        found = self._apply("event", event.id, event.data, happening)
+        breaches = self._apply("event", event.id, event.data, happening)
         self.ledger.take_event(event)
-        return found
+        return breaches
 
     def call(self, call: Call) -> list[Finding]:
         """Judge a request that reached the API, and take it in."""
-        found = self._apply("call", call.action.action_id, call, self.ledger, call)
+        breaches = self._apply("call", call.action.action_id, call, self.ledger, call)
         self.ledger.sent.setdefault(call.action.idempotency_key, call.action)
-        return found
+        return breaches
 
     def effect(self, effect: Effect) -> list[Finding]:
         """Judge an effect in the API, and take it in."""
-        found = self._apply("effect", effect.name, effect, self.ledger, effect)
+        breaches = self._apply("effect", effect.name, effect, self.ledger, effect)
         self.ledger.take_effect(effect)
-        return found
+        return breaches
 
     def end(self) -> list[Finding]:
         """Judge a history that has come to rest."""
@@ -101,7 +101,7 @@ def findings(history: History) -> list[Finding]:
     Records are taken in the order of their times; of several at one time, the event first.
     """
     judge = Judge(history)
-    found: list[Finding] = []
+    breaches: list[Finding] = []
     records = heapq.merge(
         ((each.stored_at, 0, each) for each in history.log),
         ((each.at, 1, each) for each in history.calls),
@@ -111,12 +111,12 @@ def findings(history: History) -> list[Finding]:
     for _, _, record in records:
         match record:
             case Recorded():
-                found += judge.event(record)
+                breaches += judge.event(record)
             case Call():
-                found += judge.call(record)
+                breaches += judge.call(record)
             case Effect():
-                found += judge.effect(record)
-    return list(dict.fromkeys([*found, *judge.end()]))
+                breaches += judge.effect(record)
+    return list(dict.fromkeys([*breaches, *judge.end()]))
 
 
 def skipped_rules(history: History) -> list[str]:

@@ -41,7 +41,7 @@ class DecidedAction:
 
     key: ResourceKey
     action: e.Action
-    wanted: Fields
+    expected: Fields
     progress: str = "under way"
     has_failed: bool = False
     is_lookup: bool = False
@@ -100,7 +100,7 @@ class Resource:
     is_forced: bool = False
     is_orphaned: bool = False
     approved: str = ""
-    asked: tuple[str, object] = ("", None)
+    requested_approval: tuple[str, object] = ("", None)
     plan: object = None
     held_since: datetime | None = None  # of a configuration: its API is newer than the log
     has_been_held: bool = False
@@ -131,7 +131,7 @@ class Resource:
         )
 
     @property
-    def wanted(self) -> Fields:
+    def expected(self) -> Fields:
         """The wanted fields, with the values of references, without the ignored ones."""
         spec = {} if self.spec is None else self.spec.fields
         fields = spec if self.resolved is None else self.resolved
@@ -142,22 +142,22 @@ class Resource:
     @property
     def content_to_approve(self) -> object:
         """What an approval rests on: the object, and what is to be different."""
-        seen, there = self.observed, None
-        if seen is not None:
-            there = (seen.fields, seen.labels, seen.uid)
+        observed_object, there = self.observed, None
+        if observed_object is not None:
+            there = (observed_object.fields, observed_object.labels, observed_object.uid)
         changed = {
             name: each
-            for name, each in self.wanted.items()
-            if seen is None or not is_as_wanted(each, seen.fields.get(name))
+            for name, each in self.expected.items()
+            if observed_object is None or not is_as_wanted(each, observed_object.fields.get(name))
         }
         return (self.generation, self.is_declared, changed, there)
 
 
-def is_as_wanted(wanted: Any, found: Any) -> bool:
+def is_as_wanted(expected: Any, found: Any) -> bool:
     """Return whether a value is as wanted; keys of a mapping that are not named are ignored."""
-    if not isinstance(wanted, dict) or not isinstance(found, dict):
-        return wanted == found
-    named, there = cast("Fields", wanted), cast("Fields", found)
+    if not isinstance(expected, dict) or not isinstance(found, dict):
+        return expected == found
+    named, there = cast("Fields", expected), cast("Fields", found)
     return all(is_as_wanted(each, there.get(name)) for name, each in named.items())
 
 
@@ -198,9 +198,9 @@ class Ledger:
 
     def live(self) -> Iterator[tuple[ExternalObject, DecidedAction | None]]:
         """Return the objects at the end that were created under a key, with their actions."""
-        for found in self.history.objects or ():
-            if found.uid in self.made:
-                yield found, self.action_of(self.made[found.uid])
+        for existing in self.history.objects or ():
+            if existing.uid in self.made:
+                yield existing, self.action_of(self.made[existing.uid])
 
     # --- taking records in
 
@@ -220,9 +220,13 @@ class Ledger:
 
     def _explain_by_key(self, resource: Resource, uid: str) -> None:
         """Count the action whose key an object shows when it is claimed as one that was done."""
-        shown = resource.observed
-        if shown is not None and shown.uid == uid and shown.written_by in self.by_key:
-            self.by_key[shown.written_by].may_be_done = True
+        observed_object = resource.observed
+        if (
+            observed_object is not None
+            and observed_object.uid == uid
+            and observed_object.written_by in self.by_key
+        ):
+            self.by_key[observed_object.written_by].may_be_done = True
 
     def take_event(self, event: e.LogEvent) -> None:
         """Add an event."""
@@ -234,7 +238,7 @@ class Ledger:
             case e.SpecDeclared() if key.kind == PROVIDER_CONFIG_KIND:
                 self.configs[key.name].append(msgspec.convert(data.fields, ProviderConfigSpec))
             case e.ActionDecided(action):
-                new = DecidedAction(key, action, resource.wanted)
+                new = DecidedAction(key, action, resource.expected)
                 self.actions.setdefault(action.action_id, new)
                 self.by_key.setdefault(action.idempotency_key, new)
             case e.OwnershipClaimed(uid=str(uid)):
@@ -294,15 +298,15 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
             resource.is_troubled, resource.has_news, resource.approved = False, True, ""
         case e.SpecResolved(fields=fields):
             resource.resolved, resource.is_troubled, resource.approved = fields, False, ""
-            if resource.owned is not None and resource.wanted == resource.owned.written:
+            if resource.owned is not None and resource.expected == resource.owned.written:
                 resource.redefined = 0
         case e.DefinitionObserved(definition):
             resource.definition, resource.redefined = definition.digest, definition.affected
             resource.approved = ""
         case e.ExternalObserved(object=found, unmanaged=unmanaged, as_of=as_of):
-            seen = resource.observed
+            observed_object = resource.observed
             resource.absent_at = as_of if found is None else 0
-            if seen is None or found is None or seen.uid != found.uid:
+            if observed_object is None or found is None or observed_object.uid != found.uid:
                 resource.approved = ""
             resource.observed, resource.unmanaged, resource.doubted = found, unmanaged or 0, None
         case e.AbsenceDoubted(missing=missing, owned=owned):
@@ -338,11 +342,11 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
         case e.ReferenceRemoved(by):
             resource.references.pop(by, None)
         case e.ApprovalRequested(plan):
-            resource.asked, resource.plan = (plan, resource.content_to_approve), None
+            resource.requested_approval, resource.plan = (plan, resource.content_to_approve), None
         case e.ApprovalRefused():
             resource.plan = None
         case e.HoldApproved(hold="Approval"):
-            resource.plan = resource.asked[1]
+            resource.plan = resource.requested_approval[1]
         case e.HoldApproved(hold, decision):
             resource.approved = hold
             if decision == "Abandon" and resource.in_flight is not None:
@@ -354,11 +358,15 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
 
 
 def _declare(resource: Resource, event: e.LogEvent, data: e.SpecDeclared) -> None:
-    seen, before = resource.observed, resource.spec
-    if before is None or before.external_name != data.external_name:
+    observed_object, previous_declaration = resource.observed, resource.spec
+    if previous_declaration is None or previous_declaration.external_name != data.external_name:
         resource.released = None
-    known = resource.owned or resource.released
-    if known is None and seen is not None and seen.name != data.external_name:
+    known_ownership = resource.owned or resource.released
+    if (
+        known_ownership is None
+        and observed_object is not None
+        and observed_object.name != data.external_name
+    ):
         resource.observed = None  # it was seen under another name
     resource.spec, resource.resolved, resource.is_declared = data, None, True
     resource.generation, resource.position = data.generation, event.causationposition
@@ -449,18 +457,18 @@ def _succeed(
         return
     if action.definition and action.definition == resource.definition:
         resource.redefined = 0
-    shown = data.object or ExternalObject(
+    observed_object = data.object or ExternalObject(
         action.external_name, action.fields, action.uid, None, action.labels
     )
-    is_label_kept = OWNER_LABEL in shown.labels.keys() - action.labels.keys()
+    is_label_kept = OWNER_LABEL in observed_object.labels.keys() - action.labels.keys()
     if action.operation == "Update" and not resource.is_declared and is_label_kept:
         resource.is_troubled = True
     if action.operation == "Create" and action.purpose == "Replace" and owned is not None:
         resource.retiring = owned._replace(shown=resource.observed)
     is_bound = action.operation == "Update" and owned is not None and owned.uid is not None
-    uid = owned.uid if is_bound and owned is not None else shown.uid
-    resource.owned, resource.released = Owned(action.external_name, uid, decided.wanted), None
-    resource.observed = shown
+    uid = owned.uid if is_bound and owned is not None else observed_object.uid
+    resource.owned, resource.released = Owned(action.external_name, uid, decided.expected), None
+    resource.observed = observed_object
 
 
 def _fail(
@@ -490,9 +498,9 @@ def _fail(
         is_of_today = decided.action.generation == resource.generation
         resource.is_troubled = is_of_today or data.purpose in ("Retire", "Renew")
     elif data.purpose == "Retire":
-        shown = None if data.object is None else data.object.uid
+        object_uid = None if data.object is None else data.object.uid
         uid = None if resource.retiring is None else resource.retiring.uid
-        is_other = None not in (shown, uid) and shown != uid
+        is_other = None not in (object_uid, uid) and object_uid != uid
         if data.error.error_class == "NotFound" or is_other:
             resource.retiring = None
     else:

@@ -92,8 +92,8 @@ def undecided_message(ledger: Ledger) -> Iterator[Breach]:
             yield f"message {message.position}", "it cannot be read, and is no dead letter"
         elif message.key not in history.damaged and isinstance(message.data, Declared | Withdrawn):
             is_decided = (message.key, message.message_id) in ledger.causes
-            came = first[message.key, message.message_id]
-            if not is_decided and not _repeats(ledger, message.key, message.data, came):
+            position = first[message.key, message.message_id]
+            if not is_decided and not _repeats(ledger, message.key, message.data, position):
                 yield (
                     message.key,
                     f"{type(message.data).__name__} {message.message_id!r} at {message.position} "
@@ -114,9 +114,9 @@ def lost_message(ledger: Ledger) -> Iterator[Breach]:
 @rule("end", "messages")
 def outdated_declaration(ledger: Ledger) -> Iterator[Breach]:
     """The newest declaration or withdrawal of a resource is what the log has (invariants 4, 11)."""
-    history, wanted = ledger.history, _newest(ledger)
-    for key in wanted.keys() | ledger.resources.keys():
-        resource, declaration = ledger.resource(key), wanted.get(key)
+    history, expected = ledger.history, _newest(ledger)
+    for key in expected.keys() | ledger.resources.keys():
+        resource, declaration = ledger.resource(key), expected.get(key)
         if key in history.damaged:
             continue
         if resource.is_declared != (declaration is not None):
@@ -131,11 +131,11 @@ def undecided_for_long(history: History, now: float) -> Iterator[Breach]:
 
     Not a rule about a history at rest: then everything is decided.
     """
-    answered = {inbox for inbox, _ in history.answers or ()}
+    answered_inboxes = {inbox for inbox, _ in history.answers or ()}
     for message in (history.messages or {}).values():
         waited = now - message.stored_at
         is_usable = isinstance(message.data, Declared | Withdrawn)
-        if waited > _MAX_SECONDS and is_usable and message.reply_to not in answered:
+        if waited > _MAX_SECONDS and is_usable and message.reply_to not in answered_inboxes:
             yield f"message {message.position}", f"undecided for {waited:.0f} s while others' wait"
 
 
@@ -166,12 +166,12 @@ def _newest(ledger: Ledger) -> dict[ResourceKey, Declaration | None]:
         if position >= newest.get(message.key, (0, None))[0] and not _is_refused(history, message):
             try:
                 data = message.data
-                taken = (
+                declaration = (
                     None if isinstance(data, Withdrawn) else _checked(history, message.key, data)
                 )
             except InvalidManifestError:
                 continue
-            newest[message.key] = position, taken
+            newest[message.key] = position, declaration
     return {key: each for key, (_, each) in newest.items()}
 
 
@@ -193,14 +193,14 @@ def _checked(history: History, key: ResourceKey, data: Declared | Withdrawn) -> 
 
 
 def _is_same(
-    history: History, key: ResourceKey, spec: SpecDeclared | None, wanted: Declaration
+    history: History, key: ResourceKey, spec: SpecDeclared | None, expected: Declaration
 ) -> bool:
     """Return whether a spec is as declared; only a simulated world knows a kind's defaults."""
-    if spec is None or (spec.policy, spec.labels) != (wanted.policy, wanted.labels):
+    if spec is None or (spec.policy, spec.labels) != (expected.policy, expected.labels):
         return False
     if history.truth is not None:
-        return spec.fields == wanted.fields
-    return _is_completed(wanted.fields, spec.fields)
+        return spec.fields == expected.fields
+    return _is_completed(expected.fields, spec.fields)
 
 
 def _is_completed(declared: Any, fields: Any) -> bool:
@@ -210,25 +210,26 @@ def _is_completed(declared: Any, fields: Any) -> bool:
         return len(items) == len(found) and all(map(_is_completed, items, found))
     if not isinstance(declared, dict) or not isinstance(fields, dict):
         return declared == fields
-    known = cast("Fields", fields)
+    actual_fields = cast("Fields", fields)
     return all(
-        _is_completed(value, known.get(name)) for name, value in cast("Fields", declared).items()
+        _is_completed(value, actual_fields.get(name))
+        for name, value in cast("Fields", declared).items()
     )
 
 
 def _repeats(ledger: Ledger, key: ResourceKey, data: Declared | Withdrawn, position: int) -> bool:
     """Return whether a message declares what was declared at its position: it makes no event."""
-    before: SpecDeclared | None = None
+    previous_declaration: SpecDeclared | None = None
     for _, _, event in ledger.history.log:
         if event.key == key and event.causationposition <= position:
             if isinstance(event.data, SpecDeclared):
-                before = event.data
+                previous_declaration = event.data
             elif isinstance(event.data, SpecWithdrawn):
-                before = None
+                previous_declaration = None
     try:
-        wanted = _checked(ledger.history, key, data)
+        expected = _checked(ledger.history, key, data)
     except InvalidManifestError:
         return False
-    if wanted is None:
-        return before is None
-    return _is_same(ledger.history, key, before, wanted)
+    if expected is None:
+        return previous_declaration is None
+    return _is_same(ledger.history, key, previous_declaration, expected)

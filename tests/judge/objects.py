@@ -97,10 +97,12 @@ def foreign_success(of: Happening[ActionSucceeded]) -> Iterator[str]:
 @on(ActionDecided)
 def second_object(of: Happening[ActionDecided]) -> Iterator[str]:
     """No object is created beside one that the same resource has released (invariants 2, 17)."""
-    released, seen = of.resource.released, of.resource.observed
-    is_there = released is not None and seen is not None and seen.uid == released.uid
+    released, observed_object = of.resource.released, of.resource.observed
+    is_there = (
+        released is not None and observed_object is not None and observed_object.uid == released.uid
+    )
     if of.data.action.operation == "Create" and is_there:
-        yield f"created, although {seen} was released and still exists"
+        yield f"created, although {observed_object} was released and still exists"
 
 
 @on(ActionDecided)
@@ -109,13 +111,13 @@ def deletion_of_anothers_object(of: Happening[ActionDecided]) -> Iterator[str]:
     action = of.data.action
     if action.operation != "Delete" or action.uid is None:
         return
-    for other in of.ledger.resources.values():
-        is_owner = other.owned is not None and other.owned.uid == action.uid
-        flight = other.in_flight
-        if other.key == of.resource.key or not is_owner:
+    for other_resource in of.ledger.resources.values():
+        is_owner = other_resource.owned is not None and other_resource.owned.uid == action.uid
+        flight = other_resource.in_flight
+        if other_resource.key == of.resource.key or not is_owner:
             continue
         if flight is None or flight.action.operation != "Delete":
-            yield f"{action.uid}, which {other.key} owns"
+            yield f"{action.uid}, which {other_resource.key} owns"
 
 
 @on(OwnershipReleased)
@@ -130,10 +132,10 @@ def leftover_label(of: Happening[OwnershipReleased]) -> Iterator[str]:
         yield f"{of.data.uid} is released with our label on it"
 
 
-def is_labeled(ledger: Ledger, resource: Resource, found: ExternalObject | None) -> bool:
+def is_labeled(ledger: Ledger, resource: Resource, existing: ExternalObject | None) -> bool:
     """Return whether an object carries the owner label of a resource."""
     label = owner_labels(ledger, resource).items()
-    return bool(label) and found is not None and label <= found.labels.items()
+    return bool(label) and existing is not None and label <= existing.labels.items()
 
 
 def owner_labels(ledger: Ledger, resource: Resource) -> dict[str, str]:
@@ -164,11 +166,15 @@ def newer_object_overwritten(ledger: Ledger, effect: Effect) -> Iterator[str]:
     if effect.key is None or not is_bound or is_noticed:
         return
     of_object = (each for each in reversed(ledger.effects) if each.uid == effect.uid)
-    before = next(of_object, None)
-    if before is None or before.after is None or OWNER_LABEL not in before.after.labels:
+    previous_effect = next(of_object, None)
+    if (
+        previous_effect is None
+        or previous_effect.after is None
+        or OWNER_LABEL not in previous_effect.after.labels
+    ):
         return  # the key alone is no evidence: another client has removed the label (ADR 0065)
-    written_by = before.after.written_by
-    if before.key is None and written_by not in (None, *ledger.by_key):
+    written_by = previous_effect.after.written_by
+    if previous_effect.key is None and written_by not in (None, *ledger.by_key):
         yield f"{effect.uid} was updated, though {written_by} is no action of this log"
 
 
@@ -227,16 +233,16 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
     A listing that left it out is not the product's fault. A listed object that another resource is
     deleting is not the object of a resource that has none.
     """
-    name, known = of.data.external_name, of.resource.owned or of.resource.observed
+    name, owned = of.data.external_name, of.resource.owned or of.resource.observed
     began = of.ledger.history.message(of.data.as_of)
     cause = of.ledger.history.message(of.event.causationposition)
     since = 0.0 if began is None else began.stored_at
     if of.data.object is not None or cause is None or of.truth.was_hidden_since(name, since):
         return
-    if known is None and of.data.evidence == "CompleteListing" and _is_being_deleted(of):
+    if owned is None and of.data.evidence == "CompleteListing" and _is_being_deleted(of):
         return
     begin = since - _grace_of(of.settings(of.data.provider_config))
-    uid = None if known is None else known.uid
+    uid = None if owned is None else owned.uid
     if not of.truth.was_absent_within(name, uid, begin, cause.stored_at):
         yield f"{name} was held for missing, but existed all the time"
 
@@ -244,9 +250,14 @@ def false_absence(of: Happening[ExternalObserved]) -> Iterator[str]:
 def _is_being_deleted(of: Happening[ExternalObserved]) -> bool:
     """Return whether another resource is deleting an object of its own with the observed name."""
     place = (of.data.provider_config, of.data.external_name)
-    for other in of.ledger.resources.values():
-        flight, owned = other.in_flight, other.owned
-        if other.key == of.resource.key or other.is_declared or flight is None or owned is None:
+    for other_resource in of.ledger.resources.values():
+        flight, owned = other_resource.in_flight, other_resource.owned
+        if (
+            other_resource.key == of.resource.key
+            or other_resource.is_declared
+            or flight is None
+            or owned is None
+        ):
             continue
         action = flight.action
         is_there = (action.provider_config, action.external_name) == place
@@ -294,9 +305,9 @@ def early_renewal(of: Happening[ActionDecided]) -> Iterator[str]:
     """An object is renewed at its end, and not before (invariant 8)."""
     if of.data.action.purpose != "Renew" or of.resource.observed is None:
         return
-    left = of.truth.seconds_to_expiry(of.resource.observed)
-    if left is not None and left > 0.0:
-        yield f"renewed {left:.2f} s before its end"
+    seconds_left = of.truth.seconds_to_expiry(of.resource.observed)
+    if seconds_left is not None and seconds_left > 0.0:
+        yield f"renewed {seconds_left:.2f} s before its end"
 
 
 @on(ActionDecided, needs=("truth",))

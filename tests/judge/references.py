@@ -23,16 +23,16 @@ def reference_value(of: Happening[SpecResolved]) -> Iterator[str]:
         if place is None:
             continue
         _, _, target = place["$ref"].partition("/")
-        found = [
+        samples = [
             effect.at
             for effect in of.ledger.effects
             if effect.after is not None
             and is_named(effect.after.name, target)
             and of.data.fields[name] == value_of(place["field"], effect.after)
         ]
-        if not found:
+        if not samples:
             yield f"{place} never was {of.data.fields[name]!r}"
-        elif of.resource.resolved is None and of.truth.is_too_recent(found[0]):
+        elif of.resource.resolved is None and of.truth.is_too_recent(samples[0]):
             yield f"{target} was not ready yet"
 
 
@@ -65,10 +65,10 @@ def references(ledger: Ledger) -> Iterator[Breach]:
     unclear = {str(key) for key in damaged}
     for key in dict.fromkeys([*resources, *expected]):  # a target may be nothing but expected
         references = ledger.resource(key).references
-        known = {by: each for by, each in references.items() if by not in unclear}
+        known_references = {by: each for by, each in references.items() if by not in unclear}
         wanted = {by: each for by, each in expected.get(key, {}).items() if by not in unclear}
-        if known != wanted and key not in damaged:
-            yield key, f"it knows the references {known}, and has {wanted}"
+        if known_references != wanted and key not in damaged:
+            yield key, f"it knows the references {known_references}, and has {wanted}"
 
 
 def _permits(ledger: Ledger, target: ResourceKey, namespace: str) -> bool:
@@ -88,17 +88,17 @@ def references_damage(ledger: Ledger, resource: Resource) -> bool:
 
 def _leads_back(ledger: Ledger, key: ResourceKey, target: ResourceKey) -> bool:
     """Return whether references of withdrawn resources lead from a target back to a resource."""
-    found: set[ResourceKey] = set()
+    keys: set[ResourceKey] = set()
     ahead = [target]
     while ahead:
         met = ahead.pop()
         resource = ledger.resource(met)
-        if met in found or met in ledger.history.damaged or resource.spec is None:
+        if met in keys or met in ledger.history.damaged or resource.spec is None:
             continue
         if not resource.is_declared and resource.is_in_effect:
-            found.add(met)
+            keys.add(met)
             ahead += [ResourceKey.parse(each.target) for each in resource.spec.references]
-    return key in found
+    return key in keys
 
 
 def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
@@ -106,11 +106,11 @@ def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
     return cast("Fields", field) if isinstance(field, dict) and mark in field else None
 
 
-def is_named(found: str, name: str) -> bool:
+def is_named(expected: str, name: str) -> bool:
     """Return whether an object has a name, or replaces one that has."""
-    return found == name or found.rpartition("-")[0] == name
+    return expected == name or expected.rpartition("-")[0] == name
 
 
-def value_of(field: str, found: ExternalObject) -> object:
+def value_of(field: str, existing: ExternalObject) -> object:
     """Return the value of a reference to an object of the simulated API."""
-    return {"name": found.name, "uid": found.uid}.get(field, found.outputs.get("address"))
+    return {"name": existing.name, "uid": existing.uid}.get(field, existing.outputs.get("address"))

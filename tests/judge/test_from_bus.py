@@ -13,7 +13,7 @@ __all__ = ["api_url", "bare_world", "world"]
 
 
 async def test_a_real_story_without_fault_has_no_findings(world: World) -> None:
-    before = await last_effect(world.human.url)
+    position_before = await last_effect(world.human.url)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.declare("foo", color="Purple")
@@ -24,7 +24,7 @@ async def test_a_real_story_without_fault_has_no_findings(world: World) -> None:
     await world.until_outcome("leaving", "Deleted")
     await world.until_settled()
 
-    history = await read_history(world.nc, world.human.url, after_effect=before)
+    history = await read_history(world.nc, world.human.url, after_effect=position_before)
 
     assert [each.name for each in history.objects or ()] == ["foo"]
     events = [each.event.data for each in history.log]
@@ -34,11 +34,11 @@ async def test_a_real_story_without_fault_has_no_findings(world: World) -> None:
     operations = [each.operation for each in effects if each.key in keys]
     assert operations == ["Create", "Update", "Create", "Delete"]
     assert sum(each.event.key == shape("foo") for each in history.log) == 8
-    assert await check(world.nc, world.human.url, after_effect=before) == []
+    assert await check(world.nc, world.human.url, after_effect=position_before) == []
 
 
-async def test_what_goes_wrong_behind_the_log_is_found(world: World) -> None:
-    before = await last_effect(world.human.url)
+async def test_changes_made_without_the_log_are_found(world: World) -> None:
+    position_before = await last_effect(world.human.url)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
@@ -46,11 +46,15 @@ async def test_what_goes_wrong_behind_the_log_is_found(world: World) -> None:
     await world.human.makes("bar")
     nowhere = Acknowledged(ResourceKey("default", "Shape", "baz"), "m1")
 
-    found = await check(
-        world.nc, world.human.url, acknowledged=[nowhere], by_hand=["foo"], after_effect=before
+    breaches = await check(
+        world.nc,
+        world.human.url,
+        acknowledged=[nowhere],
+        by_hand=["foo"],
+        after_effect=position_before,
     )
 
-    assert {(each.rule, each.subject) for each in found} == {
+    assert {(each.rule, each.subject) for each in breaches} == {
         ("lost_message", "default/Shape/baz"),
         ("loss", "default/Shape/foo"),
         ("effect_without_intent", "bar"),

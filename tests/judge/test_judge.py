@@ -117,7 +117,7 @@ class KnownTruth:
     def was_hidden_since(self, name: str, begin: float) -> bool:
         return False
 
-    def seconds_to_expiry(self, found: ExternalObject) -> float | None:
+    def seconds_to_expiry(self, existing: ExternalObject) -> float | None:
         return self.seconds_left
 
     def is_starting(self, uid: str | None) -> bool:
@@ -126,7 +126,7 @@ class KnownTruth:
     def is_too_recent(self, at: float) -> bool:
         return self.recent
 
-    def shows_result(self, key: ResourceKey, found: ExternalObject | None) -> bool:
+    def shows_result(self, key: ResourceKey, existing: ExternalObject | None) -> bool:
         return self.shows
 
     def expected_fields(self, spec: SpecDeclared) -> Fields:
@@ -185,8 +185,8 @@ class Story:
         assert effects is not None
         effects.append(Effect(self.clock, operation, name, uid or f"uid-{name}", key, **more))
 
-    def exists(self, *found: ExternalObject) -> None:
-        self.history.objects = list(found)
+    def exists(self, *existing: ExternalObject) -> None:
+        self.history.objects = list(existing)
 
     def configure(self, **settings: Any) -> None:
         spec = ProviderConfigSpec(provider="shapes", endpoint="http://localhost", **settings)
@@ -205,8 +205,8 @@ class Story:
         self.record(key, spec, ActionDecided(create), cause=cause)
         self.effect("Create", key.name, create.idempotency_key, after=thing(key.name))
         result = self.message(key, Reported(create.action_id, 1, NOW, NOW, "worker"))
-        done = ActionSucceeded(create.action_id, "Create", 1, thing(key.name))
-        self.record(key, done, OutcomeRecorded("Converged", 1, "AsDeclared"), cause=result)
+        success = ActionSucceeded(create.action_id, "Create", 1, thing(key.name))
+        self.record(key, success, OutcomeRecorded("Converged", 1, "AsDeclared"), cause=result)
 
 
 def declared(key: ResourceKey, fields: Fields = RED) -> Declared:
@@ -372,18 +372,18 @@ def a_deletion_of_our_own_as_drift(story: Story) -> None:
 
 
 @breaks("invented_twin")
-def an_api_that_is_held_for_a_copy_of_the_log_that_nobody_made(story: Story) -> None:
+def an_api_that_is_held_for_an_invented_copy_of_the_log(story: Story) -> None:
     story.history.truth = KnownTruth()
     newer = NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4)
     story.record(FOO, TwinDetected((newer,), 1))
 
 
 @breaks("newer_object_overwritten")
-def an_update_of_what_a_copy_of_the_log_has_written(story: Story) -> None:
+def an_update_of_an_object_that_a_copy_of_the_log_wrote(story: Story) -> None:
     story.history.truth = KnownTruth()
     labels = {OWNER_LABEL: f"log1.{FOO.tokens}"}
-    written = thing("foo", labels=labels, written_by="key-of-a-copy")
-    story.effect("Update", "foo", None, after=written)
+    written_object = thing("foo", labels=labels, written_by="key-of-a-copy")
+    story.effect("Update", "foo", None, after=written_object)
     update = action(FOO, 5, "Update", uid="uid-foo")
     story.record(FOO, ActionDecided(update))
     story.effect("Update", "foo", update.idempotency_key)
@@ -398,13 +398,13 @@ def an_action_that_begins_while_its_api_is_held(story: Story) -> None:
 
 
 @breaks("needless_hold")
-def a_person_who_is_asked_though_the_key_tells(story: Story) -> None:
+def an_approval_requested_though_the_key_decides(story: Story) -> None:
     story.history.truth = KnownTruth()
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")), ActionHeld("foo@5", "Unknown"))
 
 
 @breaks("needless_hold")
-def a_person_who_is_asked_though_a_read_tells(story: Story) -> None:
+def an_approval_requested_though_a_read_decides(story: Story) -> None:
     story.history.truth = KnownTruth(shows=True)
     story.history.promises = Promises(idempotency_keys=False)
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")), ActionHeld("foo@5", "Unknown"))
@@ -479,13 +479,13 @@ def an_object_beside_one_that_was_released(story: Story) -> None:
 
 
 @breaks("unmanaged")
-def a_released_object_that_is_deleted_as_a_stray(story: Story) -> None:
+def a_released_object_that_is_deleted_as_unmanaged(story: Story) -> None:
     release(story)
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
 
 
 @breaks("deletion_of_anothers_object")
-def a_deletion_of_what_another_resource_owns(story: Story) -> None:
+def a_deletion_of_another_resources_object(story: Story) -> None:
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
     story.record(BAR, ActionDecided(action(BAR, 2, "Delete", uid="uid-foo")))
 
@@ -515,7 +515,7 @@ def an_action_that_is_abandoned_before_a_lookup(story: Story) -> None:
 
 
 @breaks("unexplained_effect")
-def an_effect_that_was_given_up_by_the_log(story: Story) -> None:
+def an_effect_of_an_abandoned_action(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Update")))
     story.effect("Update", "foo", "key-foo-5")
     story.record(FOO, ActionAbandoned(event_id(FOO, 5), "Update", "Superseded"))
@@ -557,13 +557,13 @@ def a_retry_that_is_still_scheduled_at_a_final_rest(story: Story) -> None:
 
 
 @breaks("foreign_effect")
-def a_deletion_of_what_was_never_ours(story: Story) -> None:
+def a_deletion_of_an_object_never_owned(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Delete")))
     story.effect("Delete", "foo", "key-foo-5", "stranger")
 
 
 @breaks("foreign_effect")
-def an_update_of_what_was_released(story: Story) -> None:
+def an_update_of_a_released_object(story: Story) -> None:
     story.record(FOO, OwnershipReleased("foo", "uid-foo", "Orphaned"))
     story.record(FOO, ActionDecided(action(FOO, 6, "Update")))
     story.effect("Update", "foo", "key-foo-6")
@@ -587,7 +587,7 @@ def a_claim_by_a_label_that_decides_nothing(story: Story) -> None:
 
 
 @breaks("unfounded_claim")
-def a_return_of_what_was_never_ours(story: Story) -> None:
+def a_return_of_an_object_never_owned(story: Story) -> None:
     story.record(FOO, OwnershipClaimed("foo", "human-1", "Returned"))
 
 
@@ -605,25 +605,27 @@ def a_find_beside_the_object_under_a_name_that_we_never_used(story: Story) -> No
 
 
 @breaks("foreign_success")
-def a_creation_of_what_another_client_made(story: Story) -> None:
+def a_creation_of_another_clients_object(story: Story) -> None:
     story.record(FOO, ActionDecided(action(FOO, 5, "Create")))
-    made = ActionSucceeded(event_id(FOO, 5), "Create", 1, thing("foo", uid="human-1"))
-    story.record(FOO, made)
+    success = ActionSucceeded(event_id(FOO, 5), "Create", 1, thing("foo", uid="human-1"))
+    story.record(FOO, success)
 
 
 @breaks("leftover_label")
 def a_release_that_leaves_our_label(story: Story) -> None:
     story.history.log_id = "log1"
     labels = {OWNER_LABEL: "log1.default.Shape.foo"}
-    seen = ExternalObserved("default", "foo", thing("foo", labels=labels), "CompleteListing", 90)
-    story.record(FOO, seen, OwnershipReleased("foo", "uid-foo", "Orphaned"))
+    observation = ExternalObserved(
+        "default", "foo", thing("foo", labels=labels), "CompleteListing", 90
+    )
+    story.record(FOO, observation, OwnershipReleased("foo", "uid-foo", "Orphaned"))
 
 
 # --- absence
 
 
-def seen(found: ExternalObject | None, as_of: int = 90) -> ExternalObserved:
-    return ExternalObserved("default", "foo", found, "CompleteListing", as_of)
+def seen(existing: ExternalObject | None, as_of: int = 90) -> ExternalObserved:
+    return ExternalObserved("default", "foo", existing, "CompleteListing", as_of)
 
 
 @breaks("late_observation")
@@ -716,7 +718,7 @@ def a_deletion_under_a_finalizer(story: Story) -> None:
 
 
 @breaks("unheeded_hold")
-def a_release_of_what_is_referenced(story: Story) -> None:
+def a_release_of_a_referenced_object(story: Story) -> None:
     story.record(FOO, ReferenceAdded("default/ShapeRef/r", "Keep"), SpecWithdrawn(2))
     story.record(FOO, OwnershipReleased("foo", "uid-foo", "Orphaned"))
 
@@ -728,12 +730,12 @@ def an_approval_by_a_service(story: Story) -> None:
 
 
 @breaks("approvals")
-def an_approval_of_what_does_not_hold(story: Story) -> None:
+def an_approval_of_a_hold_that_does_not_exist(story: Story) -> None:
     story.record(FOO, HoldApproved("LossGuard"))
 
 
 @breaks("approvals")
-def an_approval_of_a_plan_that_was_not_asked_for(story: Story) -> None:
+def an_approval_of_a_plan_without_a_request(story: Story) -> None:
     story.record(FOO, HoldApproved("Approval", plan="another"))
 
 
@@ -750,15 +752,15 @@ def a_deletion_that_the_policy_has_approved_first(story: Story) -> None:
 
 
 @breaks("unmanaged")
-def one_of_many_strays_that_is_claimed(story: Story) -> None:
+def one_of_many_unmanaged_objects_that_is_claimed(story: Story) -> None:
     story.configure(deletion_guard=DeletionGuard(max_count=2))
-    shown = ExternalObserved("default", "bar", thing("bar"), "CompleteListing", 90, 3, 9)
+    observation = ExternalObserved("default", "bar", thing("bar"), "CompleteListing", 90, 3, 9)
     claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
-    story.record(BAR, shown, claimed)
+    story.record(BAR, observation, claimed)
 
 
 @breaks("unmanaged")
-def a_referenced_stray_that_is_claimed(story: Story) -> None:
+def a_referenced_unmanaged_object_that_is_claimed(story: Story) -> None:
     claimed = OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default")
     story.record(BAR, ReferenceAdded("default/ShapeRef/r", "Keep"), claimed)
 
@@ -937,13 +939,13 @@ def a_reference_of_which_the_target_does_not_know(story: Story) -> None:
 
 
 @breaks("references")
-def a_reference_that_its_target_was_never_told(story: Story) -> None:
+def a_reference_never_reported_to_its_target(story: Story) -> None:
     story.history.is_final = True
     let_reference_bar(story, FOO)
 
 
 @breaks("references")
-def a_reference_of_a_resource_that_only_claimed_a_stray(story: Story) -> None:
+def a_reference_of_a_resource_that_only_claimed_an_unmanaged_object(story: Story) -> None:
     claim_after_withdrawal(story)
     story.record(BAR, ReferenceAdded(str(GONE), "Keep"))
 
@@ -966,7 +968,9 @@ def claim_after_withdrawal(story: Story) -> None:
     story.record(GONE, OutcomeRecorded("Held", 2, "Approval"))
 
 
-def test_a_resource_that_claims_a_stray_after_its_withdrawal_references_nothing() -> None:
+def test_a_resource_that_claims_an_unmanaged_object_after_its_withdrawal_references_nothing() -> (
+    None
+):
     story = sound()
     claim_after_withdrawal(story)
     assert "references" not in rules_broken(story)
@@ -977,8 +981,8 @@ def test_each_breach_is_found(breach: str) -> None:
     rule, change = BREACHES[breach]
     story = sound()
     change(story)
-    found = findings(story.history)
-    assert rule in {each.rule for each in found}, list(map(str, found))
+    breaches = findings(story.history)
+    assert rule in {each.rule for each in breaches}, list(map(str, breaches))
 
 
 def test_every_rule_has_a_history_that_breaks_it() -> None:
@@ -998,13 +1002,13 @@ def test_every_invariant_has_a_rule_or_a_test_that_exists() -> None:
 def test_a_message_that_waits_while_others_are_in_trouble_is_found() -> None:
     story = sound()
     story.message(BAR, declared(BAR), 50)
-    found = list(undecided_for_long(story.history, now=story.clock + 11.0))
-    assert "message 50" in {subject for subject, _ in found}
+    undecided = list(undecided_for_long(story.history, now=story.clock + 11.0))
+    assert "message 50" in {subject for subject, _ in undecided}
     story.history.answers = [("_INBOX.m50", Reply(True, "Accepted", 1, 50))]
     messages = story.history.messages
     assert messages is not None
-    answered = [each._replace(reply_to="_INBOX.m50") for each in messages.values()]
-    story.history.messages = {each.position: each for each in answered}
+    messages_with_inbox = [each._replace(reply_to="_INBOX.m50") for each in messages.values()]
+    story.history.messages = {each.position: each for each in messages_with_inbox}
     assert not list(undecided_for_long(story.history, now=story.clock + 11.0))
 
 
@@ -1024,8 +1028,11 @@ def test_a_rule_is_skipped_where_the_history_lacks_its_evidence() -> None:
 def test_an_acknowledged_declaration_that_is_nowhere_is_named() -> None:
     story = sound()
     an_acknowledged_declaration_that_is_nowhere(story)
-    (lost,) = findings(story.history)
-    assert str(lost) == "lost_message: default/Shape/bar: 'm77' was acknowledged and is nowhere"
+    (lost_finding,) = findings(story.history)
+    assert (
+        str(lost_finding)
+        == "lost_message: default/Shape/bar: 'm77' was acknowledged and is nowhere"
+    )
 
 
 def test_a_dead_letter_and_a_rejection_are_decisions() -> None:
@@ -1041,7 +1048,7 @@ def test_a_repeated_declaration_needs_no_event() -> None:
     assert findings(story.history) == []
 
 
-def test_a_change_by_hand_needs_no_key() -> None:
+def test_an_out_of_band_change_needs_no_key() -> None:
     story = sound()
     story.effect("Update", "foo", None)
     story.history.by_hand = ["foo"]
@@ -1062,16 +1069,18 @@ def test_two_objects_that_the_log_released_are_of_no_resource() -> None:
     create = action(FOO, 5, "Create", external_name="foo-2", purpose="Replace")
     story.record(FOO, ActionDecided(create))
     story.effect("Create", "foo-2", create.idempotency_key)
-    done = ActionSucceeded(create.action_id, "Create", 1, thing("foo-2"), purpose="Replace")
-    story.record(FOO, done, OutcomeRecorded("Converged", 1, "AsDeclared"))
+    success = ActionSucceeded(create.action_id, "Create", 1, thing("foo-2"), purpose="Replace")
+    story.record(FOO, success, OutcomeRecorded("Converged", 1, "AsDeclared"))
     story.message(FOO, Withdrawn(), 50)
-    kept = [OwnershipReleased(name, f"uid-{name}", "Orphaned") for name in ("foo", "foo-2")]
-    story.record(FOO, SpecWithdrawn(2), *kept, OutcomeRecorded("Released", 2, "Orphaned"), cause=50)
+    releases = [OwnershipReleased(name, f"uid-{name}", "Orphaned") for name in ("foo", "foo-2")]
+    story.record(
+        FOO, SpecWithdrawn(2), *releases, OutcomeRecorded("Released", 2, "Orphaned"), cause=50
+    )
     story.exists(thing("foo"), thing("foo-2"))
     assert findings(story.history) == []
 
 
-def test_an_object_of_an_action_that_a_person_gave_up_is_no_leak() -> None:
+def test_an_object_of_an_action_that_an_operator_abandoned_is_no_leak() -> None:
     """A declaration before the action ends does not undo what the person decided."""
     story = sound()
     abandoned = release_during_creation(story, orphan=True)
@@ -1094,16 +1103,18 @@ def test_an_object_that_is_kept_for_a_reason_is_no_leak() -> None:
 def test_an_object_that_a_late_write_met_in_the_place_of_ours_is_no_leak() -> None:
     story = sound()
     update = action(FOO, 5, "Update", uid="uid-foo")
-    other = thing("foo", uid="human-1")
-    failed = ActionFailed(update.action_id, "Update", 1, ActionError("Conflict", "taken"), other)
-    late = ActionSucceeded(update.action_id, "Update", 1, other, late=True, outdated=True)
+    other_object = thing("foo", uid="human-1")
+    failed = ActionFailed(
+        update.action_id, "Update", 1, ActionError("Conflict", "taken"), other_object
+    )
+    late = ActionSucceeded(update.action_id, "Update", 1, other_object, late=True, outdated=True)
     released = OwnershipReleased("foo", "uid-foo", "Replaced")
     story.record(FOO, ActionDecided(update), failed, released)
     cause = story.message(FOO, declared(FOO, {**RED, "policy": {"paused": True}}))
     paused = replace(SPEC, generation=2, policy=Policy(paused=True))
     outcome = OutcomeRecorded("Paused", 2, "PausedByPolicy")
     story.record(FOO, paused, outcome, late, cause=cause)
-    story.exists(other)
+    story.exists(other_object)
     assert findings(story.history) == []
 
 
@@ -1134,17 +1145,17 @@ def replaced() -> Story:
     cause = story.message(FOO, declared(FOO, blue))
     create = action(FOO, 7, "Create", external_name="foo-2", purpose="Replace")
     delete = action(FOO, 9, "Delete", purpose="Retire", uid="uid-foo")
-    made = thing("foo-2", {**blue, "color": "Blue"})
+    created_object = thing("foo-2", {**blue, "color": "Blue"})
     story.record(FOO, SpecDeclared(2, "shapes/v1", "default", "foo", blue), cause=cause)
-    story.record(FOO, SpecResolved(2, made.fields), ActionDecided(create), cause=cause)
+    story.record(FOO, SpecResolved(2, created_object.fields), ActionDecided(create), cause=cause)
     story.effect("Create", "foo-2", create.idempotency_key)
     story.effect("Update", "foo-2", f"{create.idempotency_key}/2")
-    done = ActionSucceeded(create.action_id, "Create", 1, made, purpose="Replace")
-    story.record(FOO, done, ActionDecided(delete), cause=cause)
+    success = ActionSucceeded(create.action_id, "Create", 1, created_object, purpose="Replace")
+    story.record(FOO, success, ActionDecided(delete), cause=cause)
     story.effect("Delete", "foo", delete.idempotency_key)
-    gone = ActionSucceeded(delete.action_id, "Delete", 1, purpose="Retire")
-    story.record(FOO, gone, OutcomeRecorded("Converged", 2, "AsDeclared"), cause=cause)
-    story.exists(made)
+    deleted_success = ActionSucceeded(delete.action_id, "Delete", 1, purpose="Retire")
+    story.record(FOO, deleted_success, OutcomeRecorded("Converged", 2, "AsDeclared"), cause=cause)
+    story.exists(created_object)
     return story
 
 

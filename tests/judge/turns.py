@@ -81,10 +81,12 @@ class Turns:
                 yield f"{turn.context.key}: version {version} is not decided the same again"
 
 
-def _difference(left: ResourceState, right: ResourceState) -> str:
+def _difference(remaining_state: ResourceState, right: ResourceState) -> str:
     names = [
         name
         for name in ResourceState.__struct_fields__
-        if getattr(left, name) != getattr(right, name)
+        if getattr(remaining_state, name) != getattr(right, name)
     ]
-    return ", ".join(f"{n}: {getattr(left, n)!r} is not {getattr(right, n)!r}" for n in names)
+    return ", ".join(
+        f"{n}: {getattr(remaining_state, n)!r} is not {getattr(right, n)!r}" for n in names
+    )

@@ -71,13 +71,13 @@ class ActionQueue:
         self._requests = [each for each in self._requests if each[2] > now]
         for request in list(self._requests):
             _, rooms, _, answer = request
-            given: list[tuple[int, int]] = []
+            handed_out: list[tuple[int, int]] = []
             for config, room in rooms().items():
-                given += self.consumers[config].hand_out(room, now)
-            if given:
+                handed_out += self.consumers[config].hand_out(room, now)
+            if handed_out:
                 self._requests.remove(request)
-                answer([self._delivery(*each) for each in sorted(given)])
-        dues = [consumer.next_due() for consumer in self.consumers.values()]
+                answer([self._delivery(*each) for each in sorted(handed_out)])
+        dues = [consumer.next_redelivery() for consumer in self.consumers.values()]
         due = min((due for due in dues if due is not None), default=None)
         if due is not None and self._requests and self._wake_at <= now:
             self._wake_at = max(due, now + 0.05)

@@ -57,9 +57,9 @@ class MemoryClientBus:
         self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float
     ) -> Sequence[Reply | None]:
         """Store messages and wait for the answers; None for one that does not come in time."""
-        asked = [(*self._outgoing(each), self._inbox()) for each in messages]
-        answers = [self._waiting[inbox] for *_, inbox in asked]
-        await self._store(asked)
+        requests = [(*self._outgoing(each), self._inbox()) for each in messages]
+        answers = [self._waiting[inbox] for *_, inbox in requests]
+        await self._store(requests)
         await asyncio.wait(answers, timeout=timeout_seconds)
         return [each.result() if each.done() else None for each in answers]
 
@@ -139,10 +139,10 @@ class MemoryClientBus:
 
     async def last_outcomes(self, keys: Sequence[ResourceKey]) -> Sequence[StoredEvent]:
         """Return each resource's newest outcome."""
-        wanted = set(keys)
+        expected_keys = set(keys)
         newest: dict[ResourceKey, StoredEvent] = {}
         for each in self._bus.log.events:
-            if each.event.key in wanted and isinstance(each.event.data, OutcomeRecorded):
+            if each.event.key in expected_keys and isinstance(each.event.data, OutcomeRecorded):
                 newest[each.event.key] = each
         return list(newest.values())
 

@@ -33,12 +33,12 @@ class MemoryTransport(asyncio.Transport):
         if not self._is_closing:
             self._is_closing = True
             self.later("connection_lost", None)
-            self.other_end.end_from_other_side()
+            self.other_end.close_by_peer()
 
     def abort(self) -> None:
         self.close()
 
-    def end_from_other_side(self) -> None:
+    def close_by_peer(self) -> None:
         """Be closed after what is on its way."""
         self._loop.call_later(_LATENCY_SECONDS, self.close, context=self._context)
 

@@ -40,7 +40,7 @@ class Decisions:
         self.after_answer: list[Callable[[str, Reply], object]] = []
         self.rejections: dict[tuple[ResourceKey, int], tuple[Rejection, float]] = {}
         self.dead_letters: dict[tuple[str, int], DeadLetter] = {}
-        self._told: dict[tuple[str, str, str], str] = {}
+        self._stored_contents: dict[tuple[str, str, str], str] = {}
         self.discarded: Counter[tuple[str, str]] = Counter()
         self.given_up: set[int] = set()
 
@@ -106,13 +106,13 @@ class Decisions:
         for each in letters:
             name = each.stage, each.delivery.position
             about = each.stage, namespace_of(each.delivery.subject), each.dedup_key
-            if each.dedup_key and self._told.get(about) == each.content:
+            if each.dedup_key and self._stored_contents.get(about) == each.content:
                 continue  # the newest letter about it says the same
             try:
                 if name not in self.dead_letters:
                     self.letters_room.take()
                 self.dead_letters[name] = each
-                self._told[about] = each.content
+                self._stored_contents[about] = each.content
             except StreamFullError:
                 waiting.append(each)
         return waiting

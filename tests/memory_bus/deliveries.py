@@ -33,27 +33,27 @@ class Consumer:
         """Whether everything was handed out and acknowledged."""
         return not self._outstanding and self._first_new == len(self._new)
 
-    def next_due(self) -> float | None:
+    def next_redelivery(self) -> float | None:
         """Give the time of the next redelivery."""
         return min(self._outstanding.values(), default=None)
 
     def hand_out(self, most: int, now: float) -> list[tuple[int, int]]:
         """Give positions with how often each was handed out, redeliveries first."""
-        self._drop_tired(now)
+        self._drop_exhausted(now)
         due = [position for position, when in self._outstanding.items() if when <= now][:most]
         free = max(0, self._max_ack_pending - len(self._outstanding))
         room = min(most - len(due), free)
         new = self._new[self._first_new : self._first_new + room]
         self._first_new += len(new)
-        given: list[tuple[int, int]] = []
+        handed_out: list[tuple[int, int]] = []
         for position in (*due, *new):
             self._outstanding.pop(position, None)
             self._outstanding[position] = now + self._ack_wait
             self._delivered[position] = self._delivered.get(position, 0) + 1
-            given.append((position, self._delivered[position]))
-        return given
+            handed_out.append((position, self._delivered[position]))
+        return handed_out
 
-    def _drop_tired(self, now: float) -> None:
+    def _drop_exhausted(self, now: float) -> None:
         """Give up what is due again and was handed out too often already."""
         if self._max_deliver > 0:
             for position, when in list(self._outstanding.items()):

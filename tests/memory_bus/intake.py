@@ -207,12 +207,12 @@ class IntakeStream:
         batch: list[IntakeDelivery] = []
         for partition, consumer in enumerate(self._consumers):
             if len(batch) < request.most and self._may_read(request.reader, partition, now):
-                given = consumer.hand_out(request.most - len(batch), now)
-                if given:
+                handed_out = consumer.hand_out(request.most - len(batch), now)
+                if handed_out:
                     if self._pins.get(partition, ("",))[0] != request.reader:
                         self._times_pinned[partition] += 1
                     self._pins[partition] = (request.reader, now)
-                batch += [self._delivery(*each) for each in given]
+                batch += [self._delivery(*each) for each in handed_out]
         return batch
 
     def _may_read(self, reader: str, partition: int, now: float) -> bool:
@@ -236,7 +236,7 @@ class IntakeStream:
         """Look again when the next message is due again, or a pin ends."""
         if not self._requests or self._wake_at > now:
             return
-        times = [due for each in self._consumers if (due := each.next_due()) is not None]
+        times = [due for each in self._consumers if (due := each.next_redelivery()) is not None]
         waiting = any(each.has(now) for each in self._consumers)
         times += [pinned_at + _PIN_SECONDS for _, pinned_at in self._pins.values() if waiting]
         if times:
@@ -328,13 +328,13 @@ class MemoryIntakeReader:
 
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
         if not wait:
-            return await pull(self._network, "pull", self._request_what_is_there, 0.0)
+            return await pull(self._network, "pull", self._request_available, 0.0)
         while True:
             batch = await pull(self._network, "pull", self._request, _ASK_AGAIN_SECONDS)
             if batch:
                 return batch
 
-    def _request_what_is_there(self, answer: Answer[IntakeDelivery]) -> None:
+    def _request_available(self, answer: Answer[IntakeDelivery]) -> None:
         most = self._random.choice(self._batch_sizes)
         self._stream.request(self._name, most, answer, waits=False)
 

@@ -56,9 +56,9 @@ class LogStream:
     def append(self, appends: Sequence[ResourceAppend]) -> list[int]:
         """Store all or nothing; raises ``AppendLostError`` or ``StreamFullError``."""
         for each in appends:
-            found = self.head(each.key)
-            if self.checks_expectations and found != each.expected_position:
-                raise AppendLostError(f"wrong last sequence: {found}")
+            head_version = self.head(each.key)
+            if self.checks_expectations and head_version != each.expected_position:
+                raise AppendLostError(f"wrong last sequence: {head_version}")
         self.room.take(sum(len(each.events) for each in appends))
         return [self._store(each) for each in appends]
 

@@ -130,12 +130,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @contextlib.contextmanager
     def _running(self) -> Generator[None]:
-        before = asyncio._get_running_loop()
+        previous_loop = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
             yield
         finally:
-            asyncio._set_running_loop(before)
+            asyncio._set_running_loop(previous_loop)
 
     def _advance(self, limit: float) -> bool:
         """Go to the next timers, if they are due by the limit; tell whether something is ready."""

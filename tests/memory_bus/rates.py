@@ -18,9 +18,9 @@ class Rates:
 
     def save(self, name: str, time: float, revision: int) -> int:
         """Write over a revision; raises ``RateConflictError``."""
-        _, found = self.times.get(name, (0.0, 0))
-        if found != revision:
-            raise RateConflictError(f"wrong last sequence: {found}")
+        _, stored = self.times.get(name, (0.0, 0))
+        if stored != revision:
+            raise RateConflictError(f"wrong last sequence: {stored}")
         self.times[name] = time, revision + 1
         return revision + 1
 

@@ -57,14 +57,14 @@ class Pushed(Generic[_T]):
         self._network = network
         self._what: Sort = what
         self._process = current_process()
-        self._sent = after
+        self._sent_position = after
         self._is_sending = False
         self._arrived: list[_T] = []
         self._news = asyncio.Event()
 
     def send(self) -> None:
         """Push what is new, some time after it was stored."""
-        if self._process.dead or self._is_sending or self._sent >= len(self._source):
+        if self._process.dead or self._is_sending or self._sent_position >= len(self._source):
             return
         self._is_sending = True
         fault = self._network.strike(self._what)
@@ -76,8 +76,8 @@ class Pushed(Generic[_T]):
             self._network.outside(_AWAY_SECONDS, self._arrive)
             return
         self._is_sending = False
-        self._arrived += self._source[self._sent :]
-        self._sent = len(self._source)
+        self._arrived += self._source[self._sent_position :]
+        self._sent_position = len(self._source)
         self._news.set()
 
     async def next(self) -> list[_T]:

@@ -10,16 +10,16 @@ class Room:
 
     def __init__(self, stream: str) -> None:
         self._stream = stream
-        self._left: int | None = None
+        self._remaining: int | None = None
 
     def leave(self, messages: int | None) -> None:
         """Let the stream take so many more messages; None for no limit."""
-        self._left = messages
+        self._remaining = messages
 
     def take(self, messages: int = 1) -> None:
         """Take room for all of so many messages, or for none: raises ``StreamFullError``."""
-        if self._left is None:
+        if self._remaining is None:
             return
-        if messages > self._left:
+        if messages > self._remaining:
             raise StreamFullError(f"stream {self._stream} is full: maximum messages exceeded")
-        self._left -= messages
+        self._remaining -= messages

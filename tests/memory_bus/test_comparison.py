@@ -92,10 +92,10 @@ async def load(bus: Bus, dice: random.Random) -> Any:
     answers: list[Any] = []
     for key in keys:
         shape = loaded[key]
-        kept = 0 if shape.cached is None else int(shape.cached)
+        cached_version = 0 if shape.cached is None else int(shape.cached)
         versions = [event.resourceversion for event in shape.events]
-        assert versions == list(range(kept + 1, kept + 1 + len(versions)))
-        answers.append((str(key), shape.last_position, max([kept, *versions])))
+        assert versions == list(range(cached_version + 1, cached_version + 1 + len(versions)))
+        answers.append((str(key), shape.last_position, max([cached_version, *versions])))
     return answers
 
 
@@ -120,11 +120,11 @@ async def look_back(bus: Bus, dice: random.Random) -> Any:
 async def follow(bus: Bus, dice: random.Random) -> Any:
     """Follow the log from somewhere up to its end."""
     after = dice.randint(0, await bus.log.last_position())
-    seen: list[tuple[int, str]] = []
+    events: list[tuple[int, str]] = []
     async with bus.log.follow(after) as feed:
         while not feed.caught_up:
-            seen += [(each.position, each.event.id) for each in await feed.next_events()]
-    return seen
+            events += [(each.position, each.event.id) for each in await feed.next_events()]
+    return events
 
 
 async def publish(bus: Bus, dice: random.Random) -> Any:
@@ -147,17 +147,17 @@ async def publish(bus: Bus, dice: random.Random) -> Any:
 
 async def read(bus: Bus, dice: random.Random) -> Any:
     """Read all that waits; acknowledge most of it, and have the rest delivered again at once."""
-    taken: list[Any] = []
-    while len(taken) < bus.waiting:
-        taken += await bus.reader.next_batch()
-    done = [each for each in taken if (each.position * 7 + each.delivered) % 4]
-    later = [each for each in taken if each not in done]
-    await bus.reader.ack(done)
+    deliveries: list[Any] = []
+    while len(deliveries) < bus.waiting:
+        deliveries += await bus.reader.next_batch()
+    acknowledged = [each for each in deliveries if (each.position * 7 + each.delivered) % 4]
+    later = [each for each in deliveries if each not in acknowledged]
+    await bus.reader.ack(acknowledged)
     await bus.reader.retry_later(later, 0.0)
     bus.waiting = len(later)
     return sorted(
         (each.position, each.subject.split(".")[2:], each.message_id, each.delivered)
-        for each in taken
+        for each in deliveries
     )
 
 
@@ -177,13 +177,13 @@ async def forget(bus: Bus) -> Any:
 
 async def work(bus: Bus, _dice: random.Random) -> Any:
     """Take every decided action, in order, and acknowledge it."""
-    taken: list[tuple[int, str, int]] = []
-    while len(taken) < bus.decided:
+    deliveries: list[tuple[int, str, int]] = []
+    while len(deliveries) < bus.decided:
         batch = await bus.actions.next_batch()
-        taken += [(each.position, each.event.id, each.delivered) for each in batch]
+        deliveries += [(each.position, each.event.id, each.delivered) for each in batch]
         await bus.actions.ack(batch)
     bus.decided = 0
-    return taken
+    return deliveries
 
 
 async def project(bus: Bus, dice: random.Random) -> Any:

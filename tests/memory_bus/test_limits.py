@@ -69,22 +69,24 @@ async def slots(bus: Bus, dice: random.Random) -> Any:
     first = await bus.writer.last_position() + 1
     await bus.writer.publish(_messages(bus, count))
     held = await bus.intake.until(SLOTS)
-    seen: list[Any] = [_brief(held, first), await bus.intake.anything_but(held)]
+    results: list[Any] = [_brief(held, first), await bus.intake.anything_but(held)]
     later = held[: dice.randint(0, SLOTS)]
-    done = [each for each in held if each not in later]
+    deliveries = [each for each in held if each not in later]
     await bus.intake.reader.retry_later(later, _DELAY_SECONDS)
-    seen.append(await bus.intake.anything_but(held))
-    await bus.intake.reader.ack(done)
-    more = await bus.intake.until(min(len(done), count - SLOTS), but=held)
-    seen.append(_brief([each for each in more if each not in held and each.delivered == 1], first))
-    return [*seen, await _finished(bus, more, count - len(done), first)]
+    results.append(await bus.intake.anything_but(held))
+    await bus.intake.reader.ack(deliveries)
+    more = await bus.intake.until(min(len(deliveries), count - SLOTS), but=held)
+    results.append(
+        _brief([each for each in more if each not in held and each.delivered == 1], first)
+    )
+    return [*results, await _finished(bus, more, count - len(deliveries), first)]
 
 
-async def _finished(bus: Bus, came: list[IntakeDelivery], wanted: int, first: int) -> Any:
+async def _finished(bus: Bus, deliveries: list[IntakeDelivery], expected: int, first: int) -> Any:
     """Acknowledge what is still open, as it comes."""
-    all_came = list(came)
-    await bus.intake.reader.ack(came)
-    while len({each.position for each in all_came}) < wanted:
+    all_came = list(deliveries)
+    await bus.intake.reader.ack(deliveries)
+    while len({each.position for each in all_came}) < expected:
         batch = await bus.intake.within(None)
         await bus.intake.reader.ack(batch)
         all_came += batch
@@ -96,16 +98,16 @@ async def too_often(bus: Bus, dice: random.Random) -> Any:
     count = dice.randint(1, SLOTS)
     first = await bus.writer.last_position() + 1
     await bus.writer.publish(_messages(bus, count))
-    seen: list[Any] = []
+    results: list[Any] = []
     for _ in range(MAX_DELIVERIES):
-        came = await bus.intake.until(count)
-        seen.append(_brief(came, first))
-        await bus.intake.reader.retry_later(came, 0.0)
-    seen.append(await bus.intake.anything_but([]))
+        deliveries = await bus.intake.until(count)
+        results.append(_brief(deliveries, first))
+        await bus.intake.reader.retry_later(deliveries, 0.0)
+    results.append(await bus.intake.anything_but([]))
     await bus.writer.publish(_messages(bus, SLOTS))
-    came = await bus.intake.until(SLOTS)
-    await bus.intake.reader.ack(came)
-    return [*seen, _brief(came, first)]
+    deliveries = await bus.intake.until(SLOTS)
+    await bus.intake.reader.ack(deliveries)
+    return [*results, _brief(deliveries, first)]
 
 
 async def leases(bus: Bus, dice: random.Random) -> Any:
@@ -114,65 +116,65 @@ async def leases(bus: Bus, dice: random.Random) -> Any:
     await _append(bus, count)
     await bus.actions.reader.take_from("default", 10 * SLOTS)  # the slots bind, not the reader
     held = await bus.actions.until(SLOTS)
-    seen: list[Any] = [_order(held), await bus.actions.anything_but(held)]
-    done = dice.sample(held, dice.randint(1, SLOTS))
-    await bus.actions.reader.ack(done)
-    free = min(len(done), count - SLOTS)
+    results: list[Any] = [_order(held), await bus.actions.anything_but(held)]
+    deliveries = dice.sample(held, dice.randint(1, SLOTS))
+    await bus.actions.reader.ack(deliveries)
+    free = min(len(deliveries), count - SLOTS)
     more = await bus.actions.until(free)
-    seen.append(_order(more))
-    await bus.actions.reader.ack([each for each in held if each not in done] + more)
+    results.append(_order(more))
+    await bus.actions.reader.ack([each for each in held if each not in deliveries] + more)
     rest = await bus.actions.until(count - SLOTS - free)
     await bus.actions.reader.ack(rest)
-    return [*seen, _order(rest)]
+    return [*results, _order(rest)]
 
 
 async def full_intake(bus: Bus, dice: random.Random) -> Any:
     """Some of several are stored, and the rest is named."""
-    before = await bus.writer.last_position()
+    position_before = await bus.writer.last_position()
     messages = _messages(bus, dice.choice((1, 2, 6, 20)))
     await bus.leave_room("INTAKE", dice.randint(0, len(messages) - 1))
     with pytest.raises(NotStoredError) as raised:
         await bus.writer.publish(messages)
-    seen: list[Any] = [type(raised.value.__cause__), raised.value.missing]
-    seen.append(await bus.writer.last_position() - before)
+    results: list[Any] = [type(raised.value.__cause__), raised.value.missing]
+    results.append(await bus.writer.last_position() - position_before)
     await bus.leave_room("INTAKE", None)
     missing = [messages[place] for place in raised.value.missing]
-    seen.append(await _error_of(bus.writer.publish(missing)))
-    seen.append(await bus.writer.last_position() - before)
-    return [*seen, await _finished(bus, [], len(messages), before + 1)]
+    results.append(await _error_of(bus.writer.publish(missing)))
+    results.append(await bus.writer.last_position() - position_before)
+    return [*results, await _finished(bus, [], len(messages), position_before + 1)]
 
 
 async def full_log(bus: Bus, dice: random.Random) -> Any:
     """A turn is stored whole or not at all; one of two events, if they go one by one."""
     count = dice.choice((1, 2, 3, 5))
-    before = await bus.log.last_position()
+    position_before = await bus.log.last_position()
     await bus.leave_room("LOG_1", dice.randint(0, count))
-    seen: list[Any] = [await _error_of(_append(bus, count))]
-    stored = await bus.log.last_position() - before
+    results: list[Any] = [await _error_of(_append(bus, count))]
+    stored = await bus.log.last_position() - position_before
     bus.version = len(await history_of(bus.log, _KEY))
     await bus.leave_room("LOG_1", None)
-    came = await bus.actions.until(stored)
-    await bus.actions.reader.ack(came)
-    return [*seen, stored, bus.version]
+    deliveries = await bus.actions.until(stored)
+    await bus.actions.reader.ack(deliveries)
+    return [*results, stored, bus.version]
 
 
-async def full_letters(bus: Bus, dice: random.Random) -> Any:
+async def full_dead_letters(bus: Bus, dice: random.Random) -> Any:
     """Some of several letters are stored, and the whole has failed."""
     count = dice.choice((1, 3, 6))
-    letters = [_letter(bus, number) for number in range(count)]
-    before = len(await bus.dead_letters())
+    dead_letters = [_letter(bus, number) for number in range(count)]
+    count_before = len(await bus.dead_letters())
     await bus.leave_room("DEADLETTERS", dice.randint(0, count - 1))
-    seen: list[Any] = [
-        await _error_of(bus.sink.store_dead_letters(letters)),
-        len(await bus.dead_letters()) - before,
+    results: list[Any] = [
+        await _error_of(bus.sink.store_dead_letters(dead_letters)),
+        len(await bus.dead_letters()) - count_before,
     ]
     await bus.leave_room("DEADLETTERS", None)
-    seen.append(await _error_of(bus.sink.store_dead_letters(letters)))
+    results.append(await _error_of(bus.sink.store_dead_letters(dead_letters)))
     bus.ids += count
-    return [*seen, len(await bus.dead_letters()) - before]
+    return [*results, len(await bus.dead_letters()) - count_before]
 
 
-_ALL = (slots, slots, too_often, leases, full_intake, full_log, full_letters)
+_ALL = (slots, slots, too_often, leases, full_intake, full_log, full_dead_letters)
 
 
 async def play(bus: Bus, seed: int) -> list[str]:
@@ -217,12 +219,12 @@ async def _error_of(doing: Awaitable[object]) -> str:
     return ""
 
 
-def _brief(came: Sequence[IntakeDelivery], first: int) -> list[tuple[int, int]]:
-    return sorted((each.position - first, each.delivered) for each in came)
+def _brief(deliveries: Sequence[IntakeDelivery], first: int) -> list[tuple[int, int]]:
+    return sorted((each.position - first, each.delivered) for each in deliveries)
 
 
-def _order(came: Sequence[ActionDelivery]) -> list[tuple[str, int]]:
-    return [(each.event.id, each.delivered) for each in came]
+def _order(deliveries: Sequence[ActionDelivery]) -> list[tuple[str, int]]:
+    return [(each.event.id, each.delivered) for each in deliveries]
 
 
 # --- the two sides

@@ -26,7 +26,7 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.caddy.route import ROUTE
 from reconciler.provider.kind import KindRegistry
-from tests.caddy import SERVERS, Backend, Hands, Visitors, kept, put, stored
+from tests.caddy import SERVERS, Backend, Hands, Visitors, put, read_file, stored
 from tests.folders import short_folder
 from tests.scenarios.harness import World, api_config, every
 
@@ -89,10 +89,10 @@ class Site:
             "caddy/v1", "Route", Metadata(self.name(name)), {**fields, "backends": backends}
         )
         accepted = await self.world.client.declare(manifest)
-        found = await self.world.client.wait_for(
+        outcome = await self.world.client.wait_for(
             self.key(name), generation=accepted.generation, timeout_seconds=30
         )
-        assert found.outcome == "Converged", found
+        assert outcome.outcome == "Converged", outcome
 
     async def asks(self, path: str = "/") -> str:
         """Ask once; a connection that a change of Caddy's has met before an answer is no answer."""
@@ -114,9 +114,9 @@ class Site:
                     server_hostname=self.host,
                 )
                 break
-        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
-        return hashlib.sha256(shown).hexdigest()
+        return hashlib.sha256(certificate).hexdigest()
 
     async def actions(self, name: str) -> int:
         return len(every(ActionDecided, await self.world.facts(self.key(name))))
@@ -146,7 +146,7 @@ async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Sit
     applied = r"<!-- applied by [^\n]*-->\n```yaml\n(.*?)```"
     (block,) = re.findall(applied, PAGE.read_text(), re.DOTALL)
     files = site.certificate()
-    for written, ours in {
+    for placeholder, replacement in {
         "shop.example.org": site.host,
         "name: shop": f"name: {site.prefix}-shop",
         "/etc/shop/tls.crt": files["certificateFile"],
@@ -155,8 +155,8 @@ async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Sit
         "127.0.0.1:9002": b.address,
         "9003": api.address.partition(":")[2],
     }.items():
-        assert written in block
-        block = block.replace(written, ours)
+        assert placeholder in block
+        block = block.replace(placeholder, replacement)
     config, *declared = [msgspec.convert(each, Manifest) for each in yaml.safe_load_all(block)]
     documented = msgspec.convert(config.spec, ProviderConfigSpec)
     assert (documented.provider, config.metadata.name) == ("caddy", "caddy")
@@ -164,8 +164,8 @@ async def test_the_pages_example_can_be_asked_and_goes_without_a_trace(site: Sit
     world = site.world
     await world.declare_all(declared)
     for each in declared:
-        found = await world.client.wait_for(each.key, generation=1, timeout_seconds=30)
-        assert found.outcome == "Converged"
+        outcome = await world.client.wait_for(each.key, generation=1, timeout_seconds=30)
+        assert outcome.outcome == "Converged"
 
     assert {await site.asks() for _ in range(4)} == {"a", "b"}
     assert await site.asks("/api") == await site.asks("/api/orders") == "api"
@@ -188,15 +188,17 @@ async def _true(value: bool) -> bool:
     return value
 
 
-async def test_what_hands_do_is_undone_at_once_and_others_are_left_alone(site: Site) -> None:
+async def test_out_of_band_changes_are_reverted_immediately_and_others_are_left_alone(
+    site: Site,
+) -> None:
     await site.begin(resync=NEVER_SECONDS)
     a = await site.backend("a")
-    theirs: dict[str, Any] = {
+    foreign_route: dict[str, Any] = {
         "@id": f"{site.prefix}-theirs",
         "match": [{"host": [f"x.{site.host}"]}],
         "handle": [{"handler": "static_response", "body": "theirs"}],
     }
-    await site.hands.does("POST", f"{SERVERS}/http/routes", theirs)
+    await site.hands.does("POST", f"{SERVERS}/http/routes", foreign_route)
     await site.declare("shop", [a.address], paths=["/"])
     clean = await site.hands.find(site.name("shop"))
     assert clean is not None
@@ -209,26 +211,26 @@ async def test_what_hands_do_is_undone_at_once_and_others_are_left_alone(site: S
         await site.hands.does(method, f"/id/{site.name('shop')}", content)
 
         async def is_mended() -> bool:
-            found = await site.hands.find(site.name("shop"))
-            return found is not None and {**found, "group": ""} == {**clean, "group": ""}
+            route = await site.hands.find(site.name("shop"))
+            return route is not None and {**route, "group": ""} == {**clean, "group": ""}
 
         await site.until(is_mended, f"undone: {method}")
-        await site.until(lambda: _asked(site, "a"), "it is asked again")
+        await site.until(lambda: _has_answer(site, "a"), "it is asked again")
     await site.world.until_outcome(site.key("shop"), "Converged")
     await site.world.until_settled()
     assert every(DriftDetected, await site.world.facts(site.key("shop")))
-    assert await site.hands.find(f"{site.prefix}-theirs") == theirs
+    assert await site.hands.find(f"{site.prefix}-theirs") == foreign_route
     rows = await site.world.client.statuses()
     assert [each.name for each in rows if each.is_foreign] == [f"{site.prefix}-theirs"]
 
-    before = await site.actions("shop")
+    count_before = await site.actions("shop")
     observer = site.world.parts.observer
     assert observer is not None
     listings = observer.listings
-    await site.hands.does("PATCH", f"/id/{site.prefix}-theirs", {**theirs, "terminal": True})
+    await site.hands.does("PATCH", f"/id/{site.prefix}-theirs", {**foreign_route, "terminal": True})
     await site.until(lambda: _true(observer.listings > listings), "another change is seen")
     await site.world.until_settled()
-    assert await site.actions("shop") == before, "nothing is written while nothing differs"
+    assert await site.actions("shop") == count_before, "nothing is written while nothing differs"
 
 
 async def test_backends_follow_the_outputs_that_they_refer_to(site: Site) -> None:
@@ -242,17 +244,17 @@ async def test_backends_follow_the_outputs_that_they_refer_to(site: Site) -> Non
     )
     await site.world.declare_all([outer])
     await site.world.until_outcome(outer.key, "Converged")
-    found = await site.hands.find(site.name("outer"))
-    assert found is not None
-    assert found["handle"][0]["upstreams"] == [{"dial": f"127.0.0.1:{site.server.http_port}"}]
+    route = await site.hands.find(site.name("outer"))
+    assert route is not None
+    assert route["handle"][0]["upstreams"] == [{"dial": f"127.0.0.1:{site.server.http_port}"}]
     await site.world.tell(site.key("inner"), Withdrawn())
     await site.world.until_outcome(site.key("inner"), "Held", reason="Referenced")
     await site.world.tell(outer.key, Withdrawn())
     await site.world.until_outcome(site.key("inner"), "Deleted")
 
 
-async def _asked(site: Site, wanted: str) -> bool:
-    return await site.asks() == wanted
+async def _has_answer(site: Site, expected: str) -> bool:
+    return await site.asks() == expected
 
 
 async def test_a_roll_of_backends_under_load_fails_no_request(site: Site) -> None:
@@ -269,14 +271,14 @@ async def test_a_roll_of_backends_under_load_fails_no_request(site: Site) -> Non
             await site.until(lambda: _true(visitors.answers[version] > 3), f"{version} answers")  # noqa: B023
             if version == "v3":
                 old.end()  # before its route knows: what is sent there goes to the other
-                asked = visitors.answers[version]
-                await site.until(lambda: _true(visitors.answers["v3"] > asked + 20), "v3 alone")  # noqa: B023
+                count = visitors.answers[version]
+                await site.until(lambda: _true(visitors.answers["v3"] > count + 20), "v3 alone")  # noqa: B023
             await site.declare("shop", [new.address])
             if old is not first:  # it still answers one
                 old.end()
             old = new
-        before = visitors.answers["v4"]
-        await site.until(lambda: _true(visitors.answers["v4"] > before + 20), "v4 alone")
+        count_before = visitors.answers["v4"]
+        await site.until(lambda: _true(visitors.answers["v4"] > count_before + 20), "v4 alone")
         writer.write(b"still here")
         assert await reader.readexactly(10) == b"still here", "a WebSocket outlives each change"
         first.may_end.set()
@@ -310,7 +312,7 @@ async def test_a_certificate_is_swapped_under_load_and_a_bad_one_is_not_taken(si
         await site.until(is_swapped, "new connections get the new one")
         await site.world.until_outcome(site.key("shop"), "Converged")
         second = await site.is_served()
-        good = kept(files["keyFile"])
+        good = read_file(files["keyFile"])
         put(files["keyFile"], site.authority.issue_cert(site.host).private_key_pem.bytes())
 
         async def readiness() -> str:
@@ -318,12 +320,12 @@ async def test_a_certificate_is_swapped_under_load_and_a_bad_one_is_not_taken(si
             assert row is not None
             return next(each.reason for each in row.conditions if each.type == "Ready")
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return await readiness() == "CertificateFiles"
 
-        await site.until(is_told, "the outcome says that the files cannot be used")
-        asked = visitors.answers["a"]
-        await site.until(lambda: _true(visitors.answers["a"] > asked + 5), "it is asked on")
+        await site.until(is_reported, "the outcome says that the files cannot be used")
+        request_count = visitors.answers["a"]
+        await site.until(lambda: _true(visitors.answers["a"] > request_count + 5), "it is asked on")
         assert await site.is_served() == second, "the old one stays"
         put(files["keyFile"], good)
 
@@ -332,8 +334,8 @@ async def test_a_certificate_is_swapped_under_load_and_a_bad_one_is_not_taken(si
 
         await site.until(is_well, "right files are enough")
     assert visitors.failed == []
-    told = repr([await site.world.history(site.key("shop")), await site.world.rows()])
-    for place in (told, kept(str(site.server.log)).decode()):
+    texts = repr([await site.world.history(site.key("shop")), await site.world.rows()])
+    for place in (texts, read_file(str(site.server.log)).decode()):
         assert "PRIVATE KEY" not in place
         assert good.splitlines()[1].decode() not in place
 

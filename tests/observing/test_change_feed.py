@@ -150,9 +150,9 @@ class Stage:
     def tells(self, data: ResourceEvent) -> None:
         """Let the log say something of the configuration."""
         self._version += 1
-        said = event(CONFIG_KEY, self._version, data)
-        self.configurations.apply(said)
-        self.gates.apply(said)
+        reported_event = event(CONFIG_KEY, self._version, data)
+        self.configurations.apply(reported_event)
+        self.gates.apply(reported_event)
 
 
 @asynccontextmanager
@@ -208,7 +208,7 @@ async def test_a_change_brings_the_next_listing_forward() -> None:
         await until(lambda: len(api.listed_at) == 3)
 
 
-async def test_a_feed_that_always_tells_of_changes_is_followed_as_often_as_allowed() -> None:
+async def test_a_feed_that_always_reports_changes_is_followed_as_often_as_allowed() -> None:
     marks = count()
 
     async def always_changed(_after: str | None) -> str:
@@ -221,7 +221,7 @@ async def test_a_feed_that_always_tells_of_changes_is_followed_as_often_as_allow
     assert min(gaps(api.asked_at)) >= LEAST_SECONDS - ONE_TICK_SECONDS
 
 
-async def test_a_feed_that_answers_at_once_and_has_nothing_to_tell_is_no_hot_loop() -> None:
+async def test_a_feed_that_returns_immediately_without_a_change_is_no_hot_loop() -> None:
     api = Api(says_nothing_new)
     async with observed(Stage(api)):
         await until(lambda: len(api.asked_at) >= 10)
@@ -281,24 +281,24 @@ async def test_a_feed_is_followed_as_long_as_it_is_declared() -> None:
 
 async def test_another_api_has_other_marks() -> None:
     """A mark that is equal by chance says nothing of the API that the configuration names now."""
-    asked: list[str | None] = []
+    requests: list[str | None] = []
 
     async def tells(after: str | None) -> str:
-        asked.append(after)
+        requests.append(after)
         return "mark"
 
     api = Api(tells)
     stage = Stage(api)
     async with observed(stage):
-        await until(lambda: len(asked) >= 2)
+        await until(lambda: len(requests) >= 2)
         stage.declares(replace(CONFIG, endpoint="http://other"))
-        known = len(asked)
-        await until(lambda: len(asked) >= known + 3)
-    assert asked[0] is None
-    assert asked.count(None) == 2
+        count_before = len(requests)
+        await until(lambda: len(requests) >= count_before + 3)
+    assert requests[0] is None
+    assert requests.count(None) == 2
 
 
-async def test_a_feed_that_wants_fewer_calls_closes_the_gate_for_all() -> None:
+async def test_a_throttled_feed_closes_the_gate_for_all() -> None:
     async def throttles(_after: str | None) -> str:
         raise ThrottledError("too many", status=429, retry_after_seconds=3600)
 
@@ -311,7 +311,7 @@ async def test_a_feed_that_wants_fewer_calls_closes_the_gate_for_all() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 3600.0])
-async def test_a_feed_is_not_asked_while_a_breaker_is_open_and_never_its_probe(
+async def test_a_feed_is_not_called_while_a_breaker_is_open_and_is_never_its_probe(
     seconds: float,
 ) -> None:
     stage = Stage(Api(never_answers))

@@ -44,8 +44,8 @@ async def test_two_apis_of_one_kind_live_side_by_side(world: World, other_human:
     await other_human.makes("here", color="Green")  # the same name, in the other API
     await other_human.changes("there", color="Green")
 
-    stray = ResourceKey("second", "Shape", "here")
-    await world.until_outcome(stray, "Unowned")
+    unmanaged_key = ResourceKey("second", "Shape", "here")
+    await world.until_outcome(unmanaged_key, "Unowned")
 
     async def is_repainted() -> bool:
         return (await other_human.sees("there"))["color"] == "Purple"
@@ -64,8 +64,8 @@ async def test_two_objects_of_one_name_that_nobody_declared_do_not_take_turns(
     await world.until_outcome("bar", "Unowned")
     await other_human.makes("bar", color="Green")
     await world.configure(api_config(other_human.url), name="second")
-    other = ResourceKey("default", "Shape", name_for_external("bar", "second"))
-    await world.until_outcome(other, "Unowned")
+    other_key = ResourceKey("default", "Shape", name_for_external("bar", "second"))
+    await world.until_outcome(other_key, "Unowned")
     await world.observed_again()
 
     position = await world.log_position()
@@ -82,8 +82,8 @@ async def test_an_object_is_seen_whose_name_is_that_of_a_resource_elsewhere(worl
 
     await world.human.makes("bar", color="Green")
 
-    found = ResourceKey("default", "Shape", name_for_external("bar", "default"))
-    await world.until_outcome(found, "Unowned")
+    key = ResourceKey("default", "Shape", name_for_external("bar", "default"))
+    await world.until_outcome(key, "Unowned")
     assert (await world.human.sees("foo"))["color"] == "Red"
 
 

@@ -20,7 +20,7 @@ from events.provider_config import Limits
 from infra.providers.disks.attachment import ATTACHMENT
 from infra.providers.disks.disk import DISK
 from reconciler.provider.kind import KindRegistry
-from tests.disks import MIB, left, run
+from tests.disks import MIB, remaining_mounts, run
 from tests.scenarios.harness import World, api_config, every
 
 pytestmark = pytest.mark.disks
@@ -59,15 +59,15 @@ async def with_disks(bare_world: World, disk_root: Path) -> World:
 
 
 async def ready(world: World, key: ResourceKey, generation: int = 1) -> None:
-    found = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
-    assert found.outcome == "Converged", found
+    outcome = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
+    assert outcome.outcome == "Converged", outcome
 
 
 async def test_the_pages_examples_are_applied(with_disks: World, disk_root: Path) -> None:
-    config, made = examples("disk.md", disk_root)
+    config, manifest = examples("disk.md", disk_root)
     (attached,) = examples("attachment.md", disk_root)
     assert config.spec["endpoint"] == disk_root.as_uri()
-    await with_disks.declare_all([attached, made])  # in any order
+    await with_disks.declare_all([attached, manifest])  # in any order
     await ready(with_disks, attached.key)
 
     place = disk_root / "mounts/orders-data"
@@ -80,18 +80,18 @@ async def test_the_pages_examples_are_applied(with_disks: World, disk_root: Path
 async def test_what_is_kept_has_its_bytes_when_it_is_declared_again(
     with_disks: World, disk_root: Path
 ) -> None:
-    kept = disk(policy={"deletion": "Orphan"})
+    kept_manifest = disk(policy={"deletion": "Orphan"})
     image, place = disk_root / "images/data.img", disk_root / "mounts/data"
-    await with_disks.declare_all([kept, attachment()])
+    await with_disks.declare_all([kept_manifest, attachment()])
     await ready(with_disks, attachment().key)
     (place / "precious").write_text("kept")
     uuid = run("blkid", "-p", "-o", "value", "-s", "UUID", image)
 
-    for each in (attachment(), kept):
+    for each in (attachment(), kept_manifest):
         await with_disks.tell(each.key, Withdrawn())
     await with_disks.until_outcome(attachment().key, "Deleted")
-    await with_disks.until_outcome(kept.key, "Released")
-    assert left(disk_root) == ([], [])
+    await with_disks.until_outcome(kept_manifest.key, "Released")
+    assert remaining_mounts(disk_root) == ([], [])
     assert image.exists()
 
     again = disk(policy={"deletion": "Orphan", "adoption": "Adopt"})
@@ -122,17 +122,17 @@ async def test_a_deletion_waits_for_a_person_then_for_the_attachment_then_for_it
         await with_disks.tell(attached.key, Withdrawn())
         busy = await with_disks.until_outcome(attached.key, "Degraded")
         assert f"{place} is in use by cat (pid {user.pid})" in busy.message
-        assert (len(left(disk_root)[0]), image.exists()) == (1, True)
+        assert (len(remaining_mounts(disk_root)[0]), image.exists()) == (1, True)
     finally:
         user.kill()
         user.communicate()
     await with_disks.until_outcome(attached.key, "Deleted")
     await with_disks.until_outcome(disk().key, "Deleted")
-    assert left(disk_root) == ([], [])
+    assert remaining_mounts(disk_root) == ([], [])
     assert not image.exists()
 
 
-async def test_what_hands_unmount_is_mounted_again_and_grows_but_never_shrinks(
+async def test_a_disk_unmounted_out_of_band_is_mounted_again_and_grows_but_never_shrinks(
     with_disks: World, disk_root: Path
 ) -> None:
     place = disk_root / "mounts/data"
@@ -162,7 +162,7 @@ async def test_what_hands_unmount_is_mounted_again_and_grows_but_never_shrinks(
     assert "has 16777216 bytes and never shrinks" in failed.message
 
 
-async def test_another_disk_takes_the_place_when_nobody_uses_the_first(
+async def test_another_disk_takes_the_place_when_the_first_is_unused(
     with_disks: World, disk_root: Path
 ) -> None:
     place, key = disk_root / "mounts/data", attachment().key
@@ -180,7 +180,7 @@ async def test_another_disk_takes_the_place_when_nobody_uses_the_first(
         user.communicate()
     await ready(with_disks, key, 2)
     assert not (place / "file").exists()
-    assert [Path(each.backing).name for each in left(disk_root)[1]] == ["second.img"]
+    assert [Path(each.backing).name for each in remaining_mounts(disk_root)[1]] == ["second.img"]
 
 
 async def test_a_disk_without_space_is_given_up_when_a_smaller_one_is_declared(
@@ -203,9 +203,9 @@ async def test_a_deleted_image_is_rescued_from_its_device_and_adopted(
     await ready(with_disks, attachment().key)
     file.write_text("data")
     image.unlink()
-    lost = await with_disks.until_outcome(disk().key, "Degraded")
-    (device,) = (each.path for each in left(disk_root)[1])
-    assert f"its bytes remain only in {device}" in lost.message
+    lost_outcome = await with_disks.until_outcome(disk().key, "Degraded")
+    (device,) = (each.path for each in remaining_mounts(disk_root)[1])
+    assert f"its bytes remain only in {device}" in lost_outcome.message
 
     await asyncio.to_thread(run, "umount", file.parent)
     await asyncio.to_thread(run, "dd", f"if={device}", f"of={rescued}", "bs=1M")

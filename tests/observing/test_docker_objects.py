@@ -18,7 +18,7 @@ from events.log import ActionDecided, ActionFailed, ActionSucceeded, DriftDetect
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Limits, ProviderConfigSpec, Retry, Scope
-from infra.providers.answers import Answer
+from infra.providers.answers import Response
 from infra.providers.docker.container import CONTAINER
 from infra.providers.docker.engine import EngineApi
 from infra.providers.docker.volume import VOLUME
@@ -107,25 +107,25 @@ async def until(world: World, holds: Callable[[], Any], what: str, seconds: floa
 
 
 async def ready(world: World, key: ResourceKey, generation: int = 1) -> None:
-    found = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
-    assert found.outcome == "Converged", found
+    outcome = await world.client.wait_for(key, generation=generation, timeout_seconds=30)
+    assert outcome.outcome == "Converged", outcome
 
 
 async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
-    made = examples("container.md", prefix, engine.image)
-    del made["docker"]
-    await docked.declare_all(list(made.values()))
-    key = made["orders-db"].key
+    manifests = examples("container.md", prefix, engine.image)
+    del manifests["docker"]
+    await docked.declare_all(list(manifests.values()))
+    key = manifests["orders-db"].key
     await ready(docked, key)
 
-    found = engine.hands.inspect(f"{prefix}-orders-db")
-    assert found is not None
-    assert f"POSTGRES_PASSWORD={PLANTED}" in found["Config"]["Env"]
-    assert found["HostConfig"]["Memory"] == 268435456
-    assert found["Mounts"][0]["Name"] == f"{prefix}-orders-data"
-    assert found["State"]["Health"]["Status"] == "healthy"
+    inspected = engine.hands.inspect(f"{prefix}-orders-db")
+    assert inspected is not None
+    assert f"POSTGRES_PASSWORD={PLANTED}" in inspected["Config"]["Env"]
+    assert inspected["HostConfig"]["Memory"] == 268435456
+    assert inspected["Mounts"][0]["Name"] == f"{prefix}-orders-data"
+    assert inspected["State"]["Health"]["Status"] == "healthy"
     log = repr(await docked.history(key)) + repr(await docked.client.status(key))
     assert "5432/tcp" in log
     assert PLANTED not in log
@@ -140,7 +140,7 @@ async def test_the_pages_example_is_made_and_its_secret_is_not_in_the_log(
     await until(docked, is_rotated, "the container is replaced with the new secret")
 
 
-async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
+async def test_33_out_of_band_changes_are_reverted_within_a_second_and_foreign_objects_stay(
     docked: World, engine: TestEngine, prefix: str, record_property: Callable[[str, object], None]
 ) -> None:
     hands, name = engine.hands, f"{prefix}-web"
@@ -149,24 +149,24 @@ async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
     body = {"Image": engine.image, "Labels": {"whose": "theirs"}}
     hands.post("/containers/create", body, name=f"{prefix}-stranger")
     before = hands.inspect(f"{prefix}-stranger")
-    made = container(
+    manifest = container(
         name, engine.image, memoryBytes=64 << 20, networks=[{"name": network, "aliases": ["w"]}]
     )
-    await docked.declare_all([made])
-    await ready(docked, made.key)
+    await docked.declare_all([manifest])
+    await ready(docked, manifest.key)
 
     def running() -> dict[str, Any] | None:
-        found = hands.inspect(name)
-        return found if found is not None and found["State"]["Running"] else None
+        inspected = hands.inspect(name)
+        return inspected if inspected is not None and inspected["State"]["Running"] else None
 
     def is_limited() -> bool:
-        found = running()
-        return found is not None and found["HostConfig"]["Memory"] == 64 << 20
+        inspected = running()
+        return inspected is not None and inspected["HostConfig"]["Memory"] == 64 << 20
 
     def is_connected() -> bool:
-        found = running()
-        return found is not None and "w" in (
-            found["NetworkSettings"]["Networks"].get(network, {}).get("Aliases") or ()
+        inspected = running()
+        return inspected is not None and "w" in (
+            inspected["NetworkSettings"]["Networks"].get(network, {}).get("Aliases") or ()
         )
 
     limit = {"Memory": 128 << 20, "MemorySwap": 256 << 20}
@@ -194,7 +194,7 @@ async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
         else:
             took[harm] = await until(docked, is_healed, f"{harm} is undone")
         await docked.until_settled()
-        drifts = every(DriftDetected, await docked.facts(made.key))
+        drifts = every(DriftDetected, await docked.facts(manifest.key))
         # The Engine kills what it removes: a look in between detects a stopped container first.
         expected = {len(took), len(took) + 1} if harm == "rm -f" else {len(took)}
         assert len(drifts) in expected, f"{harm} is a drift in the log"
@@ -206,11 +206,13 @@ async def test_33_what_hands_do_is_undone_within_a_second_and_strangers_stay(
     assert len(hands.containers(name)) == 1
 
 
-async def test_a_strangers_name_is_a_conflict_and_a_missing_image_is_waited_for(
+async def test_a_foreign_name_is_a_conflict_and_a_missing_image_is_waited_for(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     hands = engine.hands
-    theirs = hands.post("/containers/create", {"Image": engine.image}, name=f"{prefix}-taken")
+    foreign_container = hands.post(
+        "/containers/create", {"Image": engine.image}, name=f"{prefix}-taken"
+    )
     conflicting = container(f"{prefix}-taken", engine.image)
     missing = container(f"{prefix}-early", f"reconciler-test:{prefix.lower()}")
     await docked.declare_all([conflicting, missing])
@@ -226,18 +228,18 @@ async def test_a_strangers_name_is_a_conflict_and_a_missing_image_is_waited_for(
     await docked.until_outcome(wrong.key, "Degraded")
     await docked.declare_all([container(f"{prefix}-wrong", engine.image)])
     await ready(docked, wrong.key, 2)
-    found = hands.inspect(f"{prefix}-taken")
-    assert found is not None
-    assert (found["Id"], found["State"]["Status"]) == (theirs["Id"], "created")
+    inspected = hands.inspect(f"{prefix}-taken")
+    assert inspected is not None
+    assert (inspected["Id"], inspected["State"]["Status"]) == (foreign_container["Id"], "created")
 
 
 async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     hands, name = engine.hands, f"{prefix}-ports"
-    made = container(name, engine.image, ports=[{"container": 80}], env={"A": "1"})
-    await docked.declare_all([made])
-    await ready(docked, made.key)
+    manifest = container(name, engine.image, ports=[{"container": 80}], env={"A": "1"})
+    await docked.declare_all([manifest])
+    await ready(docked, manifest.key)
     first = hands.inspect(name)
     assert first is not None
     port = int(first["NetworkSettings"]["Ports"]["80/tcp"][0]["HostPort"])
@@ -253,34 +255,39 @@ async def test_a_change_that_is_not_possible_in_place_replaces_the_container(
     assert [each["Names"] for each in hands.containers(prefix)] == [[f"/{name}"]]
 
 
-async def test_a_volume_that_is_in_use_waits_says_for_whom_and_keeps_its_data(
+async def test_a_volume_in_use_waits_names_its_user_and_keeps_its_data(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     hands, name = engine.hands, f"{prefix}-data"
-    kept, gone = volume(f"{prefix}-kept", policy={"deletion": "Orphan"}), volume(name)
-    await docked.declare_all([kept, gone])
-    for each in (kept, gone):
+    kept_manifest, deleted_manifest = (
+        volume(f"{prefix}-kept", policy={"deletion": "Orphan"}),
+        volume(name),
+    )
+    await docked.declare_all([kept_manifest, deleted_manifest])
+    for each in (kept_manifest, deleted_manifest):
         await ready(docked, each.key)
     mount = {"Type": "volume", "Source": name, "Target": "/data"}
     body = {"Image": engine.image, "HostConfig": {"Mounts": [mount]}}
     hands.post("/containers/create", body, name=f"{prefix}-user")
 
-    for each in (kept, gone):
+    for each in (kept_manifest, deleted_manifest):
         await docked.tell(each.key, Withdrawn())
-    released = await docked.until_outcome(kept.key, "Released")
+    released = await docked.until_outcome(kept_manifest.key, "Released")
     assert "stays in the API" in released.message
     assert hands.volume(f"{prefix}-kept") is not None
-    assert every(ActionDecided, await docked.facts(kept.key))[1:] == [], "no label is written"
+    assert every(ActionDecided, await docked.facts(kept_manifest.key))[1:] == [], (
+        "no label is written"
+    )
 
-    held = await docked.until_outcome(gone.key, "Held", reason="DataLoss")
+    held = await docked.until_outcome(deleted_manifest.key, "Held", reason="DataLoss")
     assert f"all data of volume {name}" in held.message
-    await docked.tell(gone.key, Approved("DataLoss"), "approval")
-    waiting = await docked.until_outcome(gone.key, "Degraded")
+    await docked.tell(deleted_manifest.key, Approved("DataLoss"), "approval")
+    waiting = await docked.until_outcome(deleted_manifest.key, "Degraded")
     assert f"in use by {prefix}-user" in waiting.message
     assert hands.volume(name) is not None
 
     hands.delete(f"/containers/{prefix}-user", force="true")
-    await docked.until_outcome(gone.key, "Deleted")
+    await docked.until_outcome(deleted_manifest.key, "Deleted")
     assert hands.volume(name) is None
 
     again = volume(f"{prefix}-kept", policy={"deletion": "Orphan", "adoption": "Adopt"})
@@ -291,30 +298,30 @@ async def test_a_volume_that_is_in_use_waits_says_for_whom_and_keeps_its_data(
 async def test_the_page_of_volumes_is_applied(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
-    made = list(examples("volume.md", prefix, engine.image).values())
-    await docked.declare_all(made)
-    for each in made:
+    manifests = list(examples("volume.md", prefix, engine.image).values())
+    await docked.declare_all(manifests)
+    for each in manifests:
         await ready(docked, each.key)
     found = engine.hands.volume(f"{prefix}-scratch")
     assert found is not None
     assert found["Options"]["o"] == "size=16m"
 
 
-async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_gone_on_with(
+async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_resumed(
     docked: World, engine: TestEngine, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hands, name = engine.hands, f"{prefix}-half"
     began, call = asyncio.Event(), EngineApi.call
 
-    async def dies(self: EngineApi, method: str, path: str, **rest: Any) -> Answer:
+    async def dies(self: EngineApi, method: str, path: str, **rest: Any) -> Response:
         if path.endswith("/start"):
             began.set()
             await asyncio.Event().wait()
         return await call(self, method, path, **rest)
 
     monkeypatch.setattr(EngineApi, "call", dies)
-    made = container(name, engine.image)
-    await docked.declare_all([made])
+    manifest = container(name, engine.image)
+    await docked.declare_all([manifest])
     await asyncio.wait_for(began.wait(), 30)
     await docked.stop_reconciler()
     half = hands.inspect(name)
@@ -323,12 +330,12 @@ async def test_a_worker_that_ends_between_create_and_start_leaves_one_that_is_go
 
     monkeypatch.undo()
     await docked.start_reconciler()
-    await ready(docked, made.key)
+    await ready(docked, manifest.key)
     whole = hands.inspect(name)
     assert whole is not None
     assert (whole["Id"], whole["State"]["Running"]) == (half["Id"], True)
-    done = every(ActionSucceeded, await docked.facts(made.key))
-    assert [each.operation for each in done] == ["Create"]
+    successes = every(ActionSucceeded, await docked.facts(manifest.key))
+    assert [each.operation for each in successes] == ["Create"]
 
 
 @pytest.mark.own_dockerd
@@ -337,30 +344,30 @@ async def test_an_engine_that_is_killed_and_comes_back_has_nothing_twice(
 ) -> None:
     async with running_engine() as engine:
         world = await configured(bare_world, engine, unique, tmp_path)
-        made = [container(f"{unique}-{number}", engine.image) for number in range(4)]
-        await world.declare_all(made[:2])
-        for each in made[:2]:
+        manifests = [container(f"{unique}-{number}", engine.image) for number in range(4)]
+        await world.declare_all(manifests[:2])
+        for each in manifests[:2]:
             await ready(world, each.key)
-        await world.declare_all(made[2:])
+        await world.declare_all(manifests[2:])
         assert engine.own is not None
         await engine.own.kill()
         await engine.own.start(Path(engine.own.log).parent)
-        for each in made:
+        for each in manifests:
             await ready(world, each.key)
 
         def all_run() -> bool:
-            found = engine.hands.containers(unique)
-            names = sorted(each["Names"][0] for each in found if each["State"] == "running")
-            return names == sorted(f"/{each.metadata.name}" for each in made)
+            containers = engine.hands.containers(unique)
+            names = sorted(each["Names"][0] for each in containers if each["State"] == "running")
+            return names == sorted(f"/{each.metadata.name}" for each in manifests)
 
         await until(world, all_run, "each of them runs, once")
-        assert len(engine.hands.containers(unique)) == len(made)
-        failed = every(ActionFailed, await world.facts(made[3].key))
+        assert len(engine.hands.containers(unique)) == len(manifests)
+        failed = every(ActionFailed, await world.facts(manifests[3].key))
         assert {each.error.error_class for each in failed} <= {"NotDone", "Unknown"}
         await world.stop_reconciler()
 
 
-async def test_a_command_that_is_not_there_fails_says_so_and_is_mended_by_a_declaration(
+async def test_a_missing_command_fails_is_reported_and_is_repaired_by_a_declaration(
     docked: World, engine: TestEngine, prefix: str
 ) -> None:
     name = f"{prefix}-typo"

@@ -37,19 +37,21 @@ def looking(capabilities: Capabilities = CAPABILITIES, **scope: Any) -> Stage:
 
 
 def apply(stage: Stage, version: int, data: Any) -> None:
-    found: LogEvent = event(KEY, version, data)
-    stage.models.apply(version, found)
+    existing_event: LogEvent = event(KEY, version, data)
+    stage.models.apply(version, existing_event)
 
 
 async def listed(stage: Stage) -> list[tuple[object, str]]:
     stage.intake.observed.clear()
     await stage.observer.list_once("default", "Shape")
-    told = stage.intake.observed.get(KEY)
-    return [] if told is None else [(told.object, told.evidence)]
+    observation = stage.intake.observed.get(KEY)
+    return [] if observation is None else [(observation.object, observation.evidence)]
 
 
 @pytest.mark.parametrize("capabilities", [CAPABILITIES, BY_ID])
-async def test_the_first_listing_tells_that_there_is_no_object(capabilities: Capabilities) -> None:
+async def test_the_first_listing_reports_that_the_object_is_missing(
+    capabilities: Capabilities,
+) -> None:
     stage = looking(capabilities)
     assert await listed(stage) == [(None, "CompleteListing")]
     apply(stage, 3, ExternalObserved("default", "wanted", None, "CompleteListing", 1))

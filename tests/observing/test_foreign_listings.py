@@ -27,7 +27,7 @@ NAMES = ("team-1", "team-2", "team-3")
 
 
 @pytest.fixture
-async def told(bare_world: World) -> World:
+async def converged_world(bare_world: World) -> World:
     """Three converged resources, about which only the listings report news."""
     world = bare_world
     await world.start_reconciler()
@@ -48,7 +48,7 @@ async def refusals(world: World) -> list[str]:
     return [each.reason for each in await world.dead_letters() if each.stage == "listing"]
 
 
-async def seen(world: World, *left_out: str) -> list[ExternalObject]:
+async def read_api(world: World, *left_out: str) -> list[ExternalObject]:
     """What the foreign observer reads of the API."""
     return [
         ExternalObject(
@@ -95,23 +95,23 @@ async def nothing_came_of_it(world: World, position: int, reason: str) -> None:
     assert await world.log_position() == position
 
 
-async def test_a_complete_listing_finds_drift_loss_and_strays(told: World):
-    world = told
+async def test_a_complete_listing_finds_drift_loss_and_unmanaged_objects(converged_world: World):
+    world = converged_world
     await world.human.changes("team-1", color="Green")
     await world.human.deletes("team-2")
     await world.human.makes("team-x")
 
     began = await world.client.observation_time()
     async with world.client.listing("default", "Shape", prefix="team-") as writer:
-        for each in await seen(world):
+        for each in await read_api(world):
             await writer.add(each)
     assert began > 0
     await world.until_outcome("team-x", "Degraded", reason="AwaitingRead")
-    await whole(world, await seen(world))
+    await whole(world, await read_api(world))
 
     async def is_repaired() -> bool:
-        found = {each["name"]: each["color"] for each in await world.human.sees_all()}
-        return found == dict.fromkeys(NAMES, "Red")
+        shapes = {each["name"]: each["color"] for each in await world.human.sees_all()}
+        return shapes == dict.fromkeys(NAMES, "Red")
 
     await world.until(is_repaired, "drift, loss and stray are dealt with")
     drift = only(DriftDetected, await world.facts("team-1"))
@@ -119,10 +119,10 @@ async def test_a_complete_listing_finds_drift_loss_and_strays(told: World):
     assert only(DriftDetected, await world.facts("team-2")).missing
 
 
-async def test_a_listing_that_lacks_an_item_proves_nothing(told: World):
-    world, position = told, await told.log_position()
+async def test_a_listing_that_lacks_an_item_proves_nothing(converged_world: World):
+    world, position = converged_world, await converged_world.log_position()
     as_of = await world.client.observation_time()
-    items = [ListingItem(each) for each in await seen(world, "team-3")]
+    items = [ListingItem(each) for each in await read_api(world, "team-3")]
     began = ListingBegan("default", "Shape", as_of, "team-")
 
     await send(world, [began, *items, ListingCompleted(3)])
@@ -130,10 +130,12 @@ async def test_a_listing_that_lacks_an_item_proves_nothing(told: World):
     await nothing_came_of_it(world, position, "2 objects, but its last message reports 3")
 
 
-async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(told: World):
-    world, position = told, await told.log_position()
+async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(
+    converged_world: World,
+):
+    world, position = converged_world, await converged_world.log_position()
     as_of = await world.client.observation_time()
-    first, second = [ListingItem(each) for each in await seen(world, "team-3")]
+    first, second = [ListingItem(each) for each in await read_api(world, "team-3")]
     began = ListingBegan("default", "Shape", as_of, "team-")
 
     await send(world, [began, first, second, second, ListingCompleted(3)])
@@ -141,27 +143,29 @@ async def test_an_item_that_came_twice_does_not_stand_for_one_that_did_not_come(
     await nothing_came_of_it(world, position, "2 objects, but its last message reports 3")
 
 
-async def test_a_listing_without_its_beginning_is_refused(told: World):
-    position = await told.log_position()
-    items = [ListingItem(each) for each in await seen(told)]
-    await send(told, [*items, ListingCompleted(3)])
-    await nothing_came_of_it(told, position, "the start of the listing is missing")
+async def test_a_listing_without_its_beginning_is_refused(converged_world: World):
+    position = await converged_world.log_position()
+    items = [ListingItem(each) for each in await read_api(converged_world)]
+    await send(converged_world, [*items, ListingCompleted(3)])
+    await nothing_came_of_it(converged_world, position, "the start of the listing is missing")
 
 
 @pytest.mark.parametrize("prefix", [None, "team-1"])
-async def test_a_listing_of_another_scope_proves_nothing(told: World, prefix: str | None):
-    position = await told.log_position()
-    await whole(told, await seen(told, "team-2", "team-3"), prefix=prefix)
-    await nothing_came_of_it(told, position, "the listing has the scope prefix=")
+async def test_a_listing_of_another_scope_proves_nothing(
+    converged_world: World, prefix: str | None
+):
+    position = await converged_world.log_position()
+    await whole(converged_world, await read_api(converged_world, "team-2", "team-3"), prefix=prefix)
+    await nothing_came_of_it(converged_world, position, "the listing has the scope prefix=")
 
 
 async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a_listing(
-    told: World,
+    converged_world: World,
 ):
-    world, position = told, await told.log_position()
+    world, position = converged_world, await converged_world.log_position()
     await world.human.makes("somebody-elses")
 
-    await whole(world, await seen(world))
+    await whole(world, await read_api(world))
 
     await nothing_came_of_it(
         world, position, "the object 'somebody-elses' is outside the scope of the listing"
@@ -169,25 +173,28 @@ async def test_an_object_outside_of_the_exclusive_scope_is_not_reached_through_a
     assert await world.human.finds("somebody-elses")
 
 
-async def test_a_listing_from_before_our_effect_proves_nothing(told: World):
-    world = told
+async def test_a_listing_from_before_our_effect_proves_nothing(converged_world: World):
+    world = converged_world
     as_of = await world.client.observation_time()
-    before = await seen(world)
+    previous_objects = await read_api(world)
     await world.declare("team-4")
     await world.declare("team-1", color="Purple")
     await world.until_outcome("team-4", "Converged")
     await world.until_outcome("team-1", "Converged", generation=2)
     await world.human.makes("team-x")  # the listing shows it: so we see that it was taken in
-    position_of_stray = [*before, *(each for each in await seen(world) if each.name == "team-x")]
+    position_of_stray = [
+        *previous_objects,
+        *(each for each in await read_api(world) if each.name == "team-x"),
+    ]
 
     await whole(world, position_of_stray, as_of=as_of)
     await world.until_outcome("team-x", "Degraded", reason="AwaitingRead")
     await whole(world, position_of_stray, as_of=as_of)
 
-    async def stray_is_gone() -> bool:
+    async def is_unmanaged_deleted() -> bool:
         return await world.human.finds("team-x") is None
 
-    await world.until(stray_is_gone, "the listing was taken in")
+    await world.until(is_unmanaged_deleted, "the listing was taken in")
     await world.until_settled()
     assert await world.human.effects("team-4") == ["POST"]
     assert await world.human.effects("team-1") == ["POST", "PUT"]
@@ -195,23 +202,23 @@ async def test_a_listing_from_before_our_effect_proves_nothing(told: World):
         assert every(DriftDetected, await world.facts(name)) == []
 
 
-async def test_a_listing_for_nobody_is_refused(told: World):
-    position = await told.log_position()
+async def test_a_listing_of_an_unknown_configuration_or_kind_is_refused(converged_world: World):
+    position = await converged_world.log_position()
     subject = listing("nowhere", "Shape", "s-1")
     began = ListingBegan("nowhere", "Shape", 1)
-    await told.nc.request(subject, encode_listing_part("p", "them", began, time=now()))
-    await nothing_came_of_it(told, position, "'nowhere' is not declared")
-    await told.nc.request(listing("default", "Shape", "s-2"), b"not JSON")
-    await nothing_came_of_it(told, position, "the listing has an unreadable part")
-    await whole(told, await seen(told), kind="Blob")
-    await nothing_came_of_it(told, position, "the listing is of default.Blob")
+    await converged_world.nc.request(subject, encode_listing_part("p", "them", began, time=now()))
+    await nothing_came_of_it(converged_world, position, "'nowhere' is not declared")
+    await converged_world.nc.request(listing("default", "Shape", "s-2"), b"not JSON")
+    await nothing_came_of_it(converged_world, position, "the listing has an unreadable part")
+    await whole(converged_world, await read_api(converged_world), kind="Blob")
+    await nothing_came_of_it(converged_world, position, "the listing is of default.Blob")
 
 
 async def test_a_listing_that_takes_too_much_memory_is_refused_and_the_others_stay(
-    told: World, monkeypatch: pytest.MonkeyPatch
+    converged_world: World, monkeypatch: pytest.MonkeyPatch
 ):
-    world = told
-    objects = await seen(world)
+    world = converged_world
+    objects = await read_api(world)
     monkeypatch.setattr(foreign_listings, "MAX_LISTING_BYTES", 1024**2)
     monkeypatch.setattr(foreign_listings, "MAX_OPEN_BYTES", 1024**2)
     position = await world.log_position()

@@ -56,30 +56,34 @@ async def declared(world: World, *, exclusive: bool = False) -> None:
         await world.until_outcome(key, "Converged")
 
 
-async def test_the_pages_example_is_made_and_what_hands_do_to_it_is_undone(
+async def test_the_pages_example_is_made_and_out_of_band_changes_to_it_are_reverted(
     bare_world: World,
 ) -> None:
     world = bare_world
     await declared(world)
-    made = await configs(world)
+    configs_by_name = await configs(world)
     consumer = (await api_request(world.nc, "CONSUMER.INFO.ORDERS.billing", None))["config"]
-    assert made["ORDERS"]["subjects"] == ["orders.>"]
-    assert made["KV_sessions"]["max_msgs_per_subject"] == 3
+    assert configs_by_name["ORDERS"]["subjects"] == ["orders.>"]
+    assert configs_by_name["KV_sessions"]["max_msgs_per_subject"] == 3
     assert consumer["filter_subjects"] == ["orders.cancelled", "orders.placed"]
 
-    changed = {**made["ORDERS"], "max_bytes": 5_000, "subjects": ["orders.>", "others.>"]}
+    changed = {
+        **configs_by_name["ORDERS"],
+        "max_bytes": 5_000,
+        "subjects": ["orders.>", "others.>"],
+    }
     await api_request(world.nc, "STREAM.UPDATE.ORDERS", changed)
     body = {"stream_name": "ORDERS", "config": {**consumer, "max_deliver": 1}, "action": "update"}
     await api_request(world.nc, "CONSUMER.CREATE.ORDERS.billing", body)
     await delete_stream(world.nc, "KV_sessions")
 
     async def is_as_declared() -> bool:
-        found = await configs(world)
+        stream_configs = await configs(world)
         read = (await api_request(world.nc, "CONSUMER.INFO.ORDERS.billing", None))["config"]
         return (
-            found["ORDERS"]["max_bytes"] == 1_000_000_000
-            and found["ORDERS"]["subjects"] == ["orders.>"]
-            and "KV_sessions" in found
+            stream_configs["ORDERS"]["max_bytes"] == 1_000_000_000
+            and stream_configs["ORDERS"]["subjects"] == ["orders.>"]
+            and "KV_sessions" in stream_configs
             and read["max_deliver"] == -1
         )
 
@@ -87,26 +91,26 @@ async def test_the_pages_example_is_made_and_what_hands_do_to_it_is_undone(
 
     await delete_consumer(world.nc, "ORDERS", "billing")
 
-    async def is_made_again() -> bool:
+    async def is_recreated() -> bool:
         names = (await api_request(world.nc, "CONSUMER.NAMES.ORDERS", {}))["consumers"]
         return names == ["billing"]
 
-    await world.until(is_made_again, "the consumer is made again")
+    await world.until(is_recreated, "the consumer is made again")
 
 
-async def test_in_an_exclusive_scope_strays_go_and_the_products_own_streams_stay(
+async def test_in_an_exclusive_scope_unmanaged_objects_go_and_the_products_own_streams_stay(
     bare_world: World,
 ) -> None:
     world = bare_world
     await declared(world, exclusive=True)
     before = await configs(world)
-    stray = {"name": "STRAY", "subjects": ["stray"]}
-    await api_request(world.nc, "STREAM.CREATE.STRAY", stray)
+    unmanaged_stream = {"name": "STRAY", "subjects": ["stray"]}
+    await api_request(world.nc, "STREAM.CREATE.STRAY", unmanaged_stream)
 
-    async def is_gone() -> bool:
+    async def is_deleted() -> bool:
         return "STRAY" not in await configs(world)
 
-    await world.until(is_gone, "what nobody declared is deleted")
+    await world.until(is_deleted, "what nobody declared is deleted")
     after = await configs(world)
     assert {name: after[name] for name in ALL_STREAMS} == {
         name: before[name] for name in ALL_STREAMS

@@ -63,12 +63,16 @@ async def test_what_a_listing_lacks_is_read_by_its_id_before_it_counts_as_gone(s
     assert sorted(filter(None, stage.api.reads)) == sorted(f"n{each}" for each in range(COUNT))
     assert stage.intake.observed.keys() == {key(3), key(5)}
     for number in (3, 5):
-        gone = stage.intake.observed[key(number)]
-        assert (gone.object, gone.evidence, gone.absent_uid) == (None, "Read", f"n{number}")
-        assert gone.losses == LossCount(COUNT, COUNT), "the guard judges the listing"
+        deleted_observation = stage.intake.observed[key(number)]
+        assert (
+            deleted_observation.object,
+            deleted_observation.evidence,
+            deleted_observation.absent_uid,
+        ) == (None, "Read", f"n{number}")
+        assert deleted_observation.losses == LossCount(COUNT, COUNT), "the guard judges the listing"
 
 
-async def test_what_a_read_shows_to_have_changed_is_told(stage: Stage):
+async def test_what_a_read_shows_to_have_changed_is_reported(stage: Stage):
     stage.api.by_id["n7"] = replace(note(7), fields={"color": "Red"})
     await stage.observer.list_once("default", "Shape")
     assert stage.intake.observed.keys() == {key(7)}
@@ -89,8 +93,12 @@ async def test_a_read_reports_the_place_that_it_asked_for(
 
     monkeypatch.setattr(Api, "read", read)
     await stage.observer.list_once("default", "Shape")
-    told = stage.intake.observed[key(3)]
-    assert (told.provider_config, told.external_name, told.absent_uid) == ("default", "todo", "n3")
+    observation = stage.intake.observed[key(3)]
+    assert (observation.provider_config, observation.external_name, observation.absent_uid) == (
+        "default",
+        "todo",
+        "n3",
+    )
 
 
 async def test_what_cannot_be_read_is_not_gone(stage: Stage, monkeypatch: pytest.MonkeyPatch):

@@ -30,24 +30,24 @@ def note(uid: str, title: str = "todo", text: str = "x") -> ExternalObject:
 
 
 def row(
-    name: str, seen: ExternalObject | None = None, *, declared: bool = True, **more: Any
+    name: str, observed_object: ExternalObject | None = None, *, declared: bool = True, **more: Any
 ) -> StatusRow:
     """How a declared resource of external name ``todo`` stands."""
-    shown = "" if seen is None else digest(seen)
+    observed_digest = "" if observed_object is None else digest(observed_object)
     return StatusRow(
         "default",
         "Note",
         name,
         provider_config="default",
         external_name="todo",
-        observed_digest=shown,
+        observed_digest=observed_digest,
         declared=declared,
         **more,
     )
 
 
 async def findings(
-    shown: list[ExternalObject],
+    observed_objects: list[ExternalObject],
     *rows: StatusRow,
     config: ProviderConfigSpec = CONFIG,
     damage: Collection[LogDamage] = (),
@@ -57,72 +57,76 @@ async def findings(
 ) -> Findings:
     began = ListingBegan("default", "Note", 5)
     listing = ListingAssembler(began, None, unique_names=unique_names)
-    listing.add(shown)
-    objects = listing.complete(len(shown))
+    listing.add(observed_objects)
+    objects = listing.complete(len(observed_objects))
     listing.exclude_unreadable(unreadable)
     by_name = {str(each.key): each for each in rows}
     return await compare_listing(listing, objects, by_name, config, "log", damage, **more)
 
 
-async def told(shown: list[ExternalObject], *rows: StatusRow, **more: Any) -> dict[str, Observed]:
-    found = await findings(shown, *rows, **more)
-    assert len({key for key, _ in found.observed}) == len(found.observed), "each is told once"
-    return {key.name: each for key, each in found.observed}
+async def observations_of(
+    objects: list[ExternalObject], *rows: StatusRow, **more: Any
+) -> dict[str, Observed]:
+    checks = await findings(objects, *rows, **more)
+    assert len({key for key, _ in checks.observed}) == len(checks.observed), "each is told once"
+    return {key.name: each for key, each in checks.observed}
 
 
-async def test_what_is_ours_is_found_by_its_id_among_others_of_its_name() -> None:
-    ours = row("mine", note("n1"), owned=True, uid="n1")
-    found = await told([note("n1"), note("n2")], ours)
+async def test_an_owned_object_is_found_by_its_id_among_others_of_its_name() -> None:
+    own_row = row("mine", note("n1"), owned=True, uid="n1")
+    found = await observations_of([note("n1"), note("n2")], own_row)
     assert "mine" not in found, "it is as it was"
     assert [each.object and each.object.uid for each in found.values()] == ["n2"]
 
 
-async def test_ours_is_read_by_its_id_though_another_has_its_name() -> None:
-    ours = row("mine", note("n1"), owned=True, uid="n1")
-    found = await findings([note("n2")], ours)
-    assert found.doubtful == [ours]
-    assert [each.object for _, each in found.observed] == [note("n2")]
+async def test_an_owned_object_is_read_by_its_id_though_another_has_its_name() -> None:
+    own_row = row("mine", note("n1"), owned=True, uid="n1")
+    checks = await findings([note("n2")], own_row)
+    assert checks.doubtful == [own_row]
+    assert [each.object for _, each in checks.observed] == [note("n2")]
 
 
-async def test_what_is_not_ours_is_gone_though_another_has_its_name() -> None:
-    seen = row("mine", note("n1"), declared=False, observed_uid="n1")
-    found = await told([note("n2")], seen)
+async def test_an_unowned_object_is_absent_though_another_has_its_name() -> None:
+    observed_row = row("mine", note("n1"), declared=False, observed_uid="n1")
+    found = await observations_of([note("n2")], observed_row)
     assert (found["mine"].object, found["mine"].absent_uid) == (None, "n1")
 
 
-async def test_each_foreign_object_is_a_resource_of_its_own_and_is_told_once() -> None:
-    first = await told([note("n1"), note("n2")])
+async def test_each_foreign_object_is_a_resource_of_its_own_and_is_reported_once() -> None:
+    first = await observations_of([note("n1"), note("n2")])
     assert len(first) == 2
-    known = [
+    known_rows = [
         row(name, each.object, declared=False, observed_uid=each.object.uid)
         for name, each in first.items()
         if each.object is not None
     ]
-    for each in known:
+    for each in known_rows:
         each.foreign_identity = identity(note(each.observed_uid or ""))
-    assert await told([note("n1", text="y"), note("n2")], *known) == {}
-    again = await told([note("n2")], *known)
+    assert await observations_of([note("n1", text="y"), note("n2")], *known_rows) == {}
+    again = await observations_of([note("n2")], *known_rows)
     assert [each.object for each in again.values()] == [None]
 
 
 async def test_what_is_declared_and_not_ours_is_shown_one_object_of_its_name() -> None:
-    wanted = row("mine")
-    found = await told([note("n2"), note("n1")], wanted)
+    declared_row = row("mine")
+    found = await observations_of([note("n2"), note("n1")], declared_row)
     assert found["mine"].object == note("n1")
     assert len(found) == 2
-    wanted = row("mine", note("n1"), observed_uid="n1")
-    assert "mine" not in await told([note("n2"), note("n1")], wanted), "it stays that one"
+    declared_row = row("mine", note("n1"), observed_uid="n1")
+    assert "mine" not in await observations_of([note("n2"), note("n1")], declared_row), (
+        "it stays that one"
+    )
 
 
 @pytest.mark.parametrize("operation", ["Update", "Delete"])
 async def test_of_an_object_with_an_action_under_way_its_result_tells(operation: str) -> None:
     """A listing that lacks it may have begun before the action, or show it late."""
-    ours = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation=operation)
-    found = await findings([], ours)
-    assert (found.observed, found.doubtful) == ([], [])
-    seen = row("mine", note("n1"), observed_uid="n1", action_id="a", operation=operation)
-    found = await findings([], seen)
-    assert (found.observed, found.doubtful) == ([], [])
+    own_row = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation=operation)
+    checks = await findings([], own_row)
+    assert (checks.observed, checks.doubtful) == ([], [])
+    observed_row = row("mine", note("n1"), observed_uid="n1", action_id="a", operation=operation)
+    checks = await findings([], observed_row)
+    assert (checks.observed, checks.doubtful) == ([], [])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -136,84 +140,96 @@ def test_a_listing_is_whole_if_as_many_came_as_were_announced(count: int) -> Non
 
 async def test_a_deleted_object_does_not_replace_the_one_that_was_created_since() -> None:
     labels = {OWNER_LABEL: "log.default.Note.mine"}
-    late, ours = replace(note("n1"), labels=labels), note("n2")
-    mine = row("mine", ours, owned=True, uid="n2")
-    assert await told([late], mine, unique_names=True, late_ids={"n1"}) == {}
-    again = row("mine", ours, owned=True, uid="n1")
-    assert (await told([late], again, unique_names=True, late_ids={"n1"}))["mine"].object == late
+    late, own_object = replace(note("n1"), labels=labels), note("n2")
+    mine = row("mine", own_object, owned=True, uid="n2")
+    assert await observations_of([late], mine, unique_names=True, late_ids={"n1"}) == {}
+    again = row("mine", own_object, owned=True, uid="n1")
+    assert (await observations_of([late], again, unique_names=True, late_ids={"n1"}))[
+        "mine"
+    ].object == late
 
 
 @pytest.mark.parametrize("config", [CONFIG, EXCLUSIVE])
-async def test_what_may_be_the_work_of_a_creation_is_nobody_elses(
+async def test_a_possible_result_of_a_creation_belongs_to_no_other_resource(
     config: ProviderConfigSpec,
 ) -> None:
     making = row("mine", action_id="a", operation="Create")
-    assert await told([note("n1")], making, config=config) == {}
+    assert await observations_of([note("n1")], making, config=config) == {}
     replacing = row("mine", note("n1"), owned=True, uid="n1", action_id="a", operation="Create")
-    assert await told([note("n1"), note("n2")], replacing, config=config) == {}
+    assert await observations_of([note("n1"), note("n2")], replacing, config=config) == {}
 
 
 @pytest.mark.parametrize("resource", ["", "default/Note/broken"])
-async def test_what_a_damaged_resource_may_have_made_is_no_stray(resource: str) -> None:
-    ours, shown = row("mine"), [note("n1"), note("n2"), note("n3", title="other")]
+async def test_a_possible_object_of_a_damaged_resource_is_not_unmanaged(resource: str) -> None:
+    own_row, objects = row("mine"), [note("n1"), note("n2"), note("n3", title="other")]
     damage = LogDamage("Missing", 7, 2, "event 2", "event 3", resource)
-    assert (await told(shown, ours, config=EXCLUSIVE, damage=[damage])).keys() == {"mine"}
+    assert (await observations_of(objects, own_row, config=EXCLUSIVE, damage=[damage])).keys() == {
+        "mine"
+    }
     of_another_kind = LogDamage("Missing", 7, 2, "event 2", "event 3", "default/Shape/broken")
-    assert len(await told(shown, ours, config=EXCLUSIVE, damage=[of_another_kind])) == len(shown)
+    assert len(
+        await observations_of(objects, own_row, config=EXCLUSIVE, damage=[of_another_kind])
+    ) == len(objects)
 
 
 async def test_a_deleted_object_with_our_label_is_gone_however_late_it_is_listed() -> None:
     of_name = row("mine", declared=False)
     labelled = replace(note("n1"), labels={OWNER_LABEL: "log.default.Note.mine"})
-    assert await told([labelled], of_name, late_ids={"n1"}) == {}
-    assert (await told([note("n1")], of_name, late_ids={"n1"}))["mine"].object == note("n1")
-    assert await told([note("n1")], of_name, deleted_ids={"n1"}) == {}
+    assert await observations_of([labelled], of_name, late_ids={"n1"}) == {}
+    assert (await observations_of([note("n1")], of_name, late_ids={"n1"}))["mine"].object == note(
+        "n1"
+    )
+    assert await observations_of([note("n1")], of_name, deleted_ids={"n1"}) == {}
 
 
-async def test_a_first_look_shows_an_object_that_an_undeclared_resource_was_seen_with() -> None:
+async def test_a_first_read_shows_an_object_that_an_undeclared_resource_had() -> None:
     undeclared = row("stray", note("n1"), declared=False, observed_uid="n1", reason="NotDeclared")
     looking = row("mine", reason="AwaitingListing")
-    assert (await told([note("n1")], undeclared, looking))["mine"].object == note("n1")
+    assert (await observations_of([note("n1")], undeclared, looking))["mine"].object == note("n1")
     owned = row("other", note("n1"), owned=True, uid="n1")
-    assert (await told([note("n1")], owned, looking))["mine"].object is None
+    assert (await observations_of([note("n1")], owned, looking))["mine"].object is None
 
 
-async def test_what_was_let_go_is_found_by_its_name_until_its_id_is_known() -> None:
+async def test_what_was_released_is_found_by_its_name_until_its_id_is_known() -> None:
     released = row("mine", note("n1"), declared=False)
-    assert await told([note("n1")], released) == {}
-    assert (await told([], released))["mine"].object is None
+    assert await observations_of([note("n1")], released) == {}
+    assert (await observations_of([], released))["mine"].object is None
 
 
-async def test_what_was_replaced_is_no_stray() -> None:
-    ours = row("mine", note("n2"), owned=True, uid="n2", retiring="todo", retiring_uid="n1")
-    assert await told([note("n1"), note("n2")], ours, config=EXCLUSIVE) == {}
+async def test_what_was_replaced_is_not_unmanaged() -> None:
+    own_row = row("mine", note("n2"), owned=True, uid="n2", retiring="todo", retiring_uid="n1")
+    assert await observations_of([note("n1"), note("n2")], own_row, config=EXCLUSIVE) == {}
 
 
-async def test_what_was_released_with_its_replacement_is_no_stray() -> None:
-    kept = row("mine", note("n2"), declared=False, observed_uid="n2", released=(("todo", "n1"),))
-    assert await told([note("n1"), note("n2")], kept, config=EXCLUSIVE) == {}
-    assert len(await told([note("n2"), note("n3")], kept, config=EXCLUSIVE)) == 1
+async def test_what_was_released_with_its_replacement_is_not_unmanaged() -> None:
+    kept_row = row(
+        "mine", note("n2"), declared=False, observed_uid="n2", released=(("todo", "n1"),)
+    )
+    assert await observations_of([note("n1"), note("n2")], kept_row, config=EXCLUSIVE) == {}
+    assert len(await observations_of([note("n2"), note("n3")], kept_row, config=EXCLUSIVE)) == 1
 
 
 async def test_a_released_object_that_is_not_listed_is_read_before_it_is_forgotten() -> None:
     released = row(
         "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
     )
-    found = await findings([], released)
-    assert (found.observed, found.doubtful) == ([], [released])
+    checks = await findings([], released)
+    assert (checks.observed, checks.doubtful) == ([], [released])
     again = row("mine", note("n2"), owned=True, uid="n2", released=(("todo", "n1"),))
-    found = await findings([], again, unique_names=True)
-    assert (len(found.observed), found.doubtful) == (1, []), "another object, of a new declaration"
+    checks = await findings([], again, unique_names=True)
+    assert (len(checks.observed), checks.doubtful) == (1, []), (
+        "another object, of a new declaration"
+    )
 
 
-async def test_what_one_resource_has_released_no_other_one_takes_for_a_stray() -> None:
+async def test_an_object_that_one_resource_released_is_not_unmanaged_for_another() -> None:
     released = row(
         "mine", note("n1"), declared=False, observed_uid="n1", released=(("todo", "n1"),)
     )
-    found = await told([note("n1")], released, stray(), config=EXCLUSIVE)
+    found = await observations_of([note("n1")], released, unmanaged_row(), config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"stray": "default/Note/mine"}
-    wanted = row("wanted", note("n1"), observed_uid="n1", belongs_to="default/Note/other")
-    found = await told([note("n1")], released, wanted, config=EXCLUSIVE)
+    declared_row = row("wanted", note("n1"), observed_uid="n1", belongs_to="default/Note/other")
+    found = await observations_of([note("n1")], released, declared_row, config=EXCLUSIVE)
     assert found["wanted"].belongs_to == "", "a declaration may adopt it"
 
 
@@ -224,37 +240,39 @@ LATE = ExternalObject("todo", {"text": "x"}, "n2", labels={OWNER_LABEL: "log.def
 
 def moved(**more: Any) -> StatusRow:
     """How a resource stands whose object was replaced under a second name."""
-    known: dict[str, Any] = {"owned": True, "uid": "n1"}
-    known |= {"declared_name": "todo", "uncertain_names": ("todo",), **more}
-    replaced = row("mine", note("n1", title="todo-2"), **known)
+    columns: dict[str, Any] = {"owned": True, "uid": "n1"}
+    columns |= {"declared_name": "todo", "uncertain_names": ("todo",), **more}
+    replaced = row("mine", note("n1", title="todo-2"), **columns)
     replaced.external_name = "todo-2"
     return replaced
 
 
-async def told_of_late(*rows: StatusRow, **more: Any) -> set[str]:
-    shown = [note("n1", title="todo-2"), LATE]
-    return set(await told(shown, *rows, unique_names=True, **more))
+async def names_with_late_object(*rows: StatusRow, **more: Any) -> set[str]:
+    objects = [note("n1", title="todo-2"), LATE]
+    return set(await observations_of(objects, *rows, unique_names=True, **more))
 
 
-async def test_a_late_object_is_told_to_the_resource_whose_label_it_has() -> None:
-    assert await told_of_late(moved()) == {"mine"}
-    seen = {"observed_uid": "n2", "foreign_identity": identity(LATE)}
-    stranger = row("todo", LATE, declared=False, **seen)
-    assert await told_of_late(moved(), stranger) == {"mine"}, "also if it was seen before"
+async def test_a_late_object_is_reported_to_the_resource_whose_label_it_has() -> None:
+    assert await names_with_late_object(moved()) == {"mine"}
+    columns = {"observed_uid": "n2", "foreign_identity": identity(LATE)}
+    stranger = row("todo", LATE, declared=False, **columns)
+    assert await names_with_late_object(moved(), stranger) == {"mine"}, "also if it was seen before"
 
 
 @pytest.mark.parametrize("declared", [False, True])
-async def test_a_late_object_is_told_to_its_resource_that_owns_nothing(declared: bool) -> None:
-    gone = row("mine", declared=declared, uncertain_names=("todo-2",))
-    shown = replace(LATE, name="todo-2")
-    assert set(await told([shown], gone, unique_names=True)) == {"mine"}
-    gone.observed_digest = digest(shown)
-    assert not await told([shown], gone, unique_names=True), "it is known"
+async def test_a_late_object_is_reported_to_its_resource_that_owns_nothing(declared: bool) -> None:
+    deleted_row = row("mine", declared=declared, uncertain_names=("todo-2",))
+    observed_object = replace(LATE, name="todo-2")
+    assert set(await observations_of([observed_object], deleted_row, unique_names=True)) == {"mine"}
+    deleted_row.observed_digest = digest(observed_object)
+    assert not await observations_of([observed_object], deleted_row, unique_names=True), (
+        "it is known"
+    )
 
 
-async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_told() -> None:
-    shown = [note("n1", title="todo-2"), LATE]
-    assert not await told(shown, moved(), unique_names=True, late_ids={"n2"})
+async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_reported() -> None:
+    objects = [note("n1", title="todo-2"), LATE]
+    assert not await observations_of(objects, moved(), unique_names=True, late_ids={"n2"})
 
 
 @pytest.mark.parametrize(
@@ -267,151 +285,159 @@ async def test_a_late_object_that_was_deleted_a_moment_ago_is_not_told() -> None
     ],
     ids=["another name", "another one is to be deleted", "it was released", "an action runs"],
 )
-async def test_an_object_that_may_be_a_copy_of_the_label_is_not_told(
+async def test_an_object_that_may_be_a_copy_of_the_label_is_not_reported(
     more: dict[str, Any], config: ProviderConfigSpec
 ) -> None:
-    assert "mine" not in await told_of_late(moved(**more), config=config)
+    assert "mine" not in await names_with_late_object(moved(**more), config=config)
 
 
-async def test_a_late_object_that_another_resource_owns_is_not_told() -> None:
+async def test_a_late_object_that_another_resource_owns_is_not_reported() -> None:
     owner = row("other", LATE, owned=True, uid="n2")
-    assert "mine" not in await told_of_late(moved(), owner)
+    assert "mine" not in await names_with_late_object(moved(), owner)
 
 
 # --- an object that a creation has made, though its response named another id
 
 
-def answered(**more: Any) -> StatusRow:
+def row_with_wrong_id(**more: Any) -> StatusRow:
     """How a resource stands whose creation was answered with an id that no object has."""
-    known: dict[str, Any] = {"owned": True, "uid": "n9", **more}
-    return row("mine", note("n9"), **known)
+    columns: dict[str, Any] = {"owned": True, "uid": "n9", **more}
+    return row("mine", note("n9"), **columns)
 
 
 MARKED = replace(LATE, written_by="key")
 
 
-async def test_an_object_is_told_to_the_resource_that_may_have_created_it_under_another_id() -> (
-    None
-):
-    assert set(await told([MARKED], answered())) == {"mine"}
-    seen = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
-    stranger = row("todo", MARKED, declared=False, **seen)
-    assert set(await told([MARKED], answered(), stranger)) == {"mine"}, "also if it was seen before"
+async def test_a_possible_creation_under_another_id_is_reported_to_its_resource() -> None:
+    assert set(await observations_of([MARKED], row_with_wrong_id())) == {"mine"}
+    columns = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
+    stranger = row("todo", MARKED, declared=False, **columns)
+    assert set(await observations_of([MARKED], row_with_wrong_id(), stranger)) == {"mine"}, (
+        "also if it was seen before"
+    )
     withdrawn = row("mine", declared=False, uncertain_names=("todo",))
-    assert set(await told([MARKED], withdrawn)) == {"mine"}, "also if it was withdrawn before"
+    assert set(await observations_of([MARKED], withdrawn)) == {"mine"}, (
+        "also if it was withdrawn before"
+    )
 
 
-async def test_an_object_is_told_to_the_resource_whose_creation_was_abandoned() -> None:
+async def test_an_object_is_reported_to_the_resource_whose_creation_was_abandoned() -> None:
     """Another object was created meanwhile, and both are listed."""
     both = [MARKED, note("n9")]
-    assert "mine" in await told(both, answered(uncertain_names=("todo",)))
-    seen = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
-    stranger = row("todo", MARKED, declared=False, **seen)
-    found = await told(both, answered(uncertain_names=("todo",)), stranger)
+    assert "mine" in await observations_of(both, row_with_wrong_id(uncertain_names=("todo",)))
+    columns = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
+    stranger = row("todo", MARKED, declared=False, **columns)
+    found = await observations_of(both, row_with_wrong_id(uncertain_names=("todo",)), stranger)
     assert found["mine"].object == MARKED, "also if it was seen before"
 
 
 async def test_an_id_that_is_not_listed_is_read_though_another_object_has_the_label() -> None:
-    found = await findings([MARKED], answered())
-    assert [each.name for each in found.doubtful] == ["mine"]
+    checks = await findings([MARKED], row_with_wrong_id())
+    assert [each.name for each in checks.doubtful] == ["mine"]
 
 
 @pytest.mark.parametrize(
-    ("shown", "resource"),
+    ("objects", "resource"),
     [
-        ([MARKED, note("n9")], answered()),
-        ([LATE], answered()),
-        ([MARKED], answered(action_id="a", operation="Update")),
+        ([MARKED, note("n9")], row_with_wrong_id()),
+        ([LATE], row_with_wrong_id()),
+        ([MARKED], row_with_wrong_id(action_id="a", operation="Update")),
     ],
     ids=["its object is listed", "no key", "an action runs"],
 )
-async def test_a_copy_is_not_told_to_the_resource_of_the_original(
-    shown: list[ExternalObject], resource: StatusRow
+async def test_a_copy_is_not_reported_to_the_resource_of_the_original(
+    objects: list[ExternalObject], resource: StatusRow
 ) -> None:
-    assert "mine" not in await told(shown, resource)
+    assert "mine" not in await observations_of(objects, resource)
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
 async def test_an_object_that_a_resource_has_in_another_configuration_is_taken(
     is_seen: bool,
 ) -> None:
-    owner = answered(uid="n2")
+    owner = row_with_wrong_id(uid="n2")
     owner.provider_config = "other"
-    seen = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
-    rows = [owner, row("todo", MARKED, declared=False, **seen)] if is_seen else [owner]
-    found = await told([MARKED], *rows)
+    columns = {"observed_uid": "n2", "foreign_identity": identity(MARKED)}
+    rows = [owner, row("todo", MARKED, declared=False, **columns)] if is_seen else [owner]
+    found = await observations_of([MARKED], *rows)
     assert [each.belongs_to for each in found.values()] == ["default/Note/mine"]
 
 
 # --- an undeclared object that a resource waits to delete, and another resource of its name
 
 
-def stray(name: str = "stray", **more: Any) -> StatusRow:
-    found = note("n1")
-    seen = {"observed_uid": found.uid, "foreign_identity": identity(found), **more}
-    return row(name, found, declared=False, **{"reason": "AwaitingRead", **seen})
+def unmanaged_row(name: str = "stray", **more: Any) -> StatusRow:
+    existing = note("n1")
+    columns = {"observed_uid": existing.uid, "foreign_identity": identity(existing), **more}
+    return row(name, existing, declared=False, **{"reason": "AwaitingRead", **columns})
 
 
 async def test_each_of_two_resources_sees_the_other_before_one_of_them_takes_the_object() -> None:
-    waiting, wanted = stray(), row("mine")
-    found = await told([note("n1")], waiting, wanted, config=EXCLUSIVE)
+    waiting, declared_row = unmanaged_row(), row("mine")
+    found = await observations_of([note("n1")], waiting, declared_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {
         "stray": "default/Note/mine",
         "mine": "default/Note/stray",
     }
-    left = stray(reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/mine")
-    wanted = row("mine", note("n1"), observed_uid="n1", belongs_to="default/Note/stray")
-    found = await told([note("n1")], left, wanted, config=EXCLUSIVE)
+    remaining_row = unmanaged_row(
+        reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/mine"
+    )
+    declared_row = row("mine", note("n1"), observed_uid="n1", belongs_to="default/Note/stray")
+    found = await observations_of([note("n1")], remaining_row, declared_row, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"mine": ""}
 
 
 async def test_an_object_held_by_the_guard_is_shown_again_once_the_guard_allows_it() -> None:
-    held = stray(outcome="Held", reason="DeletionGuard", unmanaged=1, total=1)
+    held = unmanaged_row(outcome="Held", reason="DeletionGuard", unmanaged=1, total=1)
     guard = DeletionGuard(max_count=0)
-    assert not await told([note("n1")], held, config=replace(EXCLUSIVE, deletion_guard=guard))
-    assert set(await told([note("n1")], held, config=EXCLUSIVE)) == {"stray"}
+    assert not await observations_of(
+        [note("n1")], held, config=replace(EXCLUSIVE, deletion_guard=guard)
+    )
+    assert set(await observations_of([note("n1")], held, config=EXCLUSIVE)) == {"stray"}
 
 
 async def test_of_two_resources_that_wait_to_delete_an_object_one_gives_way() -> None:
     """Until it has, the first waits: a listing that did not show it may be on its way to each."""
-    first, second = stray("first"), stray("second")
-    found = await told([note("n1")], second, first, config=EXCLUSIVE)
+    first, second = unmanaged_row("first"), unmanaged_row("second")
+    found = await observations_of([note("n1")], second, first, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {
         "second": "default/Note/first"
     }
-    left = stray(
+    remaining_row = unmanaged_row(
         "second", reason="BelongsToAnother", outcome="Unowned", belongs_to="default/Note/first"
     )
-    found = await told([note("n1")], left, first, config=EXCLUSIVE)
+    found = await observations_of([note("n1")], remaining_row, first, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"first": ""}
 
 
 async def test_a_creation_under_way_does_not_hold_what_was_there_before() -> None:
     making = row("mine", action_id="a", operation="Create")
-    found = await told([note("n1")], stray(), making, config=EXCLUSIVE)
+    found = await observations_of([note("n1")], unmanaged_row(), making, config=EXCLUSIVE)
     assert {name: each.belongs_to for name, each in found.items()} == {"stray": ""}
 
 
 async def test_an_undeclared_object_is_shown_again_with_the_version_that_was_read() -> None:
-    waiting = stray(version=7, position=70)
+    waiting = unmanaged_row(version=7, position=70)
     for position, version in [(69, 0), (70, 7)]:
-        found = await told([note("n1")], waiting, config=EXCLUSIVE, known_position=position)
+        found = await observations_of(
+            [note("n1")], waiting, config=EXCLUSIVE, known_position=position
+        )
         assert (found["stray"].belongs_to, found["stray"].known_version) == ("", version)
 
 
-@pytest.mark.parametrize("seen", [None, note("n1")], ids=["not seen", "seen"])
+@pytest.mark.parametrize("observed_object", [None, note("n1")], ids=["not seen", "seen"])
 async def test_what_another_resource_has_deleted_is_not_shown_to_one_of_its_name(
-    seen: ExternalObject | None,
+    observed_object: ExternalObject | None,
 ) -> None:
     """Its row may be gone while a listing still shows the object."""
-    of_name = row("mine", seen)
-    if seen is not None:
-        of_name.observed_uid, of_name.belongs_to = seen.uid, "default/Note/stray"
-    assert await told([note("n1")], of_name, deleted_ids={"n1"}) == {}
-    assert (await told([note("n1")], of_name)).keys() == {"mine"}
-    ours = row("mine", note("n1"), owned=True, uid="n1")
+    of_name = row("mine", observed_object)
+    if observed_object is not None:
+        of_name.observed_uid, of_name.belongs_to = observed_object.uid, "default/Note/stray"
+    assert await observations_of([note("n1")], of_name, deleted_ids={"n1"}) == {}
+    assert (await observations_of([note("n1")], of_name)).keys() == {"mine"}
+    own_row = row("mine", note("n1"), owned=True, uid="n1")
     changed = note("n1", text="y")
-    assert (await told([changed], ours, deleted_ids={"n1"}))["mine"].object == changed
+    assert (await observations_of([changed], own_row, deleted_ids={"n1"}))["mine"].object == changed
 
 
 def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:
@@ -436,17 +462,17 @@ def test_what_came_twice_counts_once_and_two_of_one_name_count_twice() -> None:
 async def test_what_a_listing_cannot_show_may_be_ours(
     unreadable: list[tuple[str | None, str | None]], is_absent: bool, unique_names: bool
 ) -> None:
-    ours = row("mine", note("n1"), owned=True, uid="n1")
-    found = await findings([], ours, unreadable=unreadable, unique_names=unique_names)
+    own_row = row("mine", note("n1"), owned=True, uid="n1")
+    checks = await findings([], own_row, unreadable=unreadable, unique_names=unique_names)
     needs_read = (None, None) in unreadable or (is_absent and not unique_names)
-    assert [key.name for key, _ in found.observed] == ["mine"] * (is_absent and unique_names)
-    assert [each.key.name for each in found.doubtful] == ["mine"] * needs_read
-    assert found.losses.missing == int(is_absent or (None, None) in unreadable)
+    assert [key.name for key, _ in checks.observed] == ["mine"] * (is_absent and unique_names)
+    assert [each.key.name for each in checks.doubtful] == ["mine"] * needs_read
+    assert checks.losses.missing == int(is_absent or (None, None) in unreadable)
 
 
-async def test_of_objects_that_cannot_be_told_apart_none_is_shown() -> None:
-    ours = row("mine", None, owned=True, uid="n1")
-    shown = [note("n1")]
-    found = await findings(shown, ours, unreadable=[("todo", None)], unique_names=True)
-    assert not found.observed
-    assert not found.doubtful
+async def test_of_objects_that_cannot_be_distinguished_none_is_shown() -> None:
+    own_row = row("mine", None, owned=True, uid="n1")
+    objects = [note("n1")]
+    checks = await findings(objects, own_row, unreadable=[("todo", None)], unique_names=True)
+    assert not checks.observed
+    assert not checks.doubtful

@@ -47,8 +47,8 @@ EXCLUSIVE = ProviderConfigSpec("test", "http://test", scope=Scope(mode="Exclusiv
 class Api:
     """Shows its objects; ``meanwhile`` happens between the listing's beginning and its end."""
 
-    def __init__(self, *shown: str) -> None:
-        self.shown = shown
+    def __init__(self, *expected: str) -> None:
+        self.shown = expected
         self.fields: Fields = {}
         self.uid: str | None = None
         self.listings = 0
@@ -92,7 +92,7 @@ class Intake:
 
     def __init__(self) -> None:
         self.observed: dict[ResourceKey, Observed] = {}
-        self.came = asyncio.Event()
+        self.has_arrived = asyncio.Event()
         self.position_asked = asyncio.Event()
         self.position = 1
 
@@ -100,7 +100,7 @@ class Intake:
         for each in messages:
             assert isinstance(each.data, Observed)
             self.observed[each.key] = each.data
-            self.came.set()
+            self.has_arrived.set()
 
     async def last_position(self) -> int:
         self.position_asked.set()
@@ -158,7 +158,7 @@ def _owned(name: str) -> list[LogEvent]:
     return [event(key, version, each) for version, each in enumerate(steps, 1)]
 
 
-async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_stray() -> None:
+async def test_the_log_is_read_to_its_end_before_an_object_is_unmanaged() -> None:
     """The object of a resource that was declared while these rows lagged behind."""
 
     async def catch_up(_seconds: float) -> None:
@@ -169,33 +169,33 @@ async def test_what_the_log_has_by_then_is_known_before_anything_is_called_a_str
     assert list(stage.intake.observed) == [ResourceKey("team", "Shape", "theirs")]
 
 
-def _seen(name: str, version: int = 1, *, belongs_to: str = "") -> LogEvent:
-    shown = ExternalObject("x", {})
-    data = ExternalObserved("default", "x", shown, "CompleteListing", 1, 1, 1, belongs_to)
+def _observed_event(name: str, version: int = 1, *, belongs_to: str = "") -> LogEvent:
+    observed_object = ExternalObject("x", {})
+    data = ExternalObserved("default", "x", observed_object, "CompleteListing", 1, 1, 1, belongs_to)
     return event(ResourceKey("default", "Shape", name), version, data)
 
 
-async def test_who_saw_it_first_is_told_once_which_resource_has_it() -> None:
+async def test_an_undeclared_resource_receives_once_the_owner_of_its_object() -> None:
     """Whatever that one may do with it: it may be paused, or only observe."""
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed, "it is known, and nobody else has it"
     stage.models.apply(2, _declared("y"))
     await stage.observer.list_once("default", "Shape")
-    told = stage.intake.observed.pop(ResourceKey("default", "Shape", "x"))
-    assert told.belongs_to == "team/Shape/y"
-    assert told.exclusive == UnmanagedCount(0, 1)
+    observation = stage.intake.observed.pop(ResourceKey("default", "Shape", "x"))
+    assert observation.belongs_to == "team/Shape/y"
+    assert observation.exclusive == UnmanagedCount(0, 1)
     assert stage.intake.observed.pop(ResourceKey("team", "Shape", "y")).belongs_to == ""
-    stage.models.apply(3, _seen("x", 2, belongs_to="team/Shape/y"))
+    stage.models.apply(3, _observed_event("x", 2, belongs_to="team/Shape/y"))
     await stage.observer.list_once("default", "Shape")
     assert set(stage.intake.observed) == {ResourceKey("team", "Shape", "y")}
 
 
-async def test_what_others_write_into_what_is_theirs_is_not_told() -> None:
+async def test_what_others_write_into_what_is_theirs_is_not_reported() -> None:
     """It would grow our log with their churn."""
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     stage.api.fields = {"color": "Red"}
     await stage.observer.list_once("default", "Shape")
     assert not stage.intake.observed
@@ -204,29 +204,29 @@ async def test_what_others_write_into_what_is_theirs_is_not_told() -> None:
     assert set(stage.intake.observed) == {ResourceKey("default", "Shape", "x")}
 
 
-async def test_what_is_declared_is_told_as_it_is_by_now() -> None:
+async def test_a_declared_object_is_reported_in_its_current_state() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     stage.api.fields = {"color": "Red"}
     stage.models.apply(2, _declared("x", "default", 2))
     await stage.observer.list_once("default", "Shape")
-    told = stage.intake.observed[ResourceKey("default", "Shape", "x")]
-    assert told.object is not None
-    assert told.object.fields == {"color": "Red"}
+    observation = stage.intake.observed[ResourceKey("default", "Shape", "x")]
+    assert observation.object is not None
+    assert observation.object.fields == {"color": "Red"}
 
 
-async def test_what_a_person_lets_go_is_shown_again_by_the_next_listing() -> None:
+async def test_an_object_whose_hold_was_approved_is_shown_by_the_next_listing() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
     stage.models.apply(2, event(key, 2, HoldApproved("DeletionGuard")))
     await stage.observer.list_once("default", "Shape")
     assert set(stage.intake.observed) == {key}
 
 
-async def test_no_listing_is_told_for_a_deletion_that_was_approved_and_then_declared() -> None:
+async def test_no_listing_is_reported_for_a_deletion_that_was_approved_and_then_declared() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
     stage.models.apply(2, event(key, 2, OutcomeRecorded("Held", 0, "DeletionGuard")))
     stage.models.apply(3, event(key, 3, HoldApproved("DeletionGuard")))
@@ -238,7 +238,7 @@ async def test_no_listing_is_told_for_a_deletion_that_was_approved_and_then_decl
 
 async def test_an_approved_content_waits_for_no_listing() -> None:
     stage = Stage(Api("x"), _nothing_new)
-    stage.models.apply(1, _seen("x"))
+    stage.models.apply(1, _observed_event("x"))
     key = ResourceKey("default", "Shape", "x")
     stage.models.apply(2, event(key, 2, HoldApproved("PruneGuard")))
     await stage.observer.list_once("default", "Shape")
@@ -334,13 +334,13 @@ async def test_an_api_is_watched_on_when_its_provider_cancels_itself() -> None:
     api.meanwhile = fails_once
     watching = asyncio.create_task(stage.observer.run())
     try:
-        await asyncio.wait_for(stage.intake.came.wait(), 60)
+        await asyncio.wait_for(stage.intake.has_arrived.wait(), 60)
     finally:
         watching.cancel()
     assert api.listings > 1
 
 
-async def test_others_go_on_while_a_long_listing_is_compared() -> None:
+async def test_others_continue_while_a_long_listing_is_compared() -> None:
     stage = Stage(Api(*(f"x-{number}" for number in range(10 * SLICE_SIZE))), _nothing_new)
     turns = 0
 
@@ -381,14 +381,14 @@ async def test_an_api_with_many_new_objects_does_not_fill_the_intake(
     api = Api(*(f"n{number}" for number in range(2 * UNDECLARED_BATCH + 1)))
     stage = Stage(api, _nothing_new)
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
-    await stage.intake.came.wait()
+    await stage.intake.has_arrived.wait()
     assert len(stage.intake.observed) == UNDECLARED_BATCH
     assert await listing == len(stage.intake.observed) == 2 * UNDECLARED_BATCH + 1
 
     stage.intake.observed.clear()
-    stage.intake.came.clear()
+    stage.intake.has_arrived.clear()
     listing = asyncio.create_task(stage.observer.list_once("default", "Shape"))
-    await stage.intake.came.wait()
+    await stage.intake.has_arrived.wait()
     stage.configurations.by_name["default"] = ProviderConfigSpec("test", "http://other")
     with pytest.raises(ListingRefusedError, match="changed during publication"):
         await listing

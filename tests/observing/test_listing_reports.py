@@ -83,12 +83,12 @@ class Stage:
 
     def decide(self) -> None:
         """Record what the newest report says, as the aggregate does."""
-        said = self.reports[-1]
-        if said.state == "ListingsFailed":
-            assert said.failure is not None
-            self.record(ListingsFailed(said.kind, said.failure))
+        report = self.reports[-1]
+        if report.state == "ListingsFailed":
+            assert report.failure is not None
+            self.record(ListingsFailed(report.kind, report.failure))
         else:
-            self.record(ListingsResumed(said.kind))
+            self.record(ListingsResumed(report.kind))
 
     async def fails(self, seconds: float, *, every: float = RETRY_SECONDS) -> None:
         """Let listings fail for so long."""
@@ -122,9 +122,9 @@ async def test_listings_that_fail_for_the_bound_are_reported_once() -> None:
     await stage.fails(BOUND_SECONDS - RETRY_SECONDS)
     assert stage.reports == []
     await stage.fails(RETRY_SECONDS)
-    (said,) = stage.reports
-    assert (said.state, said.kind, said.as_of) == ("ListingsFailed", "Shape", 1)
-    assert said.failure == ListingFailure(START + timedelta(seconds=last), ERROR)
+    (report,) = stage.reports
+    assert (report.state, report.kind, report.as_of) == ("ListingsFailed", "Shape", 1)
+    assert report.failure == ListingFailure(START + timedelta(seconds=last), ERROR)
     stage.decide()
     await stage.fails(10 * BOUND_SECONDS)
     assert len(stage.reports) == 1
@@ -165,7 +165,7 @@ async def test_the_next_complete_listing_ends_it_once_and_a_healthy_api_is_not_r
     assert len(stage.reports) == 2
 
 
-async def test_a_report_that_the_log_does_not_have_is_made_again() -> None:
+async def test_a_report_that_is_missing_in_the_log_is_published_again() -> None:
     stage = used()
     await stage.fails(BOUND_SECONDS)
     assert stage.states == ["ListingsFailed"]
@@ -205,8 +205,8 @@ async def test_the_next_process_reports_what_the_one_before_could_not() -> None:
 
 async def test_a_kind_that_no_resource_uses_is_not_reported() -> None:
     stage = used("default/Record/foo")
-    seen = ExternalObserved("billing", "x", ExternalObject("x", {}), "CompleteListing", 1)
-    stage.record(seen, ResourceKey("default", "Shape", "x"))
+    observation = ExternalObserved("billing", "x", ExternalObject("x", {}), "CompleteListing", 1)
+    stage.record(observation, ResourceKey("default", "Shape", "x"))
     await stage.fails(5 * BOUND_SECONDS)
     assert stage.reports == []
 

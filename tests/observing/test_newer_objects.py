@@ -116,7 +116,7 @@ class Stage:
 
     def __init__(self, *objects: ExternalObject) -> None:
         self.api, self.log, self.models = Api(*objects), Log(), ReadModels()
-        self.said: list[IntakeData] = []
+        self.published: list[IntakeData] = []
         self.configurations = Configurations()
         self.configurations.by_name["default"] = ProviderConfigSpec("test", "http://test")
         kinds = KindRegistry(
@@ -143,7 +143,7 @@ class Stage:
         self.observer = Observer(**shared, kinds=kinds)
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
-        self.said += [each.data for each in messages]
+        self.published += [each.data for each in messages]
 
     async def last_position(self) -> int:
         return 7
@@ -163,16 +163,16 @@ class Stage:
 
     async def list(self) -> list[IntakeData]:
         """List once, and return what was published."""
-        self.said = []
+        self.published = []
         await self.observer.list_once("default", "Shape")
-        return self.said
+        return self.published
 
     async def refused(self) -> ApiReported:
         """List once, without anything to conclude; return what the API was reported with."""
-        self.said = []
+        self.published = []
         with pytest.raises(ListingRefusedError, match="newer than this log"):
             await self.observer.list_once("default", "Shape")
-        (reported,) = self.said
+        (reported,) = self.published
         assert isinstance(reported, ApiReported)
         return reported
 
@@ -191,7 +191,7 @@ async def test_an_object_that_is_newer_than_the_log_holds_its_api_first():
     assert {type(each) for each in await stage.list()} >= {Observed}, "now it is safe to be told"
 
 
-async def test_an_object_of_a_resource_that_the_log_never_heard_of_is_newer():
+async def test_an_object_of_a_resource_unknown_to_the_log_is_newer():
     reported = await Stage(written(4, of=ELSEWHERE)).refused()
     assert reported.newer[0].action == "team/Shape/foo@4"
 
@@ -220,7 +220,7 @@ async def test_all_newer_objects_are_reported_at_once():
         "a label for a resource that the log does not know",
     ],
 )
-async def test_what_somebody_copied_holds_nothing(copied: ExternalObject):
+async def test_a_copied_object_holds_no_api(copied: ExternalObject):
     """It is a Conflict or Disputed, for that object alone."""
     stage = Stage(copied)
     stage.declares(versions=3)
@@ -245,7 +245,7 @@ async def test_an_object_is_not_reported_while_a_damaged_history_leaves_its_writ
     stage.log.damaged.add(damaged)
     config = stage.configurations.by_name["default"]
     assert await stage.reads.read([stage.models.status[str(FOO)]], config) == 0
-    assert stage.said == [], "a damaged history proves no other copy of the log either"
+    assert stage.published == [], "a damaged history proves no other copy of the log either"
     listed = [each for each in await stage.list() if isinstance(each, Observed)]
     assert [each.external_name for each in listed] == ["bar"], "the others are reported"
 
@@ -254,8 +254,8 @@ async def test_what_was_seen_while_the_api_was_held_is_no_evidence_again():
     """Else each listing after an approval would hold the API again."""
     stage = Stage(written(12, of=ELSEWHERE))
     stage.hold(await stage.refused())
-    told = next(each for each in await stage.list() if isinstance(each, Observed))
-    stage.records(ExternalObserved("default", "foo", told.object, "CompleteListing", 7))
+    observation = next(each for each in await stage.list() if isinstance(each, Observed))
+    stage.records(ExternalObserved("default", "foo", observation.object, "CompleteListing", 7))
     stage.records(HoldApproved("Twin"), CONFIG, in_rows=False)
     stage.api.objects = (replace(written(12, of=ELSEWHERE), fields={"color": "Blue"}),)
     stage.declares()
@@ -302,7 +302,7 @@ async def test_a_single_read_concludes_nothing_from_a_newer_object():
     config = stage.configurations.by_name["default"]
     rows = [stage.models.status[str(FOO)]]
     assert await stage.reads.read(rows, config) == 0
-    (reported,) = stage.said
+    (reported,) = stage.published
     assert isinstance(reported, ApiReported)
     stage.hold(reported)
     assert await stage.reads.read(rows, config) == 1

@@ -93,7 +93,7 @@ def changed(manifest: Manifest, **spec: object) -> Manifest:
 async def test_the_pages_example_answers_evenly_follows_changes_and_goes(
     served: World, net: Network
 ) -> None:
-    before = net.router.ruleset()
+    rules_before = net.router.ruleset()
     declared = await applied(served)
     in_turn = await answers(net, 81, 10)
     assert Counter(each.split()[0] for each in in_turn.elements()) == {"b0": 20 // 2, "b1": 10}
@@ -127,10 +127,10 @@ async def test_the_pages_example_answers_evenly_follows_changes_and_goes(
         await served.tell(each.key, Withdrawn())
     for each in declared.values():
         await served.until_outcome(each.key, "Deleted")
-    left = net.router.nft("list table ip reconciler")
-    assert "service-" not in left
-    assert "elements" not in left
-    assert net.router.ruleset("reconciler") == before
+    rules_after = net.router.nft("list table ip reconciler")
+    assert "service-" not in rules_after
+    assert "elements" not in rules_after
+    assert net.router.ruleset("reconciler") == rules_before
 
 
 HARMS = {
@@ -149,14 +149,14 @@ HARMS = {
 }
 
 
-async def test_what_hands_do_is_undone_within_about_a_second_and_other_tables_stay(
+async def test_out_of_band_changes_are_reverted_within_about_a_second_and_other_tables_stay(
     served: World, net: Network, record_property: Callable[[str, object], None]
 ) -> None:
     net.router.nft(
         "add table ip theirs; add chain ip theirs prerouting"
         " { type nat hook prerouting priority -90; }; add rule ip theirs prerouting counter"
     )
-    theirs = net.router.nft("list table ip theirs", "-a", "-s")
+    foreign_table = net.router.nft("list table ip theirs", "-a", "-s")
     declared = await applied(served)
     key = declared["orders"].key
     whole = rules_of(net)
@@ -175,20 +175,20 @@ async def test_what_hands_do_is_undone_within_about_a_second_and_other_tables_st
         assert took[harm] < HEALED_SECONDS + SLACK_SECONDS
         assert {each.split()[0] for each in await answers(net, 81, 4)} == {"b0", "b1"}
         await served.until_settled()
-        found = every(DriftDetected, await served.facts(key))
-        assert len(found) > drifts, f"{harm} is a drift in the log"
+        existing_drifts = every(DriftDetected, await served.facts(key))
+        assert len(existing_drifts) > drifts, f"{harm} is a drift in the log"
     record_property("healed after seconds", took)
     print("healed after", took)
-    assert net.router.nft("list table ip theirs", "-a", "-s") == theirs
+    assert net.router.nft("list table ip theirs", "-a", "-s") == foreign_table
 
 
 def rules_of(net: Network) -> list[str]:
     """What packets meet in our table, whatever its order, uids and keys."""
     try:
-        shown = net.router.nft("list table ip reconciler")
+        rules = net.router.nft("list table ip reconciler")
     except Exception:  # noqa: BLE001 - it is not there
         return []
-    parts = re.split(r"[{},\n]", re.sub(r'comment "[^"]*"', "", shown))
+    parts = re.split(r"[{},\n]", re.sub(r'comment "[^"]*"', "", rules))
     return sorted(" ".join(each.split()) for each in parts if each.strip())
 
 
@@ -202,14 +202,14 @@ async def test_nothing_is_written_while_nothing_differs_and_others_are_shown(
         "add chain ip reconciler service-theirs; add rule ip reconciler service-theirs drop;"
         "add element ip reconciler services { 198.18.0.99 . tcp . 1 : goto service-theirs }"
     )
-    before = net.router.nft("list ruleset", "-a")
+    rules_before = net.router.nft("list ruleset", "-a")
 
-    async def is_shown() -> bool:
+    async def is_reported() -> bool:
         return any(b"theirs" in row for row in (await served.rows()).values())
 
-    await served.until(is_shown, "what is like a service is shown as unowned")
+    await served.until(is_reported, "what is like a service is shown as unowned")
     await served.observed_again(3)
-    assert net.router.nft("list ruleset", "-a") == before
+    assert net.router.nft("list ruleset", "-a") == rules_before
     facts = [await served.facts(each.key) for each in declared.values()]
     assert sum(isinstance(each, ActionDecided) for many in facts for each in many) == 2
 
@@ -234,9 +234,9 @@ async def test_two_configurations_with_two_tables_have_services_of_one_name(
     await served.declare_all(both)
     for each in both:
         await served.until_outcome(each.key, "Converged")
-    other = net.router.nft("list table ip other", "-a")
+    other_table = net.router.nft("list table ip other", "-a")
     await served.tell(ResourceKey("default", "Service", "orders-services"), Withdrawn())
     await served.until_outcome(both[0].key, "Deleted")
-    assert net.router.nft("list table ip other", "-a") == other
+    assert net.router.nft("list table ip other", "-a") == other_table
     answer = await asyncio.to_thread(net.clients[0].calls, "198.18.0.11", 80)
     assert answer.startswith("b0")

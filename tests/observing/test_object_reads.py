@@ -109,14 +109,14 @@ class Intake:
 
     def __init__(self) -> None:
         self.observed: list[Observed] = []
-        self.came = asyncio.Event()
+        self.has_arrived = asyncio.Event()
 
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         for each in messages:
             assert isinstance(each.data, Observed)
             assert each.key == FOO
             self.observed.append(each.data)
-            self.came.set()
+            self.has_arrived.set()
 
     async def last_position(self) -> int:
         return 7
@@ -176,7 +176,7 @@ class Stage:
             self.models.apply(self.version, recorded)
             self.reads.handle_event(self.version, recorded)
 
-    def made(self, *, ready: bool = False) -> None:
+    def record_creation(self, *, ready: bool = False) -> None:
         self.records(
             SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy()),
             ActionSucceeded("a", "Create", 1, self.api.server),
@@ -201,7 +201,7 @@ async def _run(stage: Stage, seconds: float) -> None:
 
 
 async def test_what_is_not_ready_is_read_until_it_is(stage: Stage) -> None:
-    stage.made()
+    stage.record_creation()
     running = asyncio.create_task(stage.reads.run())
     try:
         async with asyncio.timeout(10):
@@ -209,9 +209,13 @@ async def test_what_is_not_ready_is_read_until_it_is(stage: Stage) -> None:
         assert not stage.intake.observed, "nothing has changed"
         stage.api.server = ExternalObject("foo", {}, "u1", outputs={"health": "up"})
         async with asyncio.timeout(10):
-            await stage.intake.came.wait()
-        (told, *_) = stage.intake.observed
-        assert (told.evidence, told.as_of, told.object) == ("Read", 7, stage.api.server)
+            await stage.intake.has_arrived.wait()
+        (observation, *_) = stage.intake.observed
+        assert (observation.evidence, observation.as_of, observation.object) == (
+            "Read",
+            7,
+            stage.api.server,
+        )
         stage.records(stage.outcome(ready=True))
         await asyncio.sleep(0.1)
         reads = stage.api.reads
@@ -222,34 +226,34 @@ async def test_what_is_not_ready_is_read_until_it_is(stage: Stage) -> None:
 
 
 async def test_what_is_ready_is_not_read(stage: Stage) -> None:
-    stage.made(ready=True)
+    stage.record_creation(ready=True)
     await _run(stage, 0.2)
     assert stage.api.reads == 0
 
 
 async def test_what_does_not_get_ready_is_read_less_and_less_often(stage: Stage) -> None:
-    stage.made()
+    stage.record_creation()
     await _run(stage, 1.0)
     assert 3 <= stage.api.reads <= 9, "0.01 s, 0.02 s, 0.04 s, …"
 
 
-async def test_an_api_that_fails_is_asked_again(stage: Stage) -> None:
+async def test_an_api_that_fails_is_called_again(stage: Stage) -> None:
     stage.api.fails = True
-    stage.made()
+    stage.record_creation()
     await _run(stage, 0.3)
     assert stage.api.reads > 1
     assert not stage.intake.observed
 
 
 async def test_an_api_that_cannot_list_is_read_object_by_object(stage: Stage) -> None:
-    stage.made(ready=True)
+    stage.record_creation(ready=True)
     assert await stage.observer.list_once("default", "Server") == 0
     assert not stage.intake.observed
     stage.api.server = None
     assert await stage.observer.list_once("default", "Server") == 1
-    (told,) = stage.intake.observed
-    assert (told.object, told.evidence) == (None, "Read")
-    assert told.losses == LossCount(1, 1), "the loss guard judges what is missing"
+    (observation,) = stage.intake.observed
+    assert (observation.object, observation.evidence) == (None, "Read")
+    assert observation.losses == LossCount(1, 1), "the loss guard judges what is missing"
     assert stage.api.reads == 2
 
 
@@ -257,18 +261,18 @@ async def test_an_api_that_cannot_list_is_read_object_by_object(stage: Stage) ->
 async def test_that_an_owned_object_is_missing_is_left_to_a_listing(lists: bool) -> None:
     """Where an API lost all objects, or is another one, each read misses one: no guard would."""
     stage = Stage(replace(BLIND, listing=lists))
-    stage.made()
-    asked: list[tuple[str, str]] = []
-    stage.reads.request_listing = lambda config, kind: asked.append((config, kind))
+    stage.record_creation()
+    requests: list[tuple[str, str]] = []
+    stage.reads.request_listing = lambda config, kind: requests.append((config, kind))
     stage.api.server = None
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
     assert await stage.reads.read([row], config) == 0
     assert not stage.intake.observed
-    assert asked == [("default", "Server")]
+    assert requests == [("default", "Server")]
 
 
 async def test_a_missing_object_begins_a_listing_at_once(stage: Stage) -> None:
-    stage.made(ready=True)
+    stage.record_creation(ready=True)
     was_read = asyncio.Event()
     stage.api.meanwhile = was_read.set
     listening = asyncio.create_task(stage.observer.run())
@@ -278,21 +282,25 @@ async def test_a_missing_object_begins_a_listing_at_once(stage: Stage) -> None:
         row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
         await stage.reads.read([row], config)
         async with asyncio.timeout(10):
-            await stage.intake.came.wait()
+            await stage.intake.has_arrived.wait()
         assert stage.observer.listings == 2
         assert [each.object for each in stage.intake.observed] == [None]
     finally:
         listening.cancel()
 
 
-async def test_what_nobody_declares_is_read_once_a_person_has_let_it_go(stage: Stage) -> None:
+async def test_an_undeclared_object_is_read_once_its_hold_is_approved(stage: Stage) -> None:
     stage.records(ExternalObserved("default", "foo", stage.api.server, "Read", 5))
     assert await stage.observer.list_once("default", "Server") == 0
     assert not stage.api.reads
     stage.records(HoldApproved("DeletionGuard", "Proceed"))
     assert await stage.observer.list_once("default", "Server") == 1
-    (told,) = stage.intake.observed
-    assert (told.object, told.evidence, told.as_of) == (stage.api.server, "Read", 7)
+    (observation,) = stage.intake.observed
+    assert (observation.object, observation.evidence, observation.as_of) == (
+        stage.api.server,
+        "Read",
+        7,
+    )
 
 
 @pytest.mark.parametrize(("unique_names", "expected"), [(True, None), (False, "u1")])
@@ -300,7 +308,7 @@ async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
     unique_names: bool, expected: str | None
 ) -> None:
     stage = Stage(replace(BLIND, deterministic_names=unique_names))
-    stage.made(ready=True)
+    stage.record_creation(ready=True)
     stage.records(
         OwnershipReleased("foo", "u1", "Orphaned", "default"),
         SpecDeclared(2, "test/v1", "default", "foo", {}, policy=Policy()),
@@ -308,8 +316,8 @@ async def test_a_released_object_is_read_by_its_uid_if_its_name_may_have_others(
     stage.api.server = None
     assert await stage.observer.list_once("default", "Server") == 1
     assert stage.api.uids == [expected]
-    (told,) = stage.intake.observed
-    assert (told.object, told.absent_uid) == (None, expected)
+    (observation,) = stage.intake.observed
+    assert (observation.object, observation.absent_uid) == (None, expected)
 
 
 async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> None:
@@ -324,21 +332,21 @@ async def test_an_object_without_a_label_that_is_not_owned_is_only_listed() -> N
     assert stage.api.reads == 1
 
 
-async def test_a_read_reports_the_name_that_it_asked_for(stage: Stage) -> None:
+async def test_a_read_reports_the_name_that_it_requested(stage: Stage) -> None:
     """Meanwhile the object was replaced by one of another name: the read shows nothing of that."""
-    stage.made(ready=True)
+    stage.record_creation(ready=True)
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
     young = ExternalObject("foo-2", {}, "u2")
     replaced = ActionSucceeded("b", "Create", 1, young, purpose="Replace", external_name=young.name)
     stage.api.meanwhile = lambda: stage.records(replaced)
     assert await stage.reads.read([row], config) == 1
     assert row.external_name == young.name
-    (told,) = stage.intake.observed
-    assert (told.external_name, told.object) == ("foo", stage.api.server)
+    (observation,) = stage.intake.observed
+    assert (observation.external_name, observation.object) == ("foo", stage.api.server)
 
 
-async def test_an_object_that_repeats_a_secret_is_told_once(stage: Stage) -> None:
-    stage.made()
+async def test_an_object_that_repeats_a_secret_is_reported_once(stage: Stage) -> None:
+    stage.record_creation()
     stage.stores.secrecy.add("planted&token")
     row, config = stage.models.status[str(FOO)], stage.configurations.by_name["default"]
     stage.api.server = ExternalObject("foo", {}, "u1", outputs={"seen": "planted\\u0026token"})
@@ -366,8 +374,8 @@ async def test_a_name_whose_creation_may_arrive_late_is_read_after_the_withdrawa
     assert await stage.observer.list_once("default", "Server") == 0
     stage.api.server = ExternalObject("foo", {}, "u1", labels={OWNER_LABEL: owner("log", FOO)})
     assert await stage.observer.list_once("default", "Server") == 1
-    (told,) = stage.intake.observed
-    assert (told.object, told.evidence) == (stage.api.server, "Read")
+    (observation,) = stage.intake.observed
+    assert (observation.object, observation.evidence) == (stage.api.server, "Read")
     stage.records(OwnershipClaimed("foo", "u1", "Found", "default"))
     assert not stage.models.status[str(FOO)].is_unconfirmed
 
@@ -385,5 +393,5 @@ async def test_an_earlier_name_whose_creation_may_arrive_late_is_read_too(stage:
     assert await stage.observer.list_once("default", "Server") == 0, "it belongs to another client"
     stage.api.servers["foo"] = late
     assert await stage.observer.list_once("default", "Server") == 1
-    (told,) = stage.intake.observed
-    assert (told.external_name, told.object) == ("foo", late)
+    (observation,) = stage.intake.observed
+    assert (observation.external_name, observation.object) == ("foo", late)

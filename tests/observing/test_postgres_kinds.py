@@ -102,12 +102,12 @@ class Example:
     async def logs_in(self, role: str, password: str) -> bool:
         return await self.hands.logs_in(self.name(role), password, self.prefix)
 
-    async def until(self, query: str, wanted: object, what: str) -> None:
+    async def until(self, query: str, expected: object, what: str) -> None:
         """Wait until a query about the server's catalogue has an answer."""
         composed = sql.SQL(query.replace("orders", self.prefix))  # pyright: ignore[reportArgumentType]
 
         async def is_so() -> bool:
-            return await self.hands.value(composed) == wanted
+            return await self.hands.value(composed) == expected
 
         await self.world.until(is_so, what, seconds=30.0)  # a listing begins each 0.3 s
 
@@ -175,14 +175,14 @@ async def test_the_pages_example_can_be_used_and_goes_in_the_right_order(example
     await world.client.approve_many([example.names["orders"].key], hold="DataLoss")
     for each in example.declared:
         await world.until_outcome(each.key, "Deleted")
-    left = "SELECT count(*) FROM pg_roles WHERE starts_with(rolname, 'orders')"
-    await example.until(left, 0, "no role is left")
+    count_query = "SELECT count(*) FROM pg_roles WHERE starts_with(rolname, 'orders')"
+    await example.until(count_query, 0, "no role is left")
     await example.until(
         "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 0, "no database is left"
     )
 
 
-async def test_what_hands_do_is_undone_by_the_next_listing(example: Example) -> None:
+async def test_out_of_band_changes_are_reverted_by_the_next_listing(example: Example) -> None:
     await example.until_nobody_else_connects()  # what is granted again has the uid of the deleted
     await example.do(
         'REVOKE CONNECT ON DATABASE "orders" FROM "orders-app"',
@@ -231,7 +231,7 @@ async def test_what_hands_do_is_undone_by_the_next_listing(example: Example) -> 
     await example.until(labels, True, "its labels are there")
 
 
-async def test_what_is_dropped_by_hand_is_made_again(example: Example) -> None:
+async def test_what_is_dropped_out_of_band_is_recreated(example: Example) -> None:
     await example.do('DROP DATABASE "orders"')
     await example.until(
         "SELECT count(*) FROM pg_database WHERE datname = 'orders'", 1, "the database is made again"
@@ -242,32 +242,32 @@ async def test_what_is_dropped_by_hand_is_made_again(example: Example) -> None:
     await example.until(public, 0, "and what was taken away is taken away again")
 
 
-async def test_a_rotation_loses_no_query_and_no_password_is_told(
+async def test_a_rotation_loses_no_query_and_no_password_is_reported(
     example: Example, tmp_path: Path
 ) -> None:
     world, server = example.world, example.server
     role = example.name("orders-app")
     session = await example.hands.connect(role, PLANTED, example.prefix)
-    asked = 0
+    request_count = 0
     await example.keep_secret("orders-app-password", NEW)
 
     async def is_rotated() -> bool:
-        nonlocal asked
+        nonlocal request_count
         cursor = await session.execute("SELECT current_user")  # at each look, all the time
         assert await cursor.fetchone() == (role,)
-        asked += 1
+        request_count += 1
         return await example.logs_in("orders-app", NEW)
 
     await world.until(is_rotated, "the new password is the role's")
     assert not await example.logs_in("orders-app", PLANTED)
     await session.execute("SELECT 1")
     await session.close()
-    assert asked
+    assert request_count
 
     await world.until_outcome(example.names["orders-app"].key, "Converged")
     generated = await example.secret("orders-report-password")
     assert generated is not None
-    told = repr([await world.history(each.key) for each in example.declared])
+    texts = repr([await world.history(each.key) for each in example.declared])
     rows = repr(await world.rows()).encode()
     path = tmp_path / "backup"
     identity = await find_log(world.nc)
@@ -278,7 +278,7 @@ async def test_a_rotation_loses_no_query_and_no_password_is_told(
     ]
     assert saved
     places = {
-        "history": told.encode(),
+        "history": texts.encode(),
         "rows": rows,
         "the server's log": server.log.read_bytes(),
         "backup": b"".join(content_of(each) for each in saved),
@@ -298,6 +298,6 @@ async def test_nothing_is_written_while_nothing_differs(example: Example) -> Non
 
     await example.until_nobody_else_connects()
     await world.until_settled()
-    before = await actions()
+    count_before = await actions()
     await world.observed_again(3)
-    assert await actions() == before == len(example.declared)
+    assert await actions() == count_before == len(example.declared)

@@ -28,13 +28,15 @@ def noticed(clock: Clock, data: ResourceEvent) -> RecentDeletions:
     return deletions
 
 
-def shown(deletions: RecentDeletions, began: float | None, *, grace: float = 0.0) -> frozenset[str]:
+def recent_ids(
+    deletions: RecentDeletions, began: float | None, *, grace: float = 0.0
+) -> frozenset[str]:
     return deletions.ids("notes", "Note", began=began, grace_seconds=grace)
 
 
 def test_a_deleted_id_counts_for_its_api_and_kind_only():
     deletions = noticed(Clock(), ActionDecided(ACTION))
-    assert shown(deletions, 100.0) == {"7"}
+    assert recent_ids(deletions, 100.0) == {"7"}
     assert not deletions.ids("others", "Note", began=100.0, grace_seconds=0.0)
     assert not deletions.ids("notes", "Draft", began=100.0, grace_seconds=0.0)
 
@@ -43,18 +45,18 @@ def test_a_deleted_id_counts_for_a_listing_that_began_within_the_grace_of_the_ap
     clock = Clock()
     deletions = noticed(clock, ActionDecided(ACTION))
     clock.now += DELETED_SECONDS * 2
-    assert shown(deletions, 99.0) == {"7"}
-    assert not shown(deletions, 101.0)
-    assert shown(deletions, 101.0, grace=5.0) == {"7"}
-    assert not shown(deletions, 106.0, grace=5.0)
+    assert recent_ids(deletions, 99.0) == {"7"}
+    assert not recent_ids(deletions, 101.0)
+    assert recent_ids(deletions, 101.0, grace=5.0) == {"7"}
+    assert not recent_ids(deletions, 106.0, grace=5.0)
     deletions.handle_event(event(ActionSucceeded(ACTION.action_id, "Delete", 1, None)))
-    assert shown(deletions, clock.now) == {"7"}
+    assert recent_ids(deletions, clock.now) == {"7"}
 
 
 def test_a_listing_of_another_process_may_have_begun_a_minute_ago():
     clock = Clock()
     deletions = noticed(clock, ActionDecided(ACTION))
     clock.now += DELETED_SECONDS
-    assert shown(deletions, None) == {"7"}
+    assert recent_ids(deletions, None) == {"7"}
     clock.now += 1
-    assert not shown(deletions, None)
+    assert not recent_ids(deletions, None)

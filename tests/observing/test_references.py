@@ -33,7 +33,7 @@ TARGET = ResourceKey("default", "Shape", "foo")
 REFERENCE = ResourceKey("default", REFERENCE_KIND, "shop-needs-foo")
 
 
-def _told(
+def _messages_at(
     version: int, known: dict[str, OnWithdrawal], damaged: Collection[str] = ()
 ) -> list[IntakeMessageOut]:
     """Look once, when the target is at a version and knows of references."""
@@ -64,12 +64,12 @@ def _looked_at(
     return reference_messages(index.take_changed(), index, models)
 
 
-def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
-    [first] = _told(8, {})
+def test_a_state_reverted_by_a_late_message_is_reported_again_as_new() -> None:
+    [first] = _messages_at(8, {})
     assert first.key == TARGET
     assert first.data == Referenced(str(REFERENCE), "Keep")
-    assert not _told(9, {str(REFERENCE): "Keep"})
-    [again] = _told(10, {str(REFERENCE): "Ignore"})
+    assert not _messages_at(9, {str(REFERENCE): "Keep"})
+    [again] = _messages_at(10, {str(REFERENCE): "Ignore"})
     assert again.data == first.data
     assert again.message_id != first.message_id, "the bus would drop it as a duplicate"
 
@@ -77,24 +77,26 @@ def test_what_a_late_message_undid_is_told_again_as_something_new() -> None:
 def test_so_is_what_was_undone_for_a_target_without_a_row() -> None:
     """Where a reference is all that there is of a target, its row goes with that."""
     rows = {"default/Shape/a": _waiting("a", "b")}
-    before, again, by_another = (_looked_at(rows, position=each)[-1] for each in (4, 6, 6))
-    assert before.data == again.data == Referenced("default/Shape/a", "Keep")
-    assert before.message_id != again.message_id, "the bus would drop it as a duplicate"
+    previous_message, again, by_another = (
+        _looked_at(rows, position=each)[-1] for each in (4, 6, 6)
+    )
+    assert previous_message.data == again.data == Referenced("default/Shape/a", "Keep")
+    assert previous_message.message_id != again.message_id, "the bus would drop it as a duplicate"
     assert again.message_id == by_another.message_id
 
 
 def test_several_observers_that_see_the_same_tell_it_once() -> None:
-    [one], [other] = _told(8, {}), _told(8, {})
-    assert one.message_id == other.message_id
+    [one], [other_message] = _messages_at(8, {}), _messages_at(8, {})
+    assert one.message_id == other_message.message_id
 
 
 def test_a_reference_that_cannot_be_read_is_not_taken_for_withdrawn() -> None:
-    assert not _told(8, {str(REFERENCE): "Keep"}, damaged=[str(REFERENCE)])
-    assert _told(8, {str(REFERENCE): "Keep", "default/ShapeRef/gone": "Keep"})
+    assert not _messages_at(8, {str(REFERENCE): "Keep"}, damaged=[str(REFERENCE)])
+    assert _messages_at(8, {str(REFERENCE): "Keep", "default/ShapeRef/gone": "Keep"})
 
 
-def test_nothing_is_told_of_a_target_that_cannot_be_read() -> None:
-    assert not _told(8, {}, damaged=[str(TARGET)])
+def test_nothing_is_reported_of_a_target_that_cannot_be_read() -> None:
+    assert not _messages_at(8, {}, damaged=[str(TARGET)])
 
 
 def _waiting(name: str, needs: str) -> StatusRow:
@@ -111,13 +113,13 @@ def _waiting(name: str, needs: str) -> StatusRow:
 
 def _states(rows: list[StatusRow]) -> dict[str, TargetState]:
     """What each is told of the one that it refers to."""
-    told = _looked_at({str(row.key): row for row in rows})
+    messages = _looked_at({str(row.key): row for row in rows})
     return {
-        each.key.name: each.data.state for each in told if isinstance(each.data, TargetReported)
+        each.key.name: each.data.state for each in messages if isinstance(each.data, TargetReported)
     }
 
 
-def test_each_member_of_a_circle_is_told_the_whole_of_it() -> None:
+def test_each_member_of_a_circle_receives_the_whole_circle() -> None:
     states = _states([_waiting("a", "b"), _waiting("b", "c"), _waiting("c", "a")])
     names = [each.rpartition("/")[2] for each in states["a"].cycle]
     assert names == ["a", "b", "c", "a"]
@@ -138,10 +140,10 @@ def test_a_circle_ends_when_one_of_it_is_withdrawn() -> None:
 
 def _let_go(rows: list[StatusRow], damaged: Collection[str] = ()) -> set[str]:
     """The resources that are no longer kept, in a chain in which each keeps the next one."""
-    for before, row in zip([rows[-1], *rows], rows, strict=False):
-        row.owned, row.references = True, {str(before.key): "Keep"}
-    told = _looked_at({str(row.key): row for row in rows}, damaged)
-    return {each.key.name for each in told if isinstance(each.data, Unreferenced)}
+    for previous_row, row in zip([rows[-1], *rows], rows, strict=False):
+        row.owned, row.references = True, {str(previous_row.key): "Keep"}
+    messages = _looked_at({str(row.key): row for row in rows}, damaged)
+    return {each.key.name for each in messages if isinstance(each.data, Unreferenced)}
 
 
 def test_of_a_circle_that_is_withdrawn_nobody_is_kept_for_the_next() -> None:
@@ -153,7 +155,7 @@ def test_of_a_circle_that_is_withdrawn_nobody_is_kept_for_the_next() -> None:
     assert not _let_go(rows, damaged=[str(rows[1].key)]), "who knows whether it is declared"
 
 
-def test_values_are_told_of_what_the_target_has() -> None:
+def test_reported_values_are_those_of_the_target() -> None:
     target = StatusRow("default", "Shape", "b", declared=True, owned=True, outcome="Converged")
     target.outputs = {"port": 1}
     rows = [_waiting("a", "b"), target]
@@ -179,16 +181,16 @@ def test_a_withdrawn_resource_keeps_its_targets_until_its_object_is_gone() -> No
     rows = {str(each.key): each for each in (row, target)}
     assert _looked_at(rows) == []
     row.owned, row.refers = False, ()  # the fold ends them together
-    [told] = _looked_at(rows)
-    assert told.data == Unreferenced("default/Shape/a")
+    [message] = _looked_at(rows)
+    assert message.data == Unreferenced("default/Shape/a")
 
 
-def test_another_digest_of_a_secret_is_told_to_who_names_it() -> None:
+def test_a_changed_digest_of_a_secret_is_reported_to_its_referrers() -> None:
     row = StatusRow("default", "Shape", "a", declared=True, secrets={"files/db": "d1"})
     secret, foreign = NamedSecret("default", "files/db"), NamedSecret("other", "files/db")
     assert secret_messages([row], {secret: "d1", foreign: "d2"}) == []
-    [told] = secret_messages([row], {secret: "d2", foreign: "d1"})
-    assert told.data == SecretReported("files/db", "d2")
+    [message] = secret_messages([row], {secret: "d2", foreign: "d1"})
+    assert message.data == SecretReported("files/db", "d2")
     assert secret_messages([row], {}) == [], "what cannot be read is not gone"
 
 
@@ -196,8 +198,8 @@ def test_two_secrets_of_one_value_are_two_messages() -> None:
     secrets = {"files/one": "", "files/two": ""}
     row = StatusRow("default", "Shape", "a", declared=True, secrets=secrets)
     digests = {NamedSecret("default", each): "d1" for each in secrets}
-    told = secret_messages([row], digests)
-    assert len({each.message_id for each in told}) == 2, "the bus would drop one as a duplicate"
+    messages = secret_messages([row], digests)
+    assert len({each.message_id for each in messages}) == 2, "the bus would drop one as a duplicate"
 
 
 def _of(*rows: StatusRow) -> tuple[ReferenceIndex, dict[str, StatusRow]]:
@@ -217,7 +219,7 @@ def test_an_event_concerns_those_that_refer_to_it_and_no_others() -> None:
     assert index.take_changed() == (frozenset(), frozenset())
 
 
-def test_who_refers_elsewhere_now_is_forgotten_by_the_target_before() -> None:
+def test_the_former_target_forgets_a_changed_reference() -> None:
     index, every_row = _of(_waiting("a", "b"))
     every_row["default/Shape/a"].refers = (Reference("default/Shape/c"),)
     assert index.update("default/Shape/a", every_row["default/Shape/a"])
@@ -264,8 +266,8 @@ def _from_another_namespace(
 
 @pytest.mark.parametrize("permits", [("shop",), ("*",), ("billing", "shop")])
 def test_a_reference_from_a_permitted_namespace_counts(permits: tuple[str, ...]) -> None:
-    told = _from_another_namespace(permits=permits, known={}, says=None)
-    assert [(each.key, each.data) for each in told] == [
+    messages = _from_another_namespace(permits=permits, known={}, says=None)
+    assert [(each.key, each.data) for each in messages] == [
         (OTHERS, TargetReported(str(TARGET), TargetState(declared=True), 1)),
         (TARGET, Referenced(str(OTHERS), "Keep")),
     ]
@@ -275,17 +277,17 @@ def test_a_reference_from_a_permitted_namespace_counts(permits: tuple[str, ...])
 def test_a_reference_from_another_namespace_neither_counts_nor_shows_anything(
     permits: tuple[str, ...],
 ) -> None:
-    told = _from_another_namespace(permits=permits, known={}, says=None)
-    assert [(each.key, each.data) for each in told] == [
+    messages = _from_another_namespace(permits=permits, known={}, says=None)
+    assert [(each.key, each.data) for each in messages] == [
         (OTHERS, TargetReported(str(TARGET), TargetState(declared=False), 1))
     ]
 
 
 def test_a_permission_that_is_withdrawn_ends_the_reference() -> None:
-    told = _from_another_namespace(
+    messages = _from_another_namespace(
         permits=(), known={str(OTHERS): "Keep"}, says=TargetState(declared=True)
     )
-    assert [(each.key, each.data) for each in told] == [
+    assert [(each.key, each.data) for each in messages] == [
         (OTHERS, TargetReported(str(TARGET), TargetState(declared=False), 1)),
         (TARGET, Unreferenced(str(OTHERS))),
     ]
@@ -306,24 +308,24 @@ def _references_to_target(count: int) -> list[StatusRow]:
     ]
 
 
-def test_a_target_is_told_of_a_limited_number_of_references_and_of_another_when_one_ends():
+def test_a_target_receives_a_limited_number_of_references_and_another_when_one_ends():
     """Its row would grow with each of them, until no message could contain it."""
     rows = _references_to_target(3 * MAX_REFERRERS)
     target = StatusRow(TARGET.namespace, TARGET.kind, TARGET.name, version=1, declared=True)
     every_row = {str(row.key): row for row in (target, *rows)}
-    told = [each.data for each in _looked_at(every_row)]
-    added = [each for each in told if isinstance(each, Referenced)]
-    assert len(told) == len(added) == MAX_REFERRERS
+    reports = [each.data for each in _looked_at(every_row)]
+    added = [each for each in reports if isinstance(each, Referenced)]
+    assert len(reports) == len(added) == MAX_REFERRERS
     assert {each.on_withdrawal for each in added} == {"Keep"}, "those that hold it come first"
 
     target.references = {each.by: each.on_withdrawal for each in added}
     ended = every_row.pop(added[0].by)
-    told = [each.data for each in _looked_at(every_row)]
-    assert [type(each) for each in told] == [Referenced, Unreferenced], "it is never without one"
-    assert told[1] == Unreferenced(str(ended.key))
+    reports = [each.data for each in _looked_at(every_row)]
+    assert [type(each) for each in reports] == [Referenced, Unreferenced], "it is never without one"
+    assert reports[1] == Unreferenced(str(ended.key))
 
 
-def test_a_resource_is_told_values_of_a_limited_size():
+def test_a_resource_receives_values_of_a_limited_size():
     sizes = (40_000, 40_000, 1_000)
     targets = [
         StatusRow(
@@ -339,7 +341,7 @@ def test_a_resource_is_told_values_of_a_limited_size():
     ]
     refers = tuple(Reference(str(each.key), ("outputs.text",)) for each in targets)
     reader = StatusRow("default", "Shape", "reader", version=1, declared=True, refers=refers)
-    told = _looked_at({str(row.key): row for row in (*targets, reader)})
-    states = [each.data.state for each in told if isinstance(each.data, TargetReported)]
+    messages = _looked_at({str(row.key): row for row in (*targets, reader)})
+    states = [each.data.state for each in messages if isinstance(each.data, TargetReported)]
     assert [len(each.values) for each in states] == [1, 0, 0]
     assert sum(len(str(each.values)) for each in states) < MAX_VALUE_BYTES

@@ -100,9 +100,9 @@ class Scene:
         """Sweep at intervals, and give at how many seconds the resource was woken."""
         woken: list[float] = []
         for number in range(int(seconds / SWEEP_SECONDS)):
-            before = len(self.intake.published)
+            count_before = len(self.intake.published)
             await self.sweeper.sweep()
-            if len(self.intake.published) > before:
+            if len(self.intake.published) > count_before:
                 woken.append(number * SWEEP_SECONDS)
             self.now += timedelta(seconds=SWEEP_SECONDS)
             self.seconds += SWEEP_SECONDS
@@ -137,7 +137,7 @@ async def test_a_clock_that_is_set_moves_no_pause_between_two_wakings(hours: int
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
-async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -> None:
+async def test_a_clock_that_is_set_moves_no_check_of_all_references(hours: int) -> None:
     scene = Scene(SecretStores({"files": Store()}, b"a key"))
     scene.row.secrets, scene.row.declared = {"files/db": ""}, True
     # the sweeper has not noticed it, because its event was lost
@@ -145,14 +145,14 @@ async def test_a_clock_that_is_set_moves_no_look_at_all_references(hours: int) -
     first = await scene.sweep_for(SWEEP_SECONDS)
     scene.intake.published.clear()
     scene.now += timedelta(hours=hours)
-    told = await scene.sweep_for(2 * FULL_SWEEP_SECONDS)
-    assert (first, told) == (
+    intervals = await scene.sweep_for(2 * FULL_SWEEP_SECONDS)
+    assert (first, intervals) == (
         [0],
         [FULL_SWEEP_SECONDS - SWEEP_SECONDS, 2 * FULL_SWEEP_SECONDS - SWEEP_SECONDS],
     )
 
 
-async def test_who_does_not_wait_any_more_is_forgotten() -> None:
+async def test_a_resource_that_no_longer_waits_is_forgotten() -> None:
     scene = Scene()
     scene.wait(BEGIN - timedelta(minutes=1))
     await scene.sweep_for(600)
@@ -291,13 +291,13 @@ def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
         name=kind.name,
         api_version=kind.api_version,
         schema=kind.schema,
-        beneath=kind,
+        base=kind,
         source=source,
         maps=dict,
     )
 
 
-async def test_what_is_declared_by_an_older_definition_is_told_of_the_newest() -> None:
+async def test_a_resource_of_an_older_definition_receives_the_newest() -> None:
     scene = Scene()
     scene.kinds.define(_defined(SHAPE, DefinitionRef(2, "newer")))
     scene.sweeper.handle_kind_change(FOO.kind)
@@ -330,16 +330,16 @@ class Store:
         raise NotImplementedError
 
 
-async def test_who_first_names_a_secret_while_its_store_is_away_is_told_when_it_is_back() -> None:
+async def test_the_first_reference_to_a_secret_is_resolved_when_its_store_is_back() -> None:
     store = Store()
     scene = Scene(SecretStores({"files": store}, b"a key"))
     early, late = (ResourceKey("default", "Shape", name) for name in ("early", "late"))
 
     scene.happens(1, event(early, 1, NAMES_A_SECRET))
     await scene.sweeper.sweep()
-    [told] = scene.intake.published
-    assert isinstance(told.data, SecretReported)
-    scene.happens(2, event(early, 2, SecretObserved(told.data.secret, told.data.digest)))
+    [message] = scene.intake.published
+    assert isinstance(message.data, SecretReported)
+    scene.happens(2, event(early, 2, SecretObserved(message.data.secret, message.data.digest)))
     store.is_away = True
     scene.happens(3, event(late, 1, NAMES_A_SECRET))
     await scene.sweeper.sweep()
@@ -394,9 +394,9 @@ async def test_a_tenant_that_names_many_secrets_blocks_no_one_and_floods_no_log(
             turns += 1
             await asyncio.sleep(0)
 
-    other = asyncio.create_task(others())
+    other_task = asyncio.create_task(others())
     await scene.sweeper.sweep()
     assert turns >= len(scene.row.secrets) // SECRETS_PER_SLICE
     await scene.sweep_for(4 * SWEEP_SECONDS)
-    other.cancel()
+    other_task.cancel()
     assert len(logged) == len(scene.row.secrets)

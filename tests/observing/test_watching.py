@@ -70,24 +70,24 @@ async def converged(
         yield api
 
 
-async def is_made_again_after_a_human_deletes_it(world: World, api: httpx.AsyncClient) -> None:
-    lost = (await api.get("/records/www")).raise_for_status().json()["id"]
+async def check_deleted_record_is_recreated(world: World, api: httpx.AsyncClient) -> None:
+    deleted_id = (await api.get("/records/www")).raise_for_status().json()["id"]
     (await api.delete("/records/www", headers={"If-Match": "*"})).raise_for_status()
 
     async def is_there() -> bool:
-        found = await api.get("/records/www")
-        return found.status_code == 200 and found.json()["id"] != lost
+        response = await api.get("/records/www")
+        return response.status_code == 200 and response.json()["id"] != deleted_id
 
     await world.until(is_there, "the record is made again")
 
 
-async def test_what_a_human_deletes_is_made_again_long_before_the_next_resync(
+async def test_a_deleted_object_is_recreated_long_before_the_next_resync(
     bare_world: World, records_url: str
 ) -> None:
     zone = records_url + "/zones/watched.example"
     async with converged(bare_world, zone, resync=3600, least=LEAST_SECONDS) as api:
         for _ in range(3):
-            await is_made_again_after_a_human_deletes_it(bare_world, api)
+            await check_deleted_record_is_recreated(bare_world, api)
 
 
 @pytest.mark.parametrize("provider", [Broken, Hanging, Silent, Lying])
@@ -98,7 +98,7 @@ async def test_a_feed_that_cannot_be_relied_on_costs_time_and_never_truth(
     world.kinds = KindRegistry([replace(RECORD, connect=provider)])
     began = time.monotonic()
     async with converged(world, zone, RESYNC_SECONDS, LEAST_SECONDS) as api:
-        await is_made_again_after_a_human_deletes_it(world, api)
+        await check_deleted_record_is_recreated(world, api)
         await world.observed_again()
         observer = world.parts.observer
         assert observer is not None

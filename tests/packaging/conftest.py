@@ -38,10 +38,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
 def installed_with_example_api(
     wheel: Path, wheel_of_example_api: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Installed:
-    made = _install(wheel, "[server]", tmp_path_factory)
+    installation = _install(wheel, "[server]", tmp_path_factory)
     # Together, as an installer knows the first one only by its file.
-    made.install(f"event-sourced-reconciler[server] @ {wheel.as_uri()}", wheel_of_example_api)
-    return made
+    installation.install(
+        f"event-sourced-reconciler[server] @ {wheel.as_uri()}", wheel_of_example_api
+    )
+    return installation
 
 
 def _build(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -54,6 +56,6 @@ def _build(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _install(wheel: Path, extra: str, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("installed") / "venv"
     run("uv", "venv", "--quiet", "--python", sys.executable, folder)
-    made = Installed(folder, wheel)
-    made.install(f"event-sourced-reconciler{extra} @ {wheel.as_uri()}")
-    return made
+    installation = Installed(folder, wheel)
+    installation.install(f"event-sourced-reconciler{extra} @ {wheel.as_uri()}")
+    return installation

@@ -53,6 +53,6 @@ def environment() -> dict[str, str]:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout
+    process = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{command}: {process.stdout}{process.stderr}"
+    return process.stdout

@@ -60,16 +60,16 @@ def test_the_sdk_loads_neither_a_role_nor_a_provider(client: Installed, tmp_path
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["get", "--help"], ["up", "--help"]])
-def test_help_is_shown(client: Installed, tmp_path: Path, arguments: list[str]) -> None:
-    shown = _run(client, tmp_path, *arguments)
-    assert (shown.returncode, shown.stderr) == (0, "")
-    assert "Usage: reconciler" in shown.stdout
+def test_help_is_printed(client: Installed, tmp_path: Path, arguments: list[str]) -> None:
+    process = _run(client, tmp_path, *arguments)
+    assert (process.returncode, process.stderr) == (0, "")
+    assert "Usage: reconciler" in process.stdout
 
 
 def test_kinds_names_the_extra_of_each(client: Installed, tmp_path: Path) -> None:
-    shown = _run(client, tmp_path, "kinds", "--output", "json")
-    extras = {each["kind"]: each["extra"] for each in json.loads(shown.stdout)}
-    assert shown.returncode == 0
+    process = _run(client, tmp_path, "kinds", "--output", "json")
+    extras = {each["kind"]: each["extra"] for each in json.loads(process.stdout)}
+    assert process.returncode == 0
     assert extras["Database"] == "postgres"
     assert extras["File"] == ""
 
@@ -118,9 +118,9 @@ spec: {{providerConfigRef: {{name: files}}, content: Hello}}
     assert applied.returncode == 0, applied
     assert (root / "hello").read_text() == "Hello"
     for command in (["get", "File"], ["history", "hello"], ["why", "hello"], ["doctor"]):
-        shown = _run(client, tmp_path, *command, *bus)
-        assert shown.returncode == 0, (command, shown)
-        assert "Traceback" not in shown.stderr
+        process = _run(client, tmp_path, *command, *bus)
+        assert process.returncode == 0, (command, process)
+        assert "Traceback" not in process.stderr
 
 
 def test_a_live_read_names_the_extra_of_the_kind(

@@ -59,18 +59,18 @@ ELSEWHERE = {"webhook"}
 def _installed_by(requirements: list[str]) -> Iterator[str]:
     """Name what an installer installs for requirements, on this platform."""
     for text in requirements:
-        wanted = Requirement(text)
-        extras = wanted.extras or {""}
-        if wanted.marker is not None and not any(
-            wanted.marker.evaluate({"extra": each}) for each in extras
+        expected_requirement = Requirement(text)
+        extras = expected_requirement.extras or {""}
+        if expected_requirement.marker is not None and not any(
+            expected_requirement.marker.evaluate({"extra": each}) for each in extras
         ):
             continue
-        if wanted.name == DISTRIBUTION:
-            for each in wanted.extras:
+        if expected_requirement.name == DISTRIBUTION:
+            for each in expected_requirement.extras:
                 yield from _installed_by(EXTRAS[each])
             continue
-        yield _canonical(wanted.name)
-        requires = importlib.metadata.requires(wanted.name) or []
+        yield _canonical(expected_requirement.name)
+        requires = importlib.metadata.requires(expected_requirement.name) or []
         inner = [Requirement(each) for each in requires]
         yield from _installed_by(
             [
@@ -118,7 +118,7 @@ def test_an_extra_installs_what_its_modules_import(
                     str(importlib.metadata.distribution(name).locate_file(top))
                 )
     code = IMPORT.format(names=names, path=[str(tmp_path), str(ROOT)], elsewhere=ELSEWHERE)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr

@@ -25,10 +25,10 @@ def _start(installed: Installed, cwd: Path, **more: str) -> subprocess.Completed
     )
 
 
-def _one_error(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 1
-    assert done.stdout == ""
-    [line] = done.stderr.splitlines()
+def _one_error(process: subprocess.CompletedProcess[str]) -> str:
+    assert process.returncode == 1
+    assert process.stdout == ""
+    [line] = process.stderr.splitlines()
     assert line.startswith("error: ")
     return line
 
@@ -48,8 +48,8 @@ def test_a_checkout_is_its_own() -> None:
 
 
 def test_what_is_installed_alone_is_accepted(installed: Installed, tmp_path: Path) -> None:
-    done = _start(installed, tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    process = _start(installed, tmp_path)
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", sorted(set(PACKAGES) - {"reconciler"}))

@@ -74,8 +74,8 @@ def test_what_is_installed_starts_answers_and_stops(installed: Installed, tmp_pa
         assert ready["notes"] == [WITHOUT_EXAMPLE_API]
         listed = run(reconciler, "kinds", "--output", "json", cwd=tmp_path)
         assert "Shape" not in {each["kind"] for each in json.loads(listed)}
-        made = run(reconciler, "init-example", cwd=tmp_path)
-        assert "shape.yaml" not in made
+        output = run(reconciler, "init-example", cwd=tmp_path)
+        assert "shape.yaml" not in output
         run(reconciler, "apply", "-f", "example/file.yaml", "--wait", cwd=tmp_path)
         assert (tmp_path / "example" / "files" / "hello").exists()
 
@@ -130,5 +130,5 @@ def test_the_example_api_is_a_wheel_of_its_own(wheel: Path, wheel_of_example_api
 def test_the_installed_modules_are_the_wheels_own(installed: Installed, tmp_path: Path) -> None:
     """Not those of the checkout, which an editable installation would have put on the path."""
     program = "import events, infra, projections, reconciler as r; print(r.__file__)"
-    found = run(installed.bin / "python", "-I", "-c", program, cwd=tmp_path)
-    assert Path(found.strip()).is_relative_to(installed.folder)
+    output = run(installed.bin / "python", "-I", "-c", program, cwd=tmp_path)
+    assert Path(output.strip()).is_relative_to(installed.folder)

@@ -8,7 +8,7 @@ from tests.scenarios.harness import World, only
 from tests.scenarios.test_definitions import DEFINITION, ONE, TWO, badge, defined, definition
 
 
-async def test_a_changed_definition_reaches_every_resource_and_the_log_says_so(world: World):
+async def test_a_changed_definition_reaches_every_resource_and_is_in_the_log(world: World):
     await defined(world)
     assert (await world.ask(DEFINITION, definition(constants={"type": "Hexagon"}))).accepted
 

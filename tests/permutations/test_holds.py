@@ -27,8 +27,8 @@ async def test_17_a_forced_release_is_an_event_with_an_actor(world: World):
 
 async def test_17_a_finalizer_is_taken_off_by_its_holder_alone_unless_by_force(world: World):
     await converged(world)
-    asked = await world.ask_as("billing", shape("foo"), FinalizerRequested(INVOICE))
-    assert asked.accepted
+    reply = await world.ask_as("billing", shape("foo"), FinalizerRequested(INVOICE))
+    assert reply.accepted
     refused = await world.ask_as("shop", shape("foo"), FinalizerReleased(INVOICE))
     assert refused.reason == "HeldByAnother"
     forced = await world.ask_as("shop", shape("foo"), FinalizerReleased(INVOICE, True, "late"))
@@ -36,7 +36,7 @@ async def test_17_a_finalizer_is_taken_off_by_its_holder_alone_unless_by_force(w
     assert only(FinalizerRemoved, await world.facts("foo")).forced
 
 
-async def test_18_or_releases_it_or_only_says_that_it_dangles(world: World):
+async def test_18_a_reference_that_releases_has_its_target_released_and_dangles(world: World):
     await converged(world)
     await world.client.declare(reference("Release"))
     await world.until(lambda: is_referenced(world), "the target knows of its reference")

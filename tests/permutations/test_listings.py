@@ -26,7 +26,7 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
     absence, only a read.
     """
     await converged(world)
-    before = await world.human.sees("foo-3")
+    original_shape = await world.human.sees("foo-3")
 
     await world.human.breaks(listing_drop_names=["foo-3"])
 
@@ -37,7 +37,7 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
     await world.until(has_returned, "foo-3 is ours again")
     await world.until_outcome("foo-3", "Converged")
     await world.observed_again(times=3)
-    assert await world.human.sees("foo-3") == before
+    assert await world.human.sees("foo-3") == original_shape
     assert await world.human.effects() == ["POST"] * 6
     facts = names(await world.facts("foo-3"))
     assert facts[4:] == [
@@ -52,30 +52,30 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
 
     await world.human.deletes("foo-3")
 
-    async def was_made_again() -> bool:
-        found = await world.human.finds("foo-3")
-        return found is not None and found["uid"] != before["uid"]
+    async def is_recreated() -> bool:
+        existing_shape = await world.human.finds("foo-3")
+        return existing_shape is not None and existing_shape["uid"] != original_shape["uid"]
 
-    await world.until(was_made_again, "a real deletion is believed, for it was read")
+    await world.until(is_recreated, "a real deletion is believed, for it was read")
     assert await world.human.effects() == ["POST"] * 6 + ["human DELETE", "POST"]
 
 
 async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_once(world: World):
     await world.declare("foo", policy={"adoption": "Adopt"})
     await world.until_outcome("foo", "Converged")
-    before = await world.human.sees("foo")
+    original_shape = await world.human.sees("foo")
 
     await world.human.breaks(listing_drop_names=["foo"], remaining=1)
 
-    async def was_taken_back() -> bool:
+    async def is_adopted_again() -> bool:
         return names(await world.facts("foo"))[-1:] == ["OutcomeRecorded"] and bool(
             every(DriftDetected, await world.facts("foo"))
         )
 
-    await world.until(was_taken_back, "foo is taken back")
+    await world.until(is_adopted_again, "foo is taken back")
     await world.until_outcome("foo", "Converged")
     await world.observed_again()
-    assert await world.human.sees("foo") == before
+    assert await world.human.sees("foo") == original_shape
     assert await world.human.effects() == ["POST"]
 
 

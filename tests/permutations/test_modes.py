@@ -21,11 +21,11 @@ async def test_21_create_only_makes_once_and_then_only_reports(world: World):
 
     await world.human.deletes("foo")
 
-    async def says_it_is_gone() -> bool:
+    async def is_reported_missing() -> bool:
         status = await world.status("foo")
         return status is not None and "not recreated" in status.message
 
-    await world.until(says_it_is_gone, "the status says that it is gone")
+    await world.until(is_reported_missing, "the status says that it is gone")
     await world.observed_again()
     assert await world.human.effects("foo") == ["POST", "human PUT", "human DELETE"]
 

@@ -15,17 +15,19 @@ async def test_6_in_an_exclusive_scope_what_a_human_makes_is_removed(exclusive_w
 
     await world.human.makes("bar")
 
-    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
+    await world.until(lambda: is_deleted(world, "bar"), "bar is removed")
     await world.observed_again()
     assert await world.human.effects("bar") == ["human POST", "DELETE"]
     assert await world.human.effects("foo") == ["POST"]
     assert only(OwnershipClaimed, await world.facts("bar")).reason == "ExclusiveScope"
 
 
-async def test_6_the_removal_of_a_stray_is_told_on_the_outcome_stream(exclusive_world: World):
+async def test_6_the_removal_of_an_unmanaged_object_is_reported_on_the_outcome_stream(
+    exclusive_world: World,
+):
     world = exclusive_world
     await world.human.makes("bar")
-    await world.until(lambda: is_gone(world, "bar"), "bar is removed")
+    await world.until(lambda: is_deleted(world, "bar"), "bar is removed")
     await world.observed_again()
 
     outcomes = [(each.outcome, each.reason) for each in await world.outcomes(shape("bar"))]
@@ -62,23 +64,23 @@ async def test_6_what_the_guard_holds_is_let_be_when_its_scope_is_shared_again(
 
 async def test_19_an_unowned_resource_is_not_touched_where_adoption_is_refused(world: World):
     await world.human.makes("foo", "Square", "Green")
-    before = await world.human.sees("foo")
+    original_shape = await world.human.sees("foo")
 
     await world.declare("foo", "Square", "Purple", policy={"adoption": "Refuse"})
 
     conflict = await world.until_outcome("foo", "Conflict", generation=1)
     assert conflict.reason == "AlreadyExists"
     await world.observed_again()
-    assert await world.human.sees("foo") == before
+    assert await world.human.sees("foo") == original_shape
     assert await world.human.effects("foo") == ["human POST"]
 
     await world.withdraw("foo")
 
     await world.until_outcome("foo", "Deleted", reason="NotOurs")
     await world.observed_again()
-    assert await world.human.sees("foo") == before
+    assert await world.human.sees("foo") == original_shape
     assert every(OwnershipClaimed, await world.facts("foo")) == []
 
 
-async def is_gone(world: World, name: str) -> bool:
+async def is_deleted(world: World, name: str) -> bool:
     return await world.human.finds(name) is None

@@ -15,7 +15,7 @@ from reconciler.roles.objects import oversize
 from reconciler.sdk.dead_letters import LetterRefusedError
 from shapes_api.kinds.shapes import ShapesProvider
 from tests.scenarios.harness import ACTOR, World, manifest, shape
-from tests.scenarios.test_poison import FOO, impatient, letters_of
+from tests.scenarios.test_poison import FOO, impatient, wait_for_dead_letters
 
 __all__ = ["impatient"]
 
@@ -45,7 +45,7 @@ async def test_a_message_that_always_fails_is_parked_and_a_retry_decides_it_in_t
 
     await world.until_outcome("neighbour", "Converged")
     await world.until_outcome("foo", "Converged", generation=2)
-    (letter,) = await letters_of(world, resource=FOO)
+    (letter,) = await wait_for_dead_letters(world, resource=FOO)
     assert (letter.record.stage, letter.sender, letter.state) == ("decision", ACTOR, "Open")
     assert (
         letter.record.reason
@@ -72,7 +72,7 @@ async def test_a_retry_decides_what_was_parked_once_the_cause_is_gone(
     with monkeypatch.context() as patch:
         patch.setattr(decide, "handle_command", fails)
         await world.declare("foo")
-        (letter,) = await letters_of(world, resource=FOO)
+        (letter,) = await wait_for_dead_letters(world, resource=FOO)
 
     retried = await world.client.retry_dead_letter(letter)
 
@@ -113,7 +113,7 @@ async def test_a_provider_that_always_raises_degrades_its_resource_and_no_other(
     await world.until_outcome("foo", "Converged")
 
 
-async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_seen(
+async def test_an_object_too_long_to_be_observed_is_reported_once_and_the_rest_is_seen(
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(oversize, "MAX_OBJECT_BYTES", 2_000)
@@ -128,8 +128,8 @@ async def test_an_object_too_long_to_be_observed_is_told_once_and_the_rest_is_se
     (letter,) = await world.client.dead_letters()
     assert (letter.record.stage, letter.resource) == ("observation", shape("whale"))
     assert "object 'whale' of 'default': its 3" in letter.record.reason
-    seen = msgspec.json.decode(letter.payload, type=ExternalObject)
-    assert seen.labels == WHALE
+    observed_object = msgspec.json.decode(letter.payload, type=ExternalObject)
+    assert observed_object.labels == WHALE
 
     await world.human.changes("whale", labels={**WHALE, "one": "more"})
-    await letters_of(world, 2)
+    await wait_for_dead_letters(world, 2)

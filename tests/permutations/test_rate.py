@@ -18,5 +18,5 @@ async def test_listings_count_too(bare_world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.observed_again(5)
-    asked = await world.human.requests()
-    assert sum(sum(each.values()) for each in asked.values()) <= 5 * (time.time() - began) + 1
+    requests = await world.human.requests()
+    assert sum(sum(each.values()) for each in requests.values()) <= 5 * (time.time() - began) + 1

@@ -82,11 +82,11 @@ def _size_of(name: str) -> dict[str, str]:
 
 def _of_one_partition(count: int) -> list[str]:
     """Name files whose messages are in one partition of the intake."""
-    wanted = partition_of(ResourceKey("default", "File", "a"))
+    expected = partition_of(ResourceKey("default", "File", "a"))
     same = [
         name
         for name in string.ascii_lowercase
-        if partition_of(ResourceKey("default", "File", name)) == wanted
+        if partition_of(ResourceKey("default", "File", name)) == expected
     ]
     return same[:count]
 

@@ -21,16 +21,18 @@ from tests.scenarios.test_trouble import CONFIG, SLOW_LISTINGS, until_breaker
 SILENT_PORT = 9
 
 
-async def test_14_a_failing_api_is_left_alone_and_everybody_is_told_why(world: World) -> None:
+async def test_14_a_failing_api_is_not_called_and_every_outcome_gives_the_reason(
+    world: World,
+) -> None:
     """Scenario 14: 500 opens the breaker; a probe closes it; one effect in the end."""
     await world.configure(
         api_config(world.human.url, breaker=Breaker(3, initial_seconds=5.0, max_seconds=5.0))
     )
     await world.human.breaks(error_rate=1, error_status=500)
     await world.declare("foo")
-    told = await until_breaker(world, "Degraded")
-    assert told.reason == "BreakerOpen"
-    assert "consecutive failures" in told.message
+    outcome = await until_breaker(world, "Degraded")
+    assert outcome.reason == "BreakerOpen"
+    assert "consecutive failures" in outcome.message
 
     async def foo_waits_for_the_breaker() -> bool:
         recorded = await world.outcomes(shape("foo"))

@@ -17,13 +17,13 @@ from tests.scenarios.test_unusable import (
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each not in ON_A_SERVER])
-async def test_27_what_cannot_be_used_is_a_dead_letter_and_its_publisher_is_told(
+async def test_27_an_unusable_message_is_a_dead_letter_and_its_publisher_gets_a_reply(
     world: World, case: str
 ):
     await check_dead_letter(world, case)
 
 
-async def test_27_a_refused_declaration_is_told_on_the_outcome_stream_and_changes_nothing(
+async def test_27_a_refused_declaration_is_reported_on_the_outcome_stream_and_changes_nothing(
     world: World,
 ):
     await world.declare("foo", color="Red")
@@ -40,7 +40,7 @@ async def test_27_a_refused_declaration_is_told_on_the_outcome_stream_and_change
     assert [each.outcome for each in recorded] == ["Converged"]
 
 
-async def test_27_a_bare_manifest_by_hand_is_fine(world: World):
+async def test_27_a_manifest_published_without_an_envelope_is_accepted(world: World):
     by_hand = msgspec.json.encode(manifest("foo"))
     answer = await world.ask_raw(FOO, by_hand)
 

@@ -45,7 +45,7 @@ async def test_9_where_labels_decide_a_mass_of_them_is_held_until_somebody_appro
         await world.until_outcome(name, "Deleted")
 
 
-async def test_10_or_only_reported_where_the_policy_says_so(world: World):
+async def test_10_a_removed_label_is_only_reported_where_the_policy_requires_it(world: World):
     await world.declare("foo", policy={"ownerLabel": "Report"})
     await world.until_outcome("foo", "Converged")
 

@@ -129,8 +129,8 @@ class MemoryWorld(World):
         return dict(self.bus.rows.content)
 
     async def dead_letters(self) -> list[DeadLetterRecord]:
-        letters, _ = await self._client.bus.dead_letters()
-        return list(letters.values())
+        dead_dead_letters, _ = await self._client.bus.dead_letters()
+        return list(dead_dead_letters.values())
 
     # --- beginning and end
 

@@ -34,12 +34,12 @@ def of(*stories: Story, seed: int = 0) -> Log:
 
 def renamed(story: Story, key: ResourceKey) -> Story:
     """The same history, told of another resource."""
-    told = Story(key=key)
-    told.log = [
+    replayed_story = Story(key=key)
+    replayed_story.log = [
         replace(event, subject=str(key), id=event_id(key, event.resourceversion))
         for event in story.log
     ]
-    return told
+    return replayed_story
 
 
 histories = st.lists(st.integers(0, 2**32), min_size=1, max_size=3)

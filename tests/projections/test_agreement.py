@@ -25,5 +25,5 @@ def test_a_field_that_differs_from_the_state_is_reported(name: str, value: str) 
         state = evolve(state, event)
         assert not [*compared.disagreements(event, state)]
     setattr(compared.row, name, value)
-    [found] = compared.differences(story.log[-1], state)
-    assert f"the row has {name} {value!r}" in found
+    [difference] = compared.differences(story.log[-1], state)
+    assert f"the row has {name} {value!r}" in difference

@@ -72,9 +72,9 @@ def models_at(position: int, *rows: tuple[ResourceKey, int, int]) -> ReadModels:
     return models
 
 
-async def lost(log: Log, models: ReadModels) -> list[str]:
-    found = await find_lost(log, cast("NamedRows", Rows(models)), models)
-    return sorted(each.resource for each in found)
+async def lost_resources(log: Log, models: ReadModels) -> list[str]:
+    damages = await find_lost(log, cast("NamedRows", Rows(models)), models)
+    return sorted(each.resource for each in damages)
 
 
 async def after_a_loss() -> tuple[Log, ReadModels]:
@@ -88,7 +88,7 @@ async def after_a_loss() -> tuple[Log, ReadModels]:
 async def test_an_accepted_loss_stays_accepted_as_the_log_grows() -> None:
     log, models = await after_a_loss()
     for _ in range(4):
-        assert await lost(log, models) == [str(FOO)]
+        assert await lost_resources(log, models) == [str(FOO)]
         log.last += 1
         models.position = log.last
 
@@ -97,7 +97,7 @@ async def test_a_cached_state_of_another_resource_is_evidence_of_another_loss() 
     log, models = await after_a_loss()
     log.state = (str(BAR), 8)
     with pytest.raises(LogTooShortError, match="8 or later, according to the cached states"):
-        await lost(log, models)
+        await lost_resources(log, models)
 
 
 async def test_an_interrupted_start_accepts_the_same_loss_again() -> None:
@@ -105,30 +105,30 @@ async def test_an_interrupted_start_accepts_the_same_loss_again() -> None:
     log, models = await after_a_loss()
     again = models_at(9, (FOO, 9, 6), (BAR, 6, 3))
     again.damage[str(FOO)] = models.damage[str(FOO)]
-    assert await lost(log, again) == [str(FOO)]
+    assert await lost_resources(log, again) == [str(FOO)]
 
 
 async def test_a_second_loss_is_counted_without_the_events_of_the_first() -> None:
     log, models = await after_a_loss()
     models.position = models.status[str(BAR)].position = 8
     models.status[str(BAR)].version = 5
-    assert await lost(log, models) == [str(BAR), str(FOO)]
+    assert await lost_resources(log, models) == [str(BAR), str(FOO)]
 
     log, models = await after_a_loss()
     models.position = 8  # positions 7 and 8 belong to no row
     with pytest.raises(LogTooShortError):
-        await lost(log, models)
+        await lost_resources(log, models)
 
 
 async def test_events_lost_amid_the_log_do_not_explain_its_end() -> None:
     models = models_at(9, (FOO, 7, 6), (BAR, 6, 3))
     log = Log(6, {FOO: (1, 1), BAR: (6, 3)}, missing=4)
     with pytest.raises(LogTooShortError):
-        await lost(log, models)
+        await lost_resources(log, models)
 
 
 async def test_an_unreadable_event_does_not_explain_other_losses() -> None:
     models = models_at(9, (FOO, 7, 6), (BAR, 6, 3))
     log = Log(6, {FOO: (5, 0), BAR: (6, 3)})
     with pytest.raises(LogTooShortError):
-        await lost(log, models)
+        await lost_resources(log, models)

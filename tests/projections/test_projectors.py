@@ -131,7 +131,7 @@ class Process:
 
 @quick
 @given(histories, st.integers(0, 99), st.booleans())
-def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_goes_on(
+def test_a_stop_at_any_batch_of_rows_leaves_rows_from_which_the_next_start_continues(
     lives: list[int], seed: int, is_before: bool
 ) -> None:
     """Also the next start is stopped there, and so on until all is written."""
@@ -180,8 +180,8 @@ def test_of_two_projectors_none_makes_the_rows_older(
         processes = [Process(rows, log), Process(rows, log)]
         for process in processes:
             await process.start()
-        for who, what, count in happening:
-            process = processes[who]
+        for projector_index, what, count in happening:
+            process = processes[projector_index]
             process.store.is_before = what == "kill"
             match what:
                 case "fold":
@@ -212,7 +212,7 @@ def test_of_two_projectors_none_makes_the_rows_older(
 MANY = 20  # resources: all rows are several portions
 
 
-def many_made() -> Log:
+def log_of_many() -> Log:
     keys = [ResourceKey("default", "Block", f"foo-{number}") for number in range(MANY)]
     return of(*(renamed(converged(), key) for key in keys))
 
@@ -231,7 +231,7 @@ def expected(log: Log) -> dict[str, bytes]:
 
 async def test_rows_that_were_removed_under_a_running_projector_are_all_written_again() -> None:
     """It is stopped at every batch of them, and the next one goes on."""
-    log = many_made()
+    log = log_of_many()
     for stop_at in range(1, 100):
         rows = Rows()
         process = await all_written(rows, log[:-1])
@@ -253,7 +253,7 @@ async def test_rows_that_were_removed_under_a_running_projector_are_all_written_
 
 
 async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes_it_so() -> None:
-    log, rows = many_made(), Rows()
+    log, rows = log_of_many(), Rows()
     foremost = await all_written(rows, log[:-1])
     foremost.follow(log)
     rows.clear()
@@ -274,7 +274,7 @@ async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes
 
 async def test_rows_are_not_removed_from_under_one_who_writes_them_meanwhile() -> None:
     """One looks, and the other goes on before the first has emptied the store."""
-    log, rows = many_made(), Rows()
+    log, rows = log_of_many(), Rows()
     first, second = [await all_written(rows, log[:-1]) for _ in range(2)]
     rows.clear()
     for process in (first, second):
@@ -307,7 +307,7 @@ async def _write_in_rounds(process: Process) -> None:
 
 
 async def test_rows_of_an_earlier_release_are_removed_and_those_of_a_later_one_are_left() -> None:
-    log, rows = many_made(), Rows()
+    log, rows = log_of_many(), Rows()
     old = Checkpoint(SCHEMA - 1, position=log[-1][0] + 100)
     rows.save({"status.gone": b"{}", CHECKPOINT: encode_checkpoint(old)}, 0)
     await all_written(rows, log)
@@ -322,7 +322,7 @@ async def test_rows_of_an_earlier_release_are_removed_and_those_of_a_later_one_a
 
 
 async def test_damage_that_is_found_late_is_written_where_nothing_else_changed() -> None:
-    log, rows = many_made(), Rows()
+    log, rows = log_of_many(), Rows()
     process = await all_written(rows, log)
     process.store.is_watched = False  # a rebuild does not know of it
     position, event = log[3]
@@ -335,7 +335,7 @@ async def test_damage_that_is_found_late_is_written_where_nothing_else_changed()
 
 
 async def test_damage_that_was_found_by_one_who_lags_is_written_when_he_has_caught_up() -> None:
-    log, rows = many_made(), Rows()
+    log, rows = log_of_many(), Rows()
     lagging = Process(rows, log)
     await lagging.start()
     await lagging.fold(len(log) // 2)
@@ -352,12 +352,12 @@ async def test_damage_that_was_found_by_one_who_lags_is_written_when_he_has_caug
 
 
 async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops() -> None:
-    log = many_made()
+    log = log_of_many()
     last = log[len(log) // 2][0]
     newest = {ResourceKey.parse(event.subject): at for at, event in log if at <= last}
     rows = Rows()
     await all_written(rows, log)
-    lost: list[set[str]] = []
+    losses: list[set[str]] = []
     for _ in range(MANY):
         store = WatchedRows(rows, log)
         store.is_watched = False
@@ -366,16 +366,16 @@ async def test_what_the_log_has_lost_is_remembered_whenever_the_projector_stops(
         for damage in models.find_losses(newest):
             models.mark_damage(damage)
         models.record_lost_end(last)
-        lost.append(set(models.damage))
+        losses.append(set(models.damage))
         try:
             await Projector(models, store).flush()
         except Stopped:
             continue
         break
-    assert all(each == lost[0] for each in lost), "what was found once is found again, or known"
+    assert all(each == losses[0] for each in losses), "what was found once is found again, or known"
     stored = restore(rows.content)
-    assert stored.damage.keys() == lost[0]
-    assert len(lost) > 1
+    assert stored.damage.keys() == losses[0]
+    assert len(losses) > 1
     assert (stored.position, stored.losses) == (last, 1)
     assert (await load_models(WatchedRows(rows, log))).position == last
 
@@ -384,7 +384,7 @@ async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(projector_module, "_RETRY_SECONDS", 0.01)
-    log, rows = many_made(), Rows()
+    log, rows = log_of_many(), Rows()
     store = WatchedRows(rows, log)
     store.trouble = {step: BusUnavailableError("no answer") for step in range(10_000)}
     models = await load_models(store)
@@ -402,7 +402,7 @@ async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all
 
 
 async def test_no_more_is_folded_than_can_be_written() -> None:
-    log, rows = many_made(), Rows()
+    log, rows = log_of_many(), Rows()
     store = WatchedRows(rows, log)
     store.rows_at_once = 1
     models = await load_models(store)

@@ -98,10 +98,10 @@ def test_a_resource_of_which_nothing_is_left_has_no_row():
         models.apply(position, event)
     assert status_name(story.key) in changed_rows(models)
 
-    before = len(story.log)
+    count_before = len(story.log)
     story.withdraw()
     story.succeed()
-    for number, event in enumerate(story.log[before:]):
+    for number, event in enumerate(story.log[count_before:]):
         models.apply(100 + number, event)
 
     changes = changed_rows(models)
@@ -149,8 +149,8 @@ def test_what_waits_for_another_resource_waits_since_it_named_that_one():
         nonlocal at
         at += timedelta(seconds=seconds)
         conditions = (Condition("Converged", "False", "NotReady", f"waits for {name}"),)
-        told = OutcomeRecorded("Waiting", 1, "NotReady", f"waits for {name}", conditions)
-        event = LogEvent(f"e{at}", "r", "t", str(story.key), at, row.version + 1, told)
+        outcome = OutcomeRecorded("Waiting", 1, "NotReady", f"waits for {name}", conditions)
+        event = LogEvent(f"e{at}", "r", "t", str(story.key), at, row.version + 1, outcome)
         fold_status(row, 1, event)
         return row.waits_since
 
@@ -163,7 +163,7 @@ def test_what_waits_for_another_resource_waits_since_it_named_that_one():
 
 def test_rows_say_how_a_resource_stands():
     story = converged({"type": "Square", "color": "Purple"})
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     rows = dict(rebuild(of(story)).rows())
 
     status = decode_status(rows[status_name(story.key)])
@@ -191,14 +191,14 @@ def test_an_action_that_waits_for_its_next_try_is_seen_to_wait_after_a_new_decla
     assert status.retry_at == waits_until is not None
 
 
-def test_what_is_made_anew_is_not_ready_by_what_was_said_of_the_one_before():
+def test_a_recreated_object_is_not_ready_because_its_predecessor_was():
     story = converged()
     story.see(None)
     story.report(shown=thing(uid="u2"))
-    known = len(story.log) - 1  # without the outcome that follows
-    before = rebuild(of(story)[:known]).status[str(story.key)]
-    assert before.outcome == "Converged"
-    assert before.not_ready == Condition("Ready", "Unknown", "Created", "", 1)
+    length_before = len(story.log) - 1  # without the outcome that follows
+    previous_row = rebuild(of(story)[:length_before]).status[str(story.key)]
+    assert previous_row.outcome == "Converged"
+    assert previous_row.not_ready == Condition("Ready", "Unknown", "Created", "", 1)
 
 
 def test_a_row_shows_the_grace_that_the_return_of_an_object_has_raised():
@@ -207,7 +207,7 @@ def test_a_row_shows_the_grace_that_the_return_of_an_object_has_raised():
     assert status.grace_seconds == story.state.observed.grace_seconds == 10
 
 
-def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done_it():
+def test_a_deletion_that_waits_is_waited_for_no_more_when_another_client_has_done_it():
     story = converged()
     story.withdraw()
     story.fail("Refused")
@@ -217,11 +217,11 @@ def test_a_deletion_that_waits_is_waited_for_no_more_when_somebody_else_has_done
     assert not rebuild(of(story)).status, "it would be woken for ever"
 
 
-def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_mended_it():
+def test_a_repair_that_waits_is_waited_for_no_more_when_others_have_repaired_it():
     story = converged()
-    mended = story.seen
+    mended = story.existing
     for _ in range(CONTENTION_DRIFTS):
-        story.see(repainted(story.seen, color="Blue"))
+        story.see(repainted(story.existing, color="Blue"))
         if not story.idle:
             story.succeed()
     assert to_sweep(rebuild(of(story))) == {str(story.key)}
@@ -273,7 +273,7 @@ def test_the_row_of_a_forgotten_resource_names_the_object_that_was_created_late(
     assert story.outcome == "Released"
     row = row_of(story)
     assert (row.provider_config, row.external_name, row.declared_name) == (CONFIG, "Foo", "")
-    assert row.observed_uid == story.seen.uid
+    assert row.observed_uid == story.existing.uid
 
 
 def test_a_row_names_the_place_of_a_late_object_and_not_of_the_newer_declaration():
@@ -295,19 +295,19 @@ def test_the_row_of_a_released_object_stays_until_a_read_shows_that_it_is_missin
     story = converged(policy={"deletion": "Orphan"})
     story.withdraw()
     story.succeed()
-    kept = story.seen
+    kept_object = story.existing
     story.see(None)
-    assert row_of(story).released == ((kept.name, kept.uid),)
-    story.see(kept)
+    assert row_of(story).released == ((kept_object.name, kept_object.uid),)
+    story.see(kept_object)
     story.see(None, evidence="Read")
     assert str(story.key) not in rebuild(of(story)).status
 
 
 def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_released():
     story = converged(policy={"deletion": "Orphan"})
-    kept = story.seen
+    kept_object = story.existing
     story.see(None)
-    story.fail("Conflict", shown=kept)
+    story.fail("Conflict", shown=kept_object)
     assert row_of(story).listing_disproved
     story.withdraw()
     story.succeed()
@@ -386,12 +386,12 @@ def test_a_row_is_kept_if_only_a_key_shows_what_a_creation_has_made(kind: Kind, 
 
 
 def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
-    story, made = superseded()
+    story, created_object = superseded()
     story.withdraw()
     story.succeed()
     assert story.outcome == "Deleted"
     assert str(story.key) in rebuild(of(story)).status
-    story.see(made)
+    story.see(created_object)
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
     story.succeed()
     assert str(story.key) not in rebuild(of(story)).status
@@ -399,12 +399,12 @@ def test_a_row_is_kept_until_the_object_of_an_abandoned_creation_is_deleted():
 
 def test_a_row_is_kept_while_its_creation_may_have_made_an_object_of_another_uid():
     """Where the API makes the ids, a listing finds the creator of such an object by its row."""
-    story, made = created_by_id()
+    story, created_object = created_by_id()
     story.withdraw()
     story.report(absent=True)
     assert story.outcome == "Deleted"
     assert str(story.key) in rebuild(of(story)).status
-    story.see(made)
+    story.see(created_object)
     assert (story.action.operation, story.action.uid) == ("Delete", "real")
     story.succeed()
     assert str(story.key) not in rebuild(of(story)).status
@@ -425,12 +425,12 @@ def test_nothing_applied_is_nothing_to_write():
         {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3, is_whole=False))},
     ],
 )
-def test_rows_that_cannot_be_used_are_told_so(broken: dict[str, bytes]):
+def test_rows_that_cannot_be_used_are_reported(broken: dict[str, bytes]):
     with pytest.raises(OutdatedRowsError):
         restore(broken)
 
 
-def test_restored_rows_go_on_from_their_checkpoint():
+def test_restored_rows_continue_from_their_checkpoint():
     story = converged()
     stored = dict(rebuild(of(story)).rows())
     again = restore(stored)

@@ -107,7 +107,7 @@ def provider(case: Case, api_url: str, connect: Connect) -> Provider:
 
 
 @pytest.fixture
-def harmed(case: Case, proxy: Proxy, connect: Connect) -> Provider:
+def proxied(case: Case, proxy: Proxy, connect: Connect) -> Provider:
     """The provider, connected to its API through the proxy."""
     return connect(case.kind, proxy.url + case.endpoint_path)
 

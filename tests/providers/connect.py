@@ -23,4 +23,4 @@ class Connect(Protocol):
 def upon(operation: Operation, thing: ExternalObject | None, fields: Fields) -> Action:
     """Write an action on an object as it was seen."""
     assert thing is not None
-    return contract.upon(action(operation, thing.name, fields), thing)
+    return contract.with_version_of(action(operation, thing.name, fields), thing)

@@ -31,7 +31,7 @@ class Call(msgspec.Struct):
     dies_before: int = 0
 
 
-class Said(msgspec.Struct):
+class CallResult(msgspec.Struct):
     """How a call ended."""
 
     object: ExternalObject | None = None
@@ -45,16 +45,16 @@ class _Dies:
     pace_seconds = 0.0
 
     def __init__(self, step: int) -> None:
-        self._left = step
+        self._remaining = step
 
     async def wait(self, *, goes_first: bool = False) -> None:
         del goes_first
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def said(call: Call) -> Said:
+async def run_call(call: Call) -> CallResult:
     kind = {each.name: each for each in (DISK, ATTACHMENT)}[call.kind]
     config = ProviderConfigSpec("disks", call.endpoint, limits=Limits(request_timeout_seconds=60))
     assert kind.connect is not None
@@ -62,13 +62,13 @@ async def said(call: Call) -> Said:
     CALL_GATE.set(_Dies(call.dies_before))
     calls = {"Create": provider.create, "Update": provider.update, "Delete": provider.delete}
     try:
-        return Said((await calls[call.action.operation](call.action)).object)
+        return CallResult((await calls[call.action.operation](call.action)).object)
     except ReconcilerError as error:
-        return Said(error=f"{type(error).__name__}: {error}")
+        return CallResult(error=f"{type(error).__name__}: {error}")
     finally:
         await provider.close()
 
 
 if __name__ == "__main__":
-    answer = asyncio.run(said(msgspec.json.decode(sys.stdin.buffer.read(), type=Call)))
+    answer = asyncio.run(run_call(msgspec.json.decode(sys.stdin.buffer.read(), type=Call)))
     sys.stdout.buffer.write(msgspec.json.encode(answer))

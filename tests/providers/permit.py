@@ -13,9 +13,9 @@ class Permit:
     def __init__(self, *, pace_seconds: float = 0.0) -> None:
         self.pace_seconds = pace_seconds
         self.waits: list[bool] = []
-        self.asked, self.given = asyncio.Event(), asyncio.Event()
+        self.is_requested, self.is_granted = asyncio.Event(), asyncio.Event()
 
     async def wait(self, *, goes_first: bool = False) -> None:
         self.waits.append(goes_first)
-        self.asked.set()
-        await self.given.wait()
+        self.is_requested.set()
+        await self.is_granted.wait()

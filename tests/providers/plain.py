@@ -47,7 +47,7 @@ class NotesProvider:
 
     async def create(self, action: Action) -> Effect:
         await CallPermit().before_request()
-        return Effect(self._shown(self._api.add(action.external_name, action.fields)))
+        return Effect(self._object_of(self._api.add(action.external_name, action.fields)))
 
     async def update(self, action: Action) -> Effect:
         await CallPermit().before_request()
@@ -55,7 +55,7 @@ class NotesProvider:
         if number is None or number not in self._api.notes:
             raise NotFoundError(f"no note {number or action.external_name!r}")
         self._api.notes[number] = (action.external_name, action.fields)
-        return Effect(self._shown(number))
+        return Effect(self._object_of(number))
 
     async def delete(self, action: Action) -> Effect:
         await CallPermit().before_request()
@@ -66,15 +66,15 @@ class NotesProvider:
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         await CallPermit().before_request()
         number = self._find(external_name) if uid is None else uid
-        return None if number not in self._api.notes else self._shown(number)
+        return None if number not in self._api.notes else self._object_of(number)
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         del page_size  # all at once
         await CallPermit().before_request()
-        shown = [self._shown(number) for number in self._api.notes]
-        yield [thing for thing in shown if scope.has(thing.name, {})]
+        objects = [self._object_of(number) for number in self._api.notes]
+        yield [existing for existing in objects if scope.has(existing.name, {})]
 
     async def close(self) -> None:
         pass
@@ -82,7 +82,7 @@ class NotesProvider:
     def _find(self, title: str) -> str | None:
         return next((one for one, (name, _) in self._api.notes.items() if name == title), None)
 
-    def _shown(self, number: str) -> ExternalObject:
+    def _object_of(self, number: str) -> ExternalObject:
         title, fields = self._api.notes[number]
         return ExternalObject(title, fields, number, None, {})
 

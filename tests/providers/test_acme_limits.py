@@ -41,9 +41,9 @@ from infra.providers.certificates.issuers import IssuersProvider
 from infra.providers.certificates.pem import PrivateKey, key_pem, new_key, text_of
 from infra.providers.certificates.spec import MARKER
 from infra.providers.certificates.store import IssuerRecord, Store, read_file, write_file
-from infra.providers.file_root import FileRoot, discard, opened_file, stat_of
+from infra.providers.file_root import FileRoot, discard, open_file, stat_of
 from infra.providers.host_guard import HostGuard
-from infra.providers.trust import trusting
+from infra.providers.trust import build_ssl_context
 from reconciler.errors import NotCalledError, NotDoneError, RefusedError, UnknownResultError
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
@@ -130,11 +130,11 @@ class Authority:
     def __init__(self, states: tuple[str, ...], authorizations: int) -> None:
         self._states = states
         self._authorizations = ["https://ca.test/a"] * authorizations
-        self._asked = 0
+        self._request_count = 0
 
     def find_order(self, url: str) -> Order:
-        self._asked += 1
-        status = self._states[self._asked % len(self._states)]
+        self._request_count += 1
+        status = self._states[self._request_count % len(self._states)]
         return Order(status, self._authorizations, url)
 
     def authorization(self, url: str) -> Authorization:
@@ -258,7 +258,7 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
     for name in (str(outside), "../../outside", "..", ".", ""):
         with root.folder_of("inner/x") as folder:
             assert folder is not None
-            for use in (stat_of, opened_file, discard, read_file):
+            for use in (stat_of, open_file, discard, read_file):
                 with pytest.raises(RefusedError, match="not the name of a file"):
                     use(folder, name)
             with pytest.raises(RefusedError, match="not the name of a file"):
@@ -268,7 +268,7 @@ def test_what_leads_out_of_a_directory_is_the_name_of_no_file(tmp_path: Path) ->
     assert outside.read_text() == "a key"
 
 
-async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) -> None:
+async def test_authorities_that_hang_delay_no_other_authority(tmp_path: Path) -> None:
     """Of 20 calls at the same time, a namespace has ten, and two namespaces have five each."""
     root = root_in(tmp_path)
     limits = Limits(concurrency=20, request_timeout_seconds=5)
@@ -296,8 +296,8 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
 
         def begin(namespace: str, name: str) -> asyncio.Task[Effect]:
             id_ = f"{namespace}/Issuer/{name}@1"
-            written = msgspec.structs.replace(action("Create", name, checked), action_id=id_)
-            return asyncio.create_task(provider.create(written))
+            creation = msgspec.structs.replace(action("Create", name, checked), action_id=id_)
+            return asyncio.create_task(provider.create(creation))
 
         hanging = [begin("acme", f"hangs-{each}") for each in range(10)]
         await until_connected(10)
@@ -308,8 +308,8 @@ async def test_authorities_that_hang_keep_nobody_else_waiting(tmp_path: Path) ->
         with pytest.raises(NotCalledError, match="5 actions of namespace 'other' are already"):
             await begin("other", "another-one")
         async with asyncio.timeout(2):
-            made = await provider.create(action("Create", "own", ISSUER.checked_fields(OWN_CA)))
-            assert await provider.read("own") == made.object
+            effect = await provider.create(action("Create", "own", ISSUER.checked_fields(OWN_CA)))
+            assert await provider.read("own") == effect.object
         assert not any(each.done() for each in hanging)
         for each in hanging:
             each.cancel()
@@ -341,10 +341,10 @@ class Served(AcmeClient):
         return self._answer
 
 
-def answered(headers: dict[str, str], content: bytes = b"{}") -> requests.Response:
-    found = Served(content)._answer  # pyright: ignore[reportPrivateUsage]
-    found.headers.update(headers)
-    return found
+def build_response(headers: dict[str, str], content: bytes = b"{}") -> requests.Response:
+    response = Served(content)._answer  # pyright: ignore[reportPrivateUsage]
+    response.headers.update(headers)
+    return response
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def answered(headers: dict[str, str], content: bytes = b"{}") -> requests.Respon
 def test_a_limit_ends_within_a_month(retry_after: str) -> None:
     client = Served(b"")
     network = client._network  # pyright: ignore[reportPrivateUsage]
-    network.newest = answered({"Retry-After": retry_after})
+    network.newest = build_response({"Retry-After": retry_after})
     network.newest.status_code = 429
     problem = messages.Error(typ="urn:ietf:params:acme:error:rateLimited", detail="x")
     limited = client._classify_problem(problem)  # pyright: ignore[reportPrivateUsage]
@@ -410,18 +410,18 @@ async def test_a_certificate_with_names_that_nobody_ordered_is_refused(
 
     async def certificate(*given: Any, **_options: object) -> bytes:
         _, fields, key, _ = given
-        made = certify_names(key, names)
+        effect = certify_names(key, names)
         assert fields["dnsNames"] == ["a.test"]
-        return text_of([made])
+        return text_of([effect])
 
     monkeypatch.setattr(Ordering, "certificate", certificate)
     fields = CERTIFICATE.checked_fields({"issuer": "ca", "dnsNames": ["a.test"]})
     with pytest.raises(RefusedError, match="names other than those of 'web'"):
         await provider.create(action("Create", "web", fields))
     names[:] = ["a.test"]
-    made = await provider.create(action("Create", "web", fields))
-    assert made.object is not None
-    assert made.object.fields["dnsNames"] == ["a.test"]
+    effect = await provider.create(action("Create", "web", fields))
+    assert effect.object is not None
+    assert effect.object.fields["dnsNames"] == ["a.test"]
     await provider.close()
 
 
@@ -446,20 +446,20 @@ async def test_requests_of_an_authority_share_what_is_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To load the authorities of the system takes ten times as long as a request."""
-    made: list[ssl.SSLContext] = []
+    contexts: list[ssl.SSLContext] = []
 
     def trust(tls: Tls | None) -> ssl.SSLContext:
-        made.append(trusting(tls))
-        return made[-1]
+        contexts.append(build_ssl_context(tls))
+        return contexts[-1]
 
-    monkeypatch.setattr(acme_transport, "trusting", trust)
+    monkeypatch.setattr(acme_transport, "build_ssl_context", trust)
     with raw_server(lambda connection: connection.close()) as port:
         adapter = acme_transport.LimitedAdapter(None, 1, HostGuard(EVERYTHING))
         for _ in range(2):
             request = requests.Request("GET", f"https://127.0.0.1:{port}/").prepare()
             with pytest.raises(requests.RequestException):
                 await asyncio.to_thread(adapter.send, request)
-    assert len(made) == 1
+    assert len(contexts) == 1
 
 
 @pytest.fixture
@@ -471,9 +471,9 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Generator[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     listen = f"127.0.0.1:{port}"
-    http01.add_answer(listen, "token", "token.answer")
+    http01.add_response(listen, "token", "token.answer")
     yield port
-    http01.remove_answer(listen, "token")
+    http01.remove_response(listen, "token")
 
 
 def ask(port: int) -> bytes:
@@ -483,11 +483,11 @@ def ask(port: int) -> bytes:
 
 
 def test_clients_that_keep_their_connections_take_few_threads(answering: int) -> None:
-    before = threading.active_count()
+    count_before = threading.active_count()
     place = ("127.0.0.1", answering)
     silent = [socket.create_connection(place, 5) for _ in range(12)]
     assert ask(answering).endswith(b"token.answer")
-    assert threading.active_count() - before <= http01.MAX_CONNECTIONS + 2
+    assert threading.active_count() - count_before <= http01.MAX_CONNECTIONS + 2
     for each in silent:
         each.close()
 

@@ -9,8 +9,8 @@ import pytest
 
 from infra.providers.answers import (
     MAX_DETAIL_CHARACTERS,
-    Answer,
-    decoded,
+    Response,
+    decode_body,
     problem_text,
     refusal,
     retry_after_seconds,
@@ -28,10 +28,10 @@ from reconciler.secrecy import HIDDEN, Secrecy
 from tests.hostile_server import MIB, measured_memory
 
 
-def answered(
+def answer_with(
     status: int, body: bytes = b"", *, method: str = "PUT", headers: dict[str, str] | None = None
-) -> Answer:
-    return Answer(method, "https://api.example/shapes", status, headers or {}, body)
+) -> Response:
+    return Response(method, "https://api.example/shapes", status, headers or {}, body)
 
 
 @pytest.mark.parametrize(
@@ -63,21 +63,21 @@ def test_a_refusals_class_follows_its_status_and_whether_it_was_a_write(
 ) -> None:
     headers = {"Location": "https://elsewhere.example"} if status == 302 else None
     for method in ("POST", "PUT", "DELETE"):
-        error = refusal(answered(status, method=method, headers=headers))
+        error = refusal(answer_with(status, method=method, headers=headers))
         assert type(error) is of_a_write
         assert error.status == status
-    assert type(refusal(answered(status, method="GET", headers=headers))) is of_a_read
+    assert type(refusal(answer_with(status, method="GET", headers=headers))) is of_a_read
 
 
 def test_a_refusal_that_says_when_to_come_back_is_tried_again_then() -> None:
-    for status, wanted in ((423, NotDoneError), (409, UnknownResultError)):
-        error = refusal(answered(status, headers={"Retry-After": "3"}))
-        assert type(error) is wanted
+    for status, expected in ((423, NotDoneError), (409, UnknownResultError)):
+        error = refusal(answer_with(status, headers={"Retry-After": "3"}))
+        assert type(error) is expected
         assert error.retry_after_seconds == 3
 
 
-def test_a_refusal_says_which_call_and_why() -> None:
-    error = refusal(answered(422, b'{"type": "about:blank", "detail": "no such color"}'))
+def test_a_refusal_names_the_call_and_the_reason() -> None:
+    error = refusal(answer_with(422, b'{"type": "about:blank", "detail": "no such color"}'))
     assert str(error) == "PUT https://api.example/shapes returned 422: no such color"
 
 
@@ -94,11 +94,11 @@ def test_a_refusal_says_which_call_and_why() -> None:
     ],
 )
 def test_the_apis_own_words_are_found(body: bytes, text: str) -> None:
-    assert problem_text(answered(400, body)) == text
+    assert problem_text(answer_with(400, body)) == text
 
 
 def test_the_apis_words_are_cut() -> None:
-    assert len(problem_text(answered(500, b"x" * 1_000_000))) == MAX_DETAIL_CHARACTERS
+    assert len(problem_text(answer_with(500, b"x" * 1_000_000))) == MAX_DETAIL_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -120,23 +120,23 @@ def test_retry_after_is_seconds_or_a_date_of_the_apis_clock(
     text: str, seconds: float | None
 ) -> None:
     headers = {"Retry-After": text, "Date": "Wed, 21 Oct 2015 07:28:00 GMT"}
-    assert retry_after_seconds(answered(429, headers=headers)) == seconds
+    assert retry_after_seconds(answer_with(429, headers=headers)) == seconds
 
 
 def test_without_the_apis_clock_a_date_is_compared_with_ours() -> None:
-    past = answered(429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
-    future = answered(429, headers={"Retry-After": "Wed, 21 Oct 2139 07:28:00 GMT"})
+    past = answer_with(429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})
+    future = answer_with(429, headers={"Retry-After": "Wed, 21 Oct 2139 07:28:00 GMT"})
     assert retry_after_seconds(past) == 0.0
     assert (retry_after_seconds(future) or 0.0) > 1e6
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"n": "x"}', b'{"n": 1', b"\xff"])
-def test_a_success_that_cannot_be_decoded_tells_nothing(body: bytes) -> None:
+def test_a_success_that_cannot_be_decoded_proves_nothing(body: bytes) -> None:
     decoder = msgspec.json.Decoder(dict[str, int])
     with pytest.raises(UnknownResultError):
-        decoded(answered(200, body), decoder)
+        decode_body(answer_with(200, body), decoder)
     with pytest.raises(NotDoneError):
-        decoded(answered(200, body, method="GET"), decoder)
+        decode_body(answer_with(200, body, method="GET"), decoder)
 
 
 @pytest.mark.parametrize("of_problem", [True, False])
@@ -146,7 +146,7 @@ def test_a_secret_is_hidden_before_a_refusal_is_cut(of_problem: bool) -> None:
     for visible in range(1, len(token)):
         text = "x" * (MAX_DETAIL_CHARACTERS - visible) + token
         body = msgspec.json.encode({"detail": text}) if of_problem else text.encode()
-        quoted = problem_text(Answer("PUT", "https://api.example", 400, {}, body, Secrecy(token)))
+        quoted = problem_text(Response("PUT", "https://api.example", 400, {}, body, Secrecy(token)))
         assert quoted == ("x" * (MAX_DETAIL_CHARACTERS - visible) + HIDDEN)[:MAX_DETAIL_CHARACTERS]
 
 
@@ -154,18 +154,18 @@ def test_a_secret_is_hidden_before_a_refusal_is_cut(of_problem: bool) -> None:
 def test_a_secret_that_is_longer_than_what_is_searched_at_least_is_hidden(form: str) -> None:
     """The beginning of a keystore in Base64, which an API repeats, is still the secret."""
     secret = "".join(f"{number:x}Zq" for number in range(20_000))
-    answer = answered(422, form.format(secret).encode())
-    shown = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
-    assert shown == HIDDEN
+    answer = answer_with(422, form.format(secret).encode())
+    text = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
+    assert text == HIDDEN
 
 
 @pytest.mark.parametrize("form", ["{}", '{{"detail": "{}"}}', "          {}"])
 def test_of_a_secret_that_is_repeated_often_none_is_quoted_in_part(form: str) -> None:
     """Hidden, they are short, so what stood at the end of what is searched comes to the front."""
     secret = "".join(f"{number:x}Zq" for number in range(3_000))
-    answer = answered(422, form.format(secret * 50).encode())
-    shown = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
-    assert secret[:20] not in shown
+    answer = answer_with(422, form.format(secret * 50).encode())
+    text = problem_text(msgspec.structs.replace(answer, secrecy=Secrecy(secret)))
+    assert secret[:20] not in text
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_of_a_secret_that_is_repeated_often_none_is_quoted_in_part(form: str) ->
 )
 @pytest.mark.parametrize("status", [400, 404, 500])
 def test_an_api_that_explains_a_refusal_in_megabytes_costs_little_memory(
-    refused: Callable[[Answer], ProviderError], field: str, status: int
+    refused: Callable[[Response], ProviderError], field: str, status: int
 ) -> None:
-    answer = answered(status, msgspec.json.encode({field: "ab " * MIB}))
+    answer = answer_with(status, msgspec.json.encode({field: "ab " * MIB}))
     with measured_memory() as memory:
         error = refused(answer)
     assert "ab ab ab" in error.message

@@ -20,9 +20,9 @@ from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
-from infra.providers.answers import Answer
+from infra.providers.answers import Response
 from infra.providers.caddy.admin import AdminApi, caddy_refusal
-from infra.providers.caddy.certificate import checked_pair, state
+from infra.providers.caddy.certificate import read_checked_pair, state
 from infra.providers.caddy.configuration import (
     MAX_URLS,
     CaddyServer,
@@ -33,7 +33,7 @@ from infra.providers.caddy.configuration import (
     certificate_tag,
     reach,
 )
-from infra.providers.caddy.order import Reach, place, standings
+from infra.providers.caddy.order import Reach, place, positions
 from infra.providers.caddy.route import ROUTE
 from reconciler.errors import (
     ConflictError,
@@ -44,9 +44,9 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProvider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
-from tests.caddy import SERVERS, Hands, kept, put, stored
+from tests.caddy import SERVERS, Hands, put, read_file, stored
 from tests.hostile_server import measured_loop
 
 pytestmark = [pytest.mark.caddy]
@@ -82,20 +82,22 @@ def declared(**fields: Any) -> Fields:
     return ROUTE.checked_fields({"backends": BACKENDS, **fields})
 
 
-async def made(routes: Provider, name: str, **fields: Any) -> ExternalObject:
+async def create_route(routes: Provider, name: str, **fields: Any) -> ExternalObject:
     effect = await routes.create(action("Create", name, declared(**fields)))
     assert effect.object is not None
     return effect.object
 
 
-async def seen(routes: Provider, name: str) -> ExternalObject:
-    found = await routes.read(name)
-    assert found is not None
-    return found
+async def read_route(routes: Provider, name: str) -> ExternalObject:
+    existing = await routes.read(name)
+    assert existing is not None
+    return existing
 
 
 async def updated(routes: Provider, thing: ExternalObject, **fields: Any) -> ExternalObject:
-    effect = await routes.update(upon(action("Update", thing.name, declared(**fields)), thing))
+    effect = await routes.update(
+        with_version_of(action("Update", thing.name, declared(**fields)), thing)
+    )
     assert effect.object is not None
     return effect.object
 
@@ -148,13 +150,13 @@ def test_what_cannot_be_a_route_is_refused_with_a_reason(fields: Fields, why: st
 
 def test_two_ways_to_write_a_route_are_one() -> None:
     one = declared(hosts=["B.org", "a.org."], paths=["/api/", "/api"], backends=["b:1", "a:080"])
-    other = declared(
+    other_fields = declared(
         hosts=["a.org", "b.org"],
         paths=["/api"],
         backends=[{"address": "A", "port": 80}, "b:1", "b:01"],
         server="http",
     )
-    assert one == other == ROUTE.normalize(one)
+    assert one == other_fields == ROUTE.normalize(one)
     assert declared(backends=["b:1", "a:1"], balancing="first")["backends"] == ["b:1", "a:1"]
 
 
@@ -168,42 +170,42 @@ async def test_the_more_precise_is_asked_first_whatever_was_there_before(
     header = {"handle": [{"handler": "headers", "response": {"set": {"a": ["b"]}}}]}
     await hands.does("POST", f"{SERVERS}/http/routes", header)
     await hands.does("POST", f"{SERVERS}/http/routes", everything)
-    await made(routes, "wild", hosts=["*.example.org"])
-    await made(routes, "host", hosts=["a.example.org"])
-    await made(routes, "deep", hosts=["a.example.org"], paths=["/a/b"])
-    await made(routes, "path", hosts=["a.example.org"], paths=["/a"])
-    await made(routes, "elsewhere", hosts=["b.example.net"])
+    await create_route(routes, "wild", hosts=["*.example.org"])
+    await create_route(routes, "host", hosts=["a.example.org"])
+    await create_route(routes, "deep", hosts=["a.example.org"], paths=["/a/b"])
+    await create_route(routes, "path", hosts=["a.example.org"], paths=["/a"])
+    await create_route(routes, "elsewhere", hosts=["b.example.net"])
     assert await hands.names() == [None, "deep", "path", "host", "wild", "elsewhere", "everything"]
-    assert (await seen(routes, "elsewhere")).fields["differences"] == []
+    assert (await read_route(routes, "elsewhere")).fields["differences"] == []
 
 
-async def test_a_route_that_is_moved_by_hand_is_seen_and_moved_back(
+async def test_a_route_that_is_moved_out_of_band_is_detected_and_moved_back(
     routes: Provider, hands: Hands
 ) -> None:
     for name, paths in {"deep": ["/a"], "host": ["/"]}.items():
-        await made(routes, name, hosts=["a.example.org"], paths=paths)
+        await create_route(routes, name, hosts=["a.example.org"], paths=paths)
     deep, host = await hands.sees(f"{SERVERS}/http/routes")
     await hands.does("PATCH", f"{SERVERS}/http/routes", [host, deep])
-    found = await seen(routes, "deep")
-    assert found.fields["differences"] == ["order"]
-    assert found in await listing(routes, Scope())
-    mended = await updated(routes, found, hosts=["a.example.org"], paths=["/a"])
-    assert (mended.fields["differences"], mended.uid) == ([], found.uid)
+    existing = await read_route(routes, "deep")
+    assert existing.fields["differences"] == ["order"]
+    assert existing in await listing(routes, Scope())
+    mended = await updated(routes, existing, hosts=["a.example.org"], paths=["/a"])
+    assert (mended.fields["differences"], mended.uid) == ([], existing.uid)
     assert await hands.names() == ["deep", "host"]
 
 
-async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_says_why(
+async def test_of_two_with_one_host_and_path_the_second_is_not_ready_and_gives_the_reason(
     routes: Provider, hands: Hands
 ) -> None:
-    first = await made(routes, "first", hosts=["a.example.org"], paths=["/a", "/b"])
-    second = await made(routes, "second", hosts=["a.example.org"], paths=["/b", "/c"])
+    first = await create_route(routes, "first", hosts=["a.example.org"], paths=["/a", "/b"])
+    second = await create_route(routes, "second", hosts=["a.example.org"], paths=["/b", "/c"])
     assert ROUTE.ready(first.fields, first).is_ready
     is_ready, reason, message = ROUTE.ready(second.fields, second)
     assert (is_ready, reason) == (False, "Shadowed")
     assert message == "route 'first' matches the same host and path, and takes precedence"
-    await routes.delete(upon(action("Delete", "first", {}), first))
-    assert ROUTE.ready(second.fields, await seen(routes, "second")).is_ready
-    nobody = await made(routes, "nobody", hosts=["c.example.org"], backends=[])
+    await routes.delete(with_version_of(action("Delete", "first", {}), first))
+    assert ROUTE.ready(second.fields, await read_route(routes, "second")).is_ready
+    nobody = await create_route(routes, "nobody", hosts=["c.example.org"], backends=[])
     assert ROUTE.ready(nobody.fields, nobody).reason == "NoBackends"
 
 
@@ -215,15 +217,15 @@ hosts_and_paths = st.tuples(
 
 @given(st.lists(hosts_and_paths, max_size=8))
 def test_routes_that_come_in_any_order_end_in_a_right_one(
-    wanted: list[tuple[list[str], list[str]]],
+    expected: list[tuple[list[str], list[str]]],
 ) -> None:
     order: list[Reach] = []
-    for number, (hosts, paths) in enumerate(wanted):
+    for number, (hosts, paths) in enumerate(expected):
         route = Reach(str(number), hosts, paths)
         order.insert(place(route, order), route)
     for _ in range(len(order) ** 2 + 1):  # each is moved when a listing shows it
-        found = list(standings(order))
-        wrong = [at for at, each in enumerate(found) if each.is_misplaced]
+        standings_in_order = list(positions(order))
+        wrong = [at for at, each in enumerate(standings_in_order) if each.is_misplaced]
         if not wrong:
             return
         moved = order.pop(wrong[0])
@@ -238,10 +240,10 @@ def test_a_route_of_many_hosts_and_paths_takes_little_time_and_memory() -> None:
     route = {"@id": "big", "match": match, "terminal": True}
     server = CaddyServer(listen=[":80"], routes=[route])
     began = time.process_time()
-    [standing] = standings([reach(route, "big")])
-    shown = as_object("big", route, "http", server, standing, CertificateState())
+    [standing] = positions([reach(route, "big")])
+    observed_route = as_object("big", route, "http", server, standing, CertificateState())
     assert time.process_time() - began < 5
-    assert len(shown.outputs["urls"]) == MAX_URLS
+    assert len(observed_route.outputs["urls"]) == MAX_URLS
 
 
 @pytest.mark.parametrize("tls", [{"certificateFile": "{}", "keyFile": "{}"}, {}, {"keyFile": 1}])
@@ -255,9 +257,9 @@ def test_files_that_caddy_names_are_read_only_where_routes_may_use_them(
     marks = Marks("u1", "key", {}, tls)
     pair = Pair(file.read_text(), file.read_text(), [certificate_tag("u1")])
     for allow in (Allow(), Allow(certificates=(f"{tmp_path}/*.pem",))):
-        found = state(marks, pair, allow)
-        assert (found.key, found.is_current) == ("", True)
-        assert "spec.allow.certificates" in found.problem
+        certificate_state = state(marks, pair, allow)
+        assert (certificate_state.key, certificate_state.is_current) == ("", True)
+        assert "spec.allow.certificates" in certificate_state.problem
 
 
 def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
@@ -266,17 +268,17 @@ def test_a_pipe_is_no_certificate(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     tls = {"certificateFile": str(pipe), "keyFile": str(pipe)}
     with pytest.raises(NotDoneError, match="is not a PEM file"):
-        checked_pair(tls)
+        read_checked_pair(tls)
 
 
 # --- what others do
 
 
-async def test_an_edit_by_hand_is_seen_whatever_it_is_and_undone(
+async def test_every_out_of_band_edit_is_detected_and_reverted(
     routes: Provider, hands: Hands
 ) -> None:
     fields: Fields = {"hosts": ["a.example.org"], "paths": ["/a"]}
-    ours = await made(routes, "ours", **fields)
+    own_route = await create_route(routes, "ours", **fields)
     clean = await hands.find("ours")
     assert clean is not None
     proxy = clean["handle"][0]
@@ -292,19 +294,19 @@ async def test_an_edit_by_hand_is_seen_whatever_it_is_and_undone(
     ]
     for edit, field in edits:
         await hands.does("PATCH", "/id/ours", {**clean, **edit})
-        found = await seen(routes, "ours")
-        assert found in await listing(routes, Scope())
-        assert found.uid == ours.uid
-        assert found.fields[field] != ours.fields[field], edit
-        assert found.version != ours.version
-        mended = await updated(routes, found, **fields)
-        assert mended.fields == ours.fields
+        existing = await read_route(routes, "ours")
+        assert existing in await listing(routes, Scope())
+        assert existing.uid == own_route.uid
+        assert existing.fields[field] != own_route.fields[field], edit
+        assert existing.version != own_route.version
+        mended = await updated(routes, existing, **fields)
+        assert mended.fields == own_route.fields
 
 
 async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not(
     routes: Provider, hands: Hands
 ) -> None:
-    theirs: dict[str, Any] = {
+    foreign_route: dict[str, Any] = {
         "@id": "theirs",
         "group": "g",
         "match": [{"host": ["B.example.org"], "path": ["/x*"]}],
@@ -313,23 +315,23 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
     inner: dict[str, Any] = {"@id": "nested", "handle": []}
     nested = {"handler": "subroute", "routes": [inner]}
     strange: list[dict[str, Any]] = [{"handle": [nested]}, {"@id": "a name", "handle": []}]
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [theirs, *strange, {"@id": 7}])
-    found = {each.name: each for each in await listing(routes, Scope())}
-    assert found.keys() == {"theirs", "7"}
-    assert (found["theirs"].labels, found["theirs"].written_by) == ({}, None)
-    assert found["theirs"].fields["backends"] == ["{env.BACKEND}:80"]
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [foreign_route, *strange, {"@id": 7}])
+    objects = {each.name: each for each in await listing(routes, Scope())}
+    assert objects.keys() == {"theirs", "7"}
+    assert (objects["theirs"].labels, objects["theirs"].written_by) == ({}, None)
+    assert objects["theirs"].fields["backends"] == ["{env.BACKEND}:80"]
     assert await routes.read("nested") is None
     with pytest.raises(ConflictError) as caught:
-        await made(routes, "theirs")
-    assert caught.value.obstacle == found["theirs"]
+        await create_route(routes, "theirs")
+    assert caught.value.obstacle == objects["theirs"]
     with pytest.raises(NotDoneError, match="the id 'nested' belongs, or recently belonged"):
-        await made(routes, "nested")
-    before = await hands.sees(f"{SERVERS}/http/routes")
-    ours = await made(routes, "ours")
-    await routes.delete(upon(action("Delete", "ours", {}), ours))
-    assert await hands.sees(f"{SERVERS}/http/routes") == before
-    adopted = await updated(routes, found["theirs"])
-    assert adopted.uid == found["theirs"].uid
+        await create_route(routes, "nested")
+    routes_before = await hands.sees(f"{SERVERS}/http/routes")
+    own_route = await create_route(routes, "ours")
+    await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))
+    assert await hands.sees(f"{SERVERS}/http/routes") == routes_before
+    adopted = await updated(routes, objects["theirs"])
+    assert adopted.uid == objects["theirs"].uid
     assert adopted.fields["differences"] == []
 
 
@@ -357,48 +359,48 @@ class EditBefore:
     pace_seconds = 0.0
 
     def __init__(self, hands: Hands, content: dict[str, Any], *, request: int) -> None:
-        self._hands, self._content, self._left = hands, content, request
+        self._hands, self._content, self._remaining = hands, content, request
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             await self._hands.does("PATCH", f"/id/{self._content['@id']}", self._content)
 
 
-async def test_an_edit_between_look_and_write_is_not_overwritten(
+async def test_an_edit_between_read_and_write_is_not_overwritten(
     routes: Provider, hands: Hands
 ) -> None:
-    ours = await made(routes, "ours", hosts=["a.example.org"])
+    own_route = await create_route(routes, "ours", hosts=["a.example.org"])
     edited = await hands.find("ours")
     assert edited is not None
     edited["terminal"] = False
     token = CALL_GATE.set(EditBefore(hands, edited, request=4))
     with pytest.raises(NotDoneError, match="was changed during the write"):
-        await updated(routes, ours, hosts=["b.example.org"])
+        await updated(routes, own_route, hosts=["b.example.org"])
     CALL_GATE.reset(token)
     assert await hands.find("ours") == edited
     with pytest.raises(ConflictError):  # as the same action finds it when it is tried again
-        await updated(routes, ours, hosts=["b.example.org"])
+        await updated(routes, own_route, hosts=["b.example.org"])
 
 
 async def test_a_change_elsewhere_moves_the_route_and_hinders_nobody(
     routes: Provider, hands: Hands
 ) -> None:
-    ours = await made(routes, "ours", hosts=["a.example.org"])
+    own_route = await create_route(routes, "ours", hosts=["a.example.org"])
     await hands.does("PUT", f"{SERVERS}/http/routes/0", {"@id": "before", "handle": []})
-    changed = await updated(routes, ours, hosts=["b.example.org"])
+    changed = await updated(routes, own_route, hosts=["b.example.org"])
     assert changed.fields["hosts"] == ["b.example.org"]
     assert await hands.find("before") == {"@id": "before", "handle": []}
 
 
 async def test_each_change_is_seen_by_the_mark(routes: Provider, hands: Hands) -> None:
     assert isinstance(routes, WatchingProvider)
-    ours = await made(routes, "ours")
+    own_route = await create_route(routes, "ours")
     mark = await routes.changes(None)
     assert await routes.changes(mark) == mark
     await hands.does("DELETE", "/id/ours")
     assert await routes.changes(mark) != mark
-    assert await routes.read(ours.name) is None
+    assert await routes.read(own_route.name) is None
 
 
 # --- servers, refusals
@@ -408,12 +410,12 @@ async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
     routes: Provider, hands: Hands
 ) -> None:
     with pytest.raises(NotDoneError, match=r"no server 'other' \(its servers: http, https\)"):
-        await made(routes, "ours", server="other")
+        await create_route(routes, "ours", server="other")
     listen = {"listen": ["127.0.0.1:0"]}
     await hands.does("PUT", f"{SERVERS}/other", {**listen, "automatic_https": {"skip": ["a"]}})
     try:
         with pytest.raises(NotDoneError, match="Caddy itself would obtain certificates"):
-            await made(routes, "ours", server="other", hosts=["a.example.org"])
+            await create_route(routes, "ours", server="other", hosts=["a.example.org"])
     finally:
         await hands.does("DELETE", f"{SERVERS}/other")
     assert await listing(routes, Scope()) == []
@@ -422,14 +424,14 @@ async def test_a_server_that_cannot_have_it_is_waited_for_and_named(
 async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
     routes: Provider, hands: Hands
 ) -> None:
-    ours = await made(routes, "ours", hosts=["a.example.org"])
-    bad = action("Update", "ours", {**ours.fields, "balancing": "nonesuch"})
+    own_route = await create_route(routes, "ours", hosts=["a.example.org"])
+    bad = action("Update", "ours", {**own_route.fields, "balancing": "nonesuch"})
     with pytest.raises(RefusedError, match=r"selection_policies\.nonesuch") as caught:
-        await routes.update(upon(bad, ours))
+        await routes.update(with_version_of(bad, own_route))
     assert caught.value.status == 400, "it says nothing against Caddy's health"
     with pytest.raises(RefusedError):
         await routes.create(msgspec.structs.replace(bad, external_name="new", operation="Create"))
-    assert await listing(routes, Scope()) == [ours]
+    assert await listing(routes, Scope()) == [own_route]
     assert (await hands.find("new")) is None
 
 
@@ -450,10 +452,10 @@ async def test_what_caddy_itself_refuses_is_permanent_and_changes_nothing(
 )
 def test_500_means_what_caddy_says_with_it(words: str, error: type[ProviderError]) -> None:
     content = msgspec.json.encode({"error": words}) if words else b"<html>"
-    assert isinstance(caddy_refusal(Answer("PATCH", "/config", 500, {}, content)), error)
+    assert isinstance(caddy_refusal(Response("PATCH", "/config", 500, {}, content)), error)
 
 
-async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Hands) -> None:
+async def test_a_404_of_another_server_proves_nothing(caddy_server: Caddy, hands: Hands) -> None:
     config = ProviderConfigSpec(provider="caddy", endpoint=f"{caddy_server.endpoint}/wrong")
     api = AdminApi(config, Secrets(), CallPermit())
     with pytest.raises(NotDoneError, match=r"check spec\.endpoint"):
@@ -464,24 +466,24 @@ async def test_a_404_of_somebody_else_is_no_proof(caddy_server: Caddy, hands: Ha
 async def test_a_caddy_without_a_configuration_is_waited_for(
     routes: Provider, hands: Hands
 ) -> None:
-    before = await hands.sees("/config/apps")
+    config_before = await hands.sees("/config/apps")
     await hands.does("DELETE", "/config/apps")
     try:
         assert await listing(routes, Scope()) == []
-        for call in (routes.read("ours"), made(routes, "ours")):
+        for call in (routes.read("ours"), create_route(routes, "ours")):
             with pytest.raises(
                 NotDoneError, match=r"load a configuration with apps\.http\.servers"
             ):
                 await call
     finally:
-        await hands.does("PUT", "/config/apps", before)
+        await hands.does("PUT", "/config/apps", config_before)
 
 
 async def test_readings_are_what_caddy_counts_of_its_backends(
     routes: Provider, hands: Hands
 ) -> None:
     assert isinstance(routes, MeasuredProvider)
-    await made(routes, "ours", backends=["127.0.0.1:9001", "127.0.0.1:9002"])
+    await create_route(routes, "ours", backends=["127.0.0.1:9001", "127.0.0.1:9002"])
     read = await routes.readings("ours")
     none = {"requests": 0, "fails": 0}
     assert read == {"backends": {"127.0.0.1:9001": none, "127.0.0.1:9002": none}}
@@ -500,24 +502,24 @@ async def test_a_certificate_comes_and_goes_with_its_route(
     routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = stored(tmp_path, authority.issue_cert("a.example.org"))
-    ours = await made(routes, "ours", hosts=["a.example.org"], tls=tls)
-    assert ours.fields["server"] == "https"
-    assert ours.outputs["urls"][0].startswith("https://a.example.org:")
+    own_route = await create_route(routes, "ours", hosts=["a.example.org"], tls=tls)
+    assert own_route.fields["server"] == "https"
+    assert own_route.outputs["urls"][0].startswith("https://a.example.org:")
     entry = await hands.find("ours:certificate")
     assert entry is not None
     stored(tmp_path, authority.issue_cert("a.example.org"))
-    renewed = await seen(routes, "ours")
+    renewed = await read_route(routes, "ours")
     assert renewed.fields["differences"] == ["certificate"]
-    assert renewed.outputs == ours.outputs
+    assert renewed.outputs == own_route.outputs
     mended = await updated(routes, renewed, hosts=["a.example.org"], tls=tls)
     assert mended.fields["differences"] == []
-    assert mended.outputs["certificate"] != ours.outputs["certificate"]
+    assert mended.outputs["certificate"] != own_route.outputs["certificate"]
     await hands.does("DELETE", "/id/ours:certificate")
-    assert (await seen(routes, "ours")).fields["differences"] == ["certificate"]
-    assert (await updated(routes, await seen(routes, "ours"), **_tls(tls))).fields[
+    assert (await read_route(routes, "ours")).fields["differences"] == ["certificate"]
+    assert (await updated(routes, await read_route(routes, "ours"), **_tls(tls))).fields[
         "differences"
     ] == []
-    await routes.delete(upon(action("Delete", "ours", {}), mended))
+    await routes.delete(with_version_of(action("Delete", "ours", {}), mended))
     assert await hands.find("ours:certificate") is None
 
 
@@ -529,32 +531,32 @@ async def test_files_that_cannot_be_used_take_nothing_away_and_hinder_no_other_c
     routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = stored(tmp_path, authority.issue_cert("a.example.org"))
-    ours = await made(routes, "ours", **_tls(tls))
+    own_route = await create_route(routes, "ours", **_tls(tls))
     good = await hands.find("ours:certificate")
-    good_key = kept(tls["keyFile"])
-    other = authority.issue_cert("a.example.org").private_key_pem.bytes()
+    good_key = read_file(tls["keyFile"])
+    other_key = authority.issue_cert("a.example.org").private_key_pem.bytes()
     for content, why in (
-        (other, "KEY_VALUES_MISMATCH"),
+        (other_key, "KEY_VALUES_MISMATCH"),
         (b"\xff", "not a PEM file"),
         (None, "tls.key: No such file"),
     ):
         put(tls["keyFile"], content)
-        found = await seen(routes, "ours")
-        assert (found.fields["differences"], found.outputs["certificate"]) == (
+        existing = await read_route(routes, "ours")
+        assert (existing.fields["differences"], existing.outputs["certificate"]) == (
             [],
-            ours.outputs["certificate"],
+            own_route.outputs["certificate"],
         )
-        assert why in found.outputs["certificateProblem"]
-        assert ROUTE.ready(found.fields, found).reason == "CertificateFiles"
+        assert why in existing.outputs["certificateProblem"]
+        assert ROUTE.ready(existing.fields, existing).reason == "CertificateFiles"
         with pytest.raises(NotDoneError, match=why):
-            await made(routes, "new", **_tls(tls))
+            await create_route(routes, "new", **_tls(tls))
         assert await hands.find("new") is None
-        changed = await updated(routes, found, **_tls(tls), backends=[f"{why[:2]}:1"])
+        changed = await updated(routes, existing, **_tls(tls), backends=[f"{why[:2]}:1"])
         assert changed.fields["backends"] == [f"{why[:2].lower()}:1"]
         assert await hands.find("ours:certificate") == good
         assert "PRIVATE KEY" not in repr(changed)
     put(tls["keyFile"], good_key)
-    assert "certificateProblem" not in (await seen(routes, "ours")).outputs
+    assert "certificateProblem" not in (await read_route(routes, "ours")).outputs
 
 
 async def test_the_key_of_a_certificate_is_hidden_where_caddy_repeats_it(
@@ -565,7 +567,7 @@ async def test_the_key_of_a_certificate_is_hidden_where_caddy_repeats_it(
     tls = stored(tmp_path, certificate)
     _, line, *_ = certificate.private_key_pem.bytes().decode().splitlines()
     worker, observer = Secrets(), Secrets()
-    await made(connected(caddy_server, worker), "ours", **_tls(tls))
+    await create_route(connected(caddy_server, worker), "ours", **_tls(tls))
     assert worker.secrecy.is_in(f"loading new config: {line}")
     await listing(connected(caddy_server, observer), Scope())
     assert observer.secrecy.is_in(f"loading new config: {line}")
@@ -576,29 +578,29 @@ async def test_a_certificate_is_loaded_where_there_was_no_place_for_any(
     routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
 ) -> None:
     tls = stored(tmp_path, authority.issue_cert("a.example.org"))
-    before = await hands.sees("/config/apps/tls")
+    config_before = await hands.sees("/config/apps/tls")
     places: list[Fields | None] = [None, {}, {"certificates": {}}]
     try:
         for number, content in enumerate(places):
             await hands.does("DELETE", "/config/apps/tls")
             if content is not None:
                 await hands.does("PUT", "/config/apps/tls", content)
-            ours = await made(routes, f"ours-{number}", **_tls(tls))
-            assert ours.fields["differences"] == []
-            await routes.delete(upon(action("Delete", ours.name, {}), ours))
+            own_route = await create_route(routes, f"ours-{number}", **_tls(tls))
+            assert own_route.fields["differences"] == []
+            await routes.delete(with_version_of(action("Delete", own_route.name, {}), own_route))
     finally:
-        await hands.does("PATCH", "/config/apps/tls", before)
+        await hands.does("PATCH", "/config/apps/tls", config_before)
 
 
 async def test_a_certificate_that_was_left_behind_goes_when_its_route_is_withdrawn(
     routes: Provider, hands: Hands, authority: trustme.CA, tmp_path: Path
 ) -> None:
-    ours = await made(
+    own_route = await create_route(
         routes, "ours", **_tls(stored(tmp_path, authority.issue_cert("a.example.org")))
     )
     await hands.does("DELETE", "/id/ours")
     assert await routes.read("ours") is None
-    assert (await routes.delete(upon(action("Delete", "ours", {}), ours))).absent
+    assert (await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))).absent
     assert await hands.find("ours:certificate") is None
 
 
@@ -608,13 +610,13 @@ async def test_a_certificate_that_was_left_behind_goes_when_its_route_is_withdra
 async def test_of_a_thousand_routes_each_is_listed_and_one_is_changed(
     routes: Provider, hands: Hands
 ) -> None:
-    one = await made(routes, "one", hosts=["one.example.org"])
-    written = await hands.find("one")
+    one = await create_route(routes, "one", hosts=["one.example.org"])
+    route = await hands.find("one")
     many = [
-        {**(written or {}), "@id": f"r{number}", "match": [{"host": [f"r{number}.example.org"]}]}
+        {**(route or {}), "@id": f"r{number}", "match": [{"host": [f"r{number}.example.org"]}]}
         for number in range(MANY)
     ]
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [written, *many])
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [route, *many])
     began = time.monotonic()
     listed = await listing(routes, Scope(), page_size=300)
     assert len(listed) == MANY + 1
@@ -631,20 +633,20 @@ async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
     routes: Provider, hands: Hands
 ) -> None:
     """The process makes the calls of all tenants, and looks at all routes for each of theirs."""
-    await made(routes, "one", hosts=["one.example.org"])
-    written = await hands.find("one")
+    await create_route(routes, "one", hosts=["one.example.org"])
+    route = await hands.find("one")
     paths = [each for number in range(10) for each in (f"/{number}", f"/{number}/*")]
     many = [
         {
-            **(written or {}),
+            **(route or {}),
             "@id": f"r{number}",
             "match": [{"host": [f"h{each}.r{number}.org" for each in range(100)], "path": paths}],
         }
         for number in range(MANY)
     ]
-    await hands.does("PATCH", f"{SERVERS}/http/routes", [*many, written])
+    await hands.does("PATCH", f"{SERVERS}/http/routes", [*many, route])
     async with measured_loop() as cost:
-        await updated(routes, await seen(routes, "one"), hosts=["h1.r1.org"])
+        await updated(routes, await read_route(routes, "one"), hosts=["h1.r1.org"])
     assert cost.blocked_seconds < 0.3
     await hands.does("PATCH", f"{SERVERS}/http/routes", [])
 
@@ -652,7 +654,7 @@ async def test_routes_of_many_hosts_and_paths_do_not_block_the_process(
 async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
     routes: Provider, hands: Hands
 ) -> None:
-    await made(routes, "taken")
+    await create_route(routes, "taken")
     inner: dict[str, Any] = {"@id": "nested", "handle": []}
     await hands.does(
         "POST",
@@ -666,50 +668,54 @@ async def test_creations_at_once_are_one_change_and_each_gets_its_own_answer(
         action("Create", "nested", declared()),
         action("Create", "elsewhere", declared(server="other")),
     ]
-    first, *done = await asyncio.gather(*map(routes.create, [*good, bad]), return_exceptions=True)
-    done += await asyncio.gather(
+    first, *results = await asyncio.gather(
+        *map(routes.create, [*good, bad]), return_exceptions=True
+    )
+    results += await asyncio.gather(
         *map(routes.create, [action("Create", "late", declared()), *others]),
         return_exceptions=True,
     )
-    late = done.pop(5)
-    shown = {each.name: each for each in await listing(routes, Scope())}
-    for effect in (first, *done[:4], late):
+    late = results.pop(5)
+    observed_routes = {each.name: each for each in await listing(routes, Scope())}
+    for effect in (first, *results[:4], late):
         assert isinstance(effect, Effect)
         assert effect.object is not None
-        assert effect.object == shown.pop(effect.object.name)
-    assert shown.keys() == {"taken"}
+        assert effect.object == observed_routes.pop(effect.object.name)
+    assert observed_routes.keys() == {"taken"}
     refused = [RefusedError, ConflictError, NotDoneError, NotDoneError]
-    assert [type(each) for each in done[4:]] == refused
+    assert [type(each) for each in results[4:]] == refused
     for each in good:
         assert (await routes.create(each)).replayed
 
 
 async def test_many_at_once_cost_few_changes(routes: Provider, hands: Hands) -> None:
-    await made(routes, "first")
+    await create_route(routes, "first")
     counter = Counter()
     token = CALL_GATE.set(counter)
-    await asyncio.gather(*(made(routes, f"r{each}", hosts=[f"r{each}.org"]) for each in range(30)))
+    await asyncio.gather(
+        *(create_route(routes, f"r{each}", hosts=[f"r{each}.org"]) for each in range(30))
+    )
     CALL_GATE.reset(token)
     assert counter.requests < 30 * 3 + 10, "three reads of each, and hardly a change"
     assert len(await listing(routes, Scope())) == 31
 
 
-async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_goes_on(
+async def test_one_that_is_cut_off_leaves_the_others_an_unknown_result_and_continues(
     routes: Provider, hands: Hands
 ) -> None:
-    await made(routes, "first")
-    wanted = [action("Create", f"r{each}", declared()) for each in range(3)]
+    await create_route(routes, "first")
+    expected_actions = [action("Create", f"r{each}", declared()) for each in range(3)]
     blocked = asyncio.Event()
     # The first goes alone, with four requests; then the second makes itself and the third.
     token = CALL_GATE.set(Counter(holds=7, until=blocked))
-    tasks = [asyncio.create_task(routes.create(each)) for each in wanted]
+    tasks = [asyncio.create_task(routes.create(each)) for each in expected_actions]
     CALL_GATE.reset(token)
     await blocked.wait()
     tasks[1].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     kinds = [type(each) for each in results]
     assert kinds == [Effect, asyncio.CancelledError, UnknownResultError]
-    for each in wanted:
+    for each in expected_actions:
         assert (await routes.create(each)).object is not None
     assert len(await listing(routes, Scope())) == 4
 
@@ -718,7 +724,9 @@ async def test_a_server_without_a_list_of_routes_gets_one(routes: Provider, hand
     content = {"listen": ["127.0.0.1:0"], "automatic_https": {"disable": True}}
     await hands.does("PUT", f"{SERVERS}/bare", content)
     try:
-        await asyncio.gather(*(made(routes, f"r{each}", server="bare") for each in range(3)))
+        await asyncio.gather(
+            *(create_route(routes, f"r{each}", server="bare") for each in range(3))
+        )
         assert sorted(await hands.names("bare"), key=str) == ["r0", "r1", "r2"]
     finally:
         await hands.does("DELETE", f"{SERVERS}/bare")
@@ -730,7 +738,7 @@ async def test_creations_at_once_take_turns_and_all_find_their_place(
     paths = ["/", "/a", "/a/b", "/a/b/c", "/a/b/c/d"]
     await asyncio.gather(
         *(
-            made(routes, f"r{number}", hosts=["a.example.org"], paths=[path])
+            create_route(routes, f"r{number}", hosts=["a.example.org"], paths=[path])
             for number, path in enumerate(paths)
         )
     )

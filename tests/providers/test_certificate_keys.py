@@ -24,12 +24,12 @@ def test_a_large_key_is_read_in_no_time() -> None:
 
 def test_large_keys_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes a processor for seconds, and the process makes the calls of all tenants."""
-    made, really = list[int](), rsa.generate_private_key
+    key_sizes, really = list[int](), rsa.generate_private_key
     under_way = set[int]()
 
     def generate(exponent: int, _size: int) -> rsa.RSAPrivateKey:
         under_way.add(threading.get_ident())
-        made.append(len(under_way))
+        key_sizes.append(len(under_way))
         key = really(exponent, 1024)  # other threads run meanwhile
         under_way.remove(threading.get_ident())
         return key
@@ -38,4 +38,4 @@ def test_large_keys_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch
     with ThreadPoolExecutor(8) as threads:
         for each in [threads.submit(new_key, "RSA-4096") for _ in range(16)]:
             each.result()
-    assert made == [1] * 16
+    assert key_sizes == [1] * 16

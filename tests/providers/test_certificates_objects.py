@@ -42,7 +42,7 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.contract import action, is_cut, upon
+from reconciler.provider.contract import action, is_cut, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.acme_gate import AcmeGate, acme_gate
@@ -93,24 +93,29 @@ def create(fields: Fields = WEB, name: str = "web") -> Action:
     return action("Create", name, CERTIFICATE.checked_fields(fields))
 
 
-def update(seen: ExternalObject, fields: Fields = WEB) -> Action:
-    return upon(action("Update", seen.name, CERTIFICATE.checked_fields(fields)), seen)
+def update(observed_certificate: ExternalObject, fields: Fields = WEB) -> Action:
+    return with_version_of(
+        action("Update", observed_certificate.name, CERTIFICATE.checked_fields(fields)),
+        observed_certificate,
+    )
 
 
-def renewal(seen: ExternalObject, fields: Fields = WEB) -> Action:
-    return msgspec.structs.replace(update(seen, fields), purpose="Renew")
+def renewal(observed_certificate: ExternalObject, fields: Fields = WEB) -> Action:
+    return msgspec.structs.replace(update(observed_certificate, fields), purpose="Renew")
 
 
-async def shown(provider: CertificatesProvider, name: str = "web") -> ExternalObject:
-    seen = await provider.read(name)
-    assert seen is not None
-    return seen
+async def read_certificate(provider: CertificatesProvider, name: str = "web") -> ExternalObject:
+    observed_certificate = await provider.read(name)
+    assert observed_certificate is not None
+    return observed_certificate
 
 
-async def made(provider: CertificatesProvider, fields: Fields = WEB) -> ExternalObject:
-    seen = (await provider.create(create(fields))).object
-    assert seen is not None
-    return seen
+async def create_certificate(
+    provider: CertificatesProvider, fields: Fields = WEB
+) -> ExternalObject:
+    observed_certificate = (await provider.create(create(fields))).object
+    assert observed_certificate is not None
+    return observed_certificate
 
 
 def leaf(folder: Path) -> x509.Certificate:
@@ -167,8 +172,8 @@ def test_two_ways_to_write_one_certificate_are_equal() -> None:
     one = CERTIFICATE.checked_fields(
         {**WEB, "dnsNames": ["B.test", "a.test"], "duration": "48h", "ipAddresses": ["0:0::1"]}
     )
-    other = {**WEB, "dnsNames": ["a.test", "b.test", "a.test"], "duration": "2d"}
-    assert one == CERTIFICATE.checked_fields({**other, "ipAddresses": ["::1"]})
+    other_fields = {**WEB, "dnsNames": ["a.test", "b.test", "a.test"], "duration": "2d"}
+    assert one == CERTIFICATE.checked_fields({**other_fields, "ipAddresses": ["::1"]})
 
 
 def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_install() -> None:
@@ -189,8 +194,10 @@ def test_the_kinds_load_without_their_libraries_and_their_providers_say_what_to_
         "    except ConfigurationError as error:\n"
         "        print(error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = told.stdout.splitlines()
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    lines = process.stdout.splitlines()
     assert len(lines) == 2
     for line in lines:
         assert "run pip install 'event-sourced-reconciler[certificates]'" in line
@@ -206,7 +213,7 @@ async def test_a_root_is_a_file_url() -> None:
 # --- when it is due
 
 
-def seen_until(hours: float) -> ExternalObject:
+def certificate_until(hours: float) -> ExternalObject:
     ends = NOW + timedelta(hours=hours)
     return ExternalObject(
         "web", {}, outputs={"notBefore": NOW.isoformat(), "notAfter": ends.isoformat()}
@@ -214,21 +221,21 @@ def seen_until(hours: float) -> ExternalObject:
 
 
 def test_it_is_due_a_third_of_its_life_before_its_end_or_as_declared() -> None:
-    assert certificate.renewal_time({}, seen_until(90)) == NOW + timedelta(hours=60)
-    assert certificate.renewal_time({"renewBefore": "1h"}, seen_until(90)) == NOW + timedelta(
-        hours=89
-    )
+    assert certificate.renewal_time({}, certificate_until(90)) == NOW + timedelta(hours=60)
+    assert certificate.renewal_time(
+        {"renewBefore": "1h"}, certificate_until(90)
+    ) == NOW + timedelta(hours=89)
     assert certificate.renewal_time({}, ExternalObject("web", {})) is None
-    assert issuer.renewal_time({"ownCa": {"renewBefore": "1h"}}, seen_until(9)) == NOW + timedelta(
-        hours=8
-    )
-    assert issuer.renewal_time({"acme": {}}, seen_until(9)) is None
+    assert issuer.renewal_time(
+        {"ownCa": {"renewBefore": "1h"}}, certificate_until(9)
+    ) == NOW + timedelta(hours=8)
+    assert issuer.renewal_time({"acme": {}}, certificate_until(9)) is None
 
 
 def test_an_authority_that_gives_less_time_than_renew_before_makes_no_hot_loop() -> None:
-    assert certificate.renewal_time({"renewBefore": "30d"}, seen_until(3)) == NOW + timedelta(
-        hours=1
-    )
+    assert certificate.renewal_time(
+        {"renewBefore": "30d"}, certificate_until(3)
+    ) == NOW + timedelta(hours=1)
 
 
 # --- the checks
@@ -248,12 +255,12 @@ def test_an_authority_that_gives_less_time_than_renew_before_makes_no_hot_loop()
         (Case("k", FACTS, {"tls.key": "Exposed"}), ["FileExposed: tls.key"], False),
     ],
 )
-def test_each_check_says_what_is_wrong_and_what_mends_it(
+def test_each_check_says_what_is_wrong_and_how_to_fix_it(
     case: Case, reasons: list[str], is_ordered: bool
 ) -> None:
-    found = findings(case)
-    assert [str(each) for each in found] == reasons
-    assert (find_order_reason(found) is not None) == is_ordered
+    reported_findings = findings(case)
+    assert [str(each) for each in reported_findings] == reasons
+    assert (find_order_reason(reported_findings) is not None) == is_ordered
 
 
 @pytest.mark.parametrize(
@@ -275,7 +282,7 @@ def test_only_what_a_request_is_made_of_is_another_request(
     applied = CERTIFICATE.checked_fields(WEB)
     case = Case("k", FACTS, {}, applied=applied, desired={**applied, **changed})
     assert [str(each) for each in findings(case)] == reasons
-    assert all(not found for found in findings(case._replace(desired=None)))
+    assert all(not checks for checks in findings(case._replace(desired=None)))
     no_say = case._replace(decides_duration=False)
     assert [str(each) for each in findings(no_say)] == [
         each for each in reasons if "duration" not in each
@@ -293,10 +300,12 @@ async def test_what_is_delivered_serves_tls_and_is_trusted_by_the_authority_alon
     root: Path, provider: CertificatesProvider
 ) -> None:
     authority = await make_issuer(root, "own", OWN_CA)
-    seen = await made(provider, {**WEB, "dnsNames": ["localhost"], "folder": "shop/tls"})
+    observed_certificate = await create_certificate(
+        provider, {**WEB, "dnsNames": ["localhost"], "folder": "shop/tls"}
+    )
     folder = root / "shop/tls"
 
-    assert seen.outputs["keyFile"] == str(folder / "tls.key")
+    assert observed_certificate.outputs["keyFile"] == str(folder / "tls.key")
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()}
     assert {name: f"{mode:o}" for name, mode in modes.items() if name[0] != "."} == {
         "tls.key": "600",
@@ -305,9 +314,9 @@ async def test_what_is_delivered_serves_tls_and_is_trusted_by_the_authority_alon
         "ca.crt": "644",
     }
     assert (folder / "ca.crt").read_text() == authority.outputs["certificate"]
-    assert await said_over_tls(folder) == b"hello"
-    kept = [path for path in files_in(root) if path.suffix == ".key"]
-    assert {f"{stat.S_IMODE(path.stat().st_mode):o}" for path in kept} == {"600"}
+    assert await read_over_tls(folder) == b"hello"
+    stored_names = [path for path in files_in(root) if path.suffix == ".key"]
+    assert {f"{stat.S_IMODE(path.stat().st_mode):o}" for path in stored_names} == {"600"}
     assert stat.S_IMODE((root / STORE).stat().st_mode) == 0o700
 
 
@@ -315,7 +324,7 @@ def files_in(root: Path) -> list[Path]:
     return [path for path in root.rglob("*") if path.is_file()]
 
 
-async def said_over_tls(folder: Path) -> bytes:
+async def read_over_tls(folder: Path) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.pem")
 
@@ -330,36 +339,36 @@ async def said_over_tls(folder: Path) -> bytes:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=trusting, server_hostname="localhost"
         )
-        said = await reader.read()
+        received = await reader.read()
         writer.close()
-        return said
+        return received
 
 
-@pytest.mark.parametrize("lost", ["tls.key", "tls.crt", "ca.crt", "tls.pem", "all"])
+@pytest.mark.parametrize("lost_file", ["tls.key", "tls.crt", "ca.crt", "tls.pem", "all"])
 async def test_a_lost_file_is_delivered_again_and_the_certificate_stays(
-    root: Path, provider: CertificatesProvider, lost: str
+    root: Path, provider: CertificatesProvider, lost_file: str
 ) -> None:
     await make_issuer(root, "own", OWN_CA)
-    before = await made(provider)
+    previous_certificate = await create_certificate(provider)
     for path in (root / "web").iterdir():
-        if lost in (path.name, "all"):
+        if lost_file in (path.name, "all"):
             path.unlink()
-    if lost == "all":
+    if lost_file == "all":
         (root / "web").rmdir()
 
-    now = await shown(provider)
+    now = await read_certificate(provider)
     assert any("FileMissing" in each for each in now.fields["problems"])
     mended = (await provider.update(update(now))).object
     assert mended is not None
-    assert (mended.outputs, mended.fields["problems"]) == (before.outputs, [])
+    assert (mended.outputs, mended.fields["problems"]) == (previous_certificate.outputs, [])
 
 
 @pytest.mark.parametrize("how", ["a link for a folder", "a huge file", "a huge marker"])
-async def test_who_writes_to_the_folder_of_one_certificate_costs_others_nothing(
+async def test_a_writer_to_the_folder_of_one_certificate_affects_no_other(
     root: Path, provider: CertificatesProvider, tmp_path: Path, how: str
 ) -> None:
     await make_issuer(root, "own", OWN_CA)
-    await made(provider)
+    await create_certificate(provider)
     await provider.create(create({**WEB, "folder": "theirs/web"}, "theirs"))
     match how:
         case "a link for a folder":
@@ -371,9 +380,9 @@ async def test_who_writes_to_the_folder_of_one_certificate_costs_others_nothing(
             os.truncate(root / "theirs/web/.reconciler-certificate", 256 * MIB)
     with measured_memory() as memory:
         pages = [page async for page in provider.pages(Scope(), page_size=10)]
-        theirs = next(each for page in pages for each in page if each.name == "theirs")
+        foreign_certificate = next(each for page in pages for each in page if each.name == "theirs")
         with contextlib.suppress(RefusedError, NotDoneError):
-            await provider.update(update(theirs, {**WEB, "folder": "theirs/web"}))
+            await provider.update(update(foreign_certificate, {**WEB, "folder": "theirs/web"}))
     assert {each.name: bool(each.fields["problems"]) for page in pages for each in page} == {
         "theirs": how != "a huge marker",
         "web": False,
@@ -381,11 +390,11 @@ async def test_who_writes_to_the_folder_of_one_certificate_costs_others_nothing(
     assert memory.peak_bytes < 32 * MIB
 
 
-async def test_what_hands_did_to_a_file_is_undone(
+async def test_out_of_band_changes_of_a_file_are_reverted(
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
     await make_issuer(root, "own", OWN_CA)
-    await made(provider)
+    await create_certificate(provider)
     outside = tmp_path / "outside"
     outside.write_text("theirs")
     (root / "web/tls.key").chmod(0o644)
@@ -393,7 +402,7 @@ async def test_what_hands_did_to_a_file_is_undone(
     (root / "web/ca.crt").unlink()
     (root / "web/ca.crt").symlink_to(outside)
 
-    now = await shown(provider)
+    now = await read_certificate(provider)
     assert sorted(now.fields["problems"]) == [
         "FileDiffers: ca.crt",
         "FileDiffers: tls.crt",
@@ -412,32 +421,32 @@ async def test_a_renewal_is_another_certificate_and_its_key_as_declared(
 ) -> None:
     await make_issuer(root, "own", OWN_CA)
     fields: Fields = {**WEB, "keyRotation": rotation}
-    before = await made(provider, fields)
+    previous_certificate = await create_certificate(provider, fields)
     key = (root / "web/tls.key").read_bytes()
-    renewed = (await provider.update(renewal(before, fields))).object
+    renewed = (await provider.update(renewal(previous_certificate, fields))).object
 
     assert renewed is not None
-    assert renewed.outputs["serial"] != before.outputs["serial"]
+    assert renewed.outputs["serial"] != previous_certificate.outputs["serial"]
     assert ((root / "web/tls.key").read_bytes() == key) == is_same
     assert renewed.outputs["serial"] == f"{leaf(root / 'web').serial_number:x}"
-    kept = [each.name for each in (root / STORE / "certificates/web").iterdir()]
-    assert len(kept) == 4, f"nothing of before is left: {kept}"
+    stored_names = [each.name for each in (root / STORE / "certificates/web").iterdir()]
+    assert len(stored_names) == 4, f"nothing of before is left: {stored_names}"
 
 
 async def test_another_folder_moves_the_files_and_needs_no_order(
     root: Path, provider: CertificatesProvider
 ) -> None:
     await make_issuer(root, "own", OWN_CA)
-    before = await made(provider)
+    previous_certificate = await create_certificate(provider)
     (root / "web/others").touch()
     fields: Fields = {**WEB, "folder": "shop/tls"}
-    moved = (await provider.update(update(before, fields))).object
+    moved = (await provider.update(update(previous_certificate, fields))).object
 
     assert moved is not None
-    assert moved.outputs["serial"] == before.outputs["serial"]
+    assert moved.outputs["serial"] == previous_certificate.outputs["serial"]
     assert [each.name for each in (root / "web").iterdir()] == ["others"]
     assert (root / "shop/tls/tls.key").exists()
-    await provider.delete(upon(action("Delete", "web", {}), moved))
+    await provider.delete(with_version_of(action("Delete", "web", {}), moved))
     assert not (root / "shop/tls").exists()
     assert list((root / STORE / "certificates").iterdir()) == []
 
@@ -497,9 +506,9 @@ async def test_nothing_is_made_within_the_directory_of_another_certificate(
     assert {*(root / "one/tls").iterdir()} == files
 
     # A certificate may move within its own directory, and beside another one.
-    seen = await shown(provider, "first")
+    observed_certificate = await read_certificate(provider, "first")
     inner = CERTIFICATE.checked_fields({**WEB, "folder": "one/tls/inner"})
-    await provider.update(upon(action("Update", "first", inner), seen))
+    await provider.update(with_version_of(action("Update", "first", inner), observed_certificate))
     assert leaf(root / "one/tls/inner")
     await provider.create(create({**WEB, "folder": "one/web"}, "second"))
 
@@ -508,30 +517,30 @@ async def test_a_renewed_authority_is_delivered_and_one_with_another_key_signs_a
     root: Path, provider: CertificatesProvider
 ) -> None:
     authority = await make_issuer(root, "own", OWN_CA)
-    before = await made(provider)
+    previous_certificate = await create_certificate(provider)
     async with issuers_in(root) as issuers:
-        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), authority)
+        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), authority)
         again = msgspec.structs.replace(again, purpose="Renew")
         renewed = (await issuers.update(again)).object
         assert renewed is not None
         assert renewed.outputs["fingerprint"] != authority.outputs["fingerprint"]
 
-        now = await shown(provider)
+        now = await read_certificate(provider)
         assert "AuthorityRenewed" in now.fields["problems"]
         mended = (await provider.update(update(now))).object
         assert mended is not None
         assert (mended.outputs["serial"], mended.fields["problems"]) == (
-            before.outputs["serial"],
+            previous_certificate.outputs["serial"],
             [],
         )
         assert (root / "web/ca.crt").read_text() == renewed.outputs["certificate"]
 
-        await issuers.delete(upon(action("Delete", "own", {}), renewed))
-    other = await make_issuer(root, "own", OWN_CA)
-    now = await shown(provider)
+        await issuers.delete(with_version_of(action("Delete", "own", {}), renewed))
+    other_certificate = await make_issuer(root, "own", OWN_CA)
+    now = await read_certificate(provider)
     assert "OtherAuthority" in now.fields["problems"]
     await provider.update(update(now))
-    (ca,) = certificates_in(cast("str", other.outputs["certificate"]).encode())
+    (ca,) = certificates_in(cast("str", other_certificate.outputs["certificate"]).encode())
     assert is_signed_by(leaf(root / "web"), ca)
 
 
@@ -540,8 +549,8 @@ async def test_a_certificate_never_outlives_its_authority(
 ) -> None:
     own: Fields = {"ownCa": {"commonName": "Short", "duration": "1h"}}
     authority = await make_issuer(root, "own", own)
-    seen = await made(provider)
-    assert seen.outputs["notAfter"] == authority.outputs["notAfter"]
+    observed_certificate = await create_certificate(provider)
+    assert observed_certificate.outputs["notAfter"] == authority.outputs["notAfter"]
 
 
 def revoked_in(path: str) -> x509.CertificateRevocationList:
@@ -555,7 +564,7 @@ async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
     for name, revokes in (("kept", False), ("taken-back", True)):
         effect = await provider.create(create({**WEB, "revokeOnDelete": revokes}, name))
         assert effect.object is not None
-        await provider.delete(upon(action("Delete", name, {}), effect.object))
+        await provider.delete(with_version_of(action("Delete", name, {}), effect.object))
         async with issuers_in(root) as issuers:
             own = await issuers.read("own")
         assert own is not None
@@ -566,7 +575,7 @@ async def test_what_is_withdrawn_is_revoked_if_that_was_asked_for(
         assert [f"{each.serial_number:x}" for each in listed] == [effect.object.outputs["serial"]]
 
 
-async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_anew(
+async def test_an_authority_that_lost_its_key_is_invalid_and_never_recreated(
     root: Path, provider: CertificatesProvider
 ) -> None:
     authority = await make_issuer(root, "own", OWN_CA)
@@ -578,7 +587,7 @@ async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_ane
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["KeyMissing"]
-        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
         with pytest.raises(RefusedError, match="its key is missing"):
             await issuers.update(again)
     assert authority.uid == now.uid
@@ -587,20 +596,20 @@ async def test_an_authority_that_lost_its_key_is_no_authority_and_never_made_ane
 async def test_an_authority_whose_certificate_is_lost_signs_it_anew_with_its_key(
     root: Path,
 ) -> None:
-    before = await make_issuer(root, "own", OWN_CA)
+    previous_certificate = await make_issuer(root, "own", OWN_CA)
     for path in (root / STORE / "issuers/own").glob("*.crt"):
         path.unlink()
     async with issuers_in(root) as issuers:
         now = await issuers.read("own")
         assert now is not None
         assert now.fields["problems"] == ["CertificateMissing"]
-        again = upon(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
+        again = with_version_of(action("Update", "own", ISSUER.checked_fields(OWN_CA)), now)
         mended = (await issuers.update(again)).object
     assert mended is not None
     assert mended.fields["problems"] == []
     old, new = (
         certificates_in(cast("str", each.outputs["certificate"]).encode())[0]
-        for each in (before, mended)
+        for each in (previous_certificate, mended)
     )
     assert old.public_key() == new.public_key()
     assert old != new
@@ -647,11 +656,11 @@ async def test_a_crash_after_any_request_continues_with_the_same_order(
     await use(root, gate)
     for request in range(1, 40):
         name = f"web{request}"
-        wanted = create({**OVER_ACME, "dnsNames": [f"{name}.test"]}, name)
+        creation = create({**OVER_ACME, "dnsNames": [f"{name}.test"]}, name)
         ordered, signed = gate.count("order"), gate.count("finalize")
-        was_cut = await is_cut(request, provider.create(wanted))
+        was_cut = await is_cut(request, provider.create(creation))
         between = await provider.read(name)
-        effect = await provider.create(wanted)
+        effect = await provider.create(creation)
 
         assert effect.object is not None
         assert effect.object.fields["problems"] == []
@@ -693,8 +702,8 @@ class KillBefore:
     is_free, pace_seconds, left = False, 0.0, int(sys.argv[2])
 
     async def wait(self, *, goes_first=False):
-        self.left -= 1
-        if not self.left:
+        self.remaining -= 1
+        if not self.remaining:
             os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
@@ -713,17 +722,17 @@ async def test_a_process_that_is_killed_leaves_its_order_to_the_next(
     root: Path, provider: CertificatesProvider, gate: AcmeGate, step: int
 ) -> None:
     await use(root, gate)
-    wanted = create(OVER_ACME)
+    creation = create(OVER_ACME)
     killed = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", KILLED, root.as_uri(), str(step)), stdin=asyncio.subprocess.PIPE
     )
-    await killed.communicate(msgspec.json.encode(wanted))
+    await killed.communicate(msgspec.json.encode(creation))
     assert killed.returncode == -signal.SIGKILL
     orders, signed = gate.count("order"), gate.count("finalize")
-    seen = (await provider.create(wanted)).object
+    observed_certificate = (await provider.create(creation)).object
 
-    assert seen is not None
-    assert seen.fields["problems"] == []
+    assert observed_certificate is not None
+    assert observed_certificate.fields["problems"] == []
     assert gate.count("finalize") == 1
     if signed:
         assert gate.count("order") == orders == 1, "the certificate of that order"
@@ -734,16 +743,16 @@ async def test_an_answer_that_is_lost_after_finalising_leads_to_the_same_certifi
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)
-    wanted = create(OVER_ACME)
+    creation = create(OVER_ACME)
     gate.lose_answers = {"finalize"}
     with pytest.raises(Exception, match=r"it is not reachable|did not answer|no response"):
-        await provider.create(wanted)
+        await provider.create(creation)
     gate.lose_answers = set()
-    seen = (await provider.create(wanted)).object
+    observed_certificate = (await provider.create(creation)).object
 
-    assert seen is not None
+    assert observed_certificate is not None
     assert (gate.count("order"), gate.count("finalize")) == (1, 1)
-    assert seen.outputs["serial"] in gate.pebble.log.read_text()
+    assert observed_certificate.outputs["serial"] in gate.pebble.log.read_text()
 
 
 @pytest.mark.pebble
@@ -751,25 +760,25 @@ async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)
-    before = (await provider.create(create(OVER_ACME))).object
-    assert before is not None
+    previous_certificate = (await provider.create(create(OVER_ACME))).object
+    assert previous_certificate is not None
     gate.limit_for(3600)
     with pytest.raises(NotDoneError, match="rateLimited") as refused:
-        await provider.update(renewal(before, OVER_ACME))
+        await provider.update(renewal(previous_certificate, OVER_ACME))
     assert refused.value.status == 429
     assert 3590 < (refused.value.retry_after_seconds or 0) <= 3600
-    asked = len(gate.asked)
+    request_count = len(gate.order_times)
 
-    other = {**OVER_ACME, "dnsNames": ["web.test", "more.test"]}
+    other_fields = {**OVER_ACME, "dnsNames": ["web.test", "more.test"]}
     with pytest.raises(NotCalledError, match="no order before") as held:
-        await provider.update(update(before, other))
+        await provider.update(update(previous_certificate, other_fields))
     assert 3590 < (held.value.retry_after_seconds or 0) <= 3600
-    assert len(gate.asked) == asked, "nobody asked again"
+    assert len(gate.order_times) == request_count, "nobody asked again"
 
     (root / "web/tls.key").unlink()
-    mended = (await provider.update(update(await shown(provider), OVER_ACME))).object
+    mended = (await provider.update(update(await read_certificate(provider), OVER_ACME))).object
     assert mended is not None
-    assert mended.outputs == before.outputs, "what needs no order is not held up"
+    assert mended.outputs == previous_certificate.outputs, "what needs no order is not held up"
 
 
 @pytest.mark.pebble
@@ -777,12 +786,12 @@ async def test_a_limited_renewal_delivers_what_is_lost_before_it_asks(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)
-    await made(provider, OVER_ACME)
+    await create_certificate(provider, OVER_ACME)
     (root / "web/tls.key").unlink()
     gate.limit_for(3600)
     with pytest.raises(NotDoneError, match="rateLimited"):
-        await provider.update(renewal(await shown(provider), OVER_ACME))
-    assert (await shown(provider)).fields["problems"] == []
+        await provider.update(renewal(await read_certificate(provider), OVER_ACME))
+    assert (await read_certificate(provider)).fields["problems"] == []
 
 
 @pytest.mark.parametrize("token", ["../../web/tls.key", "a/b", "", ".", "x" * 129])
@@ -800,11 +809,11 @@ def test_a_token_of_an_authority_never_becomes_a_path(token: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "localhost"])
-async def test_no_authority_of_the_host_is_asked_unless_it_is_allowed(host: str) -> None:
-    seen: list[int] = []
+async def test_no_authority_of_the_host_is_called_unless_it_is_allowed(host: str) -> None:
+    positions: list[int] = []
 
     async def count(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(1)
+        positions.append(1)
         writer.close()
 
     async with await asyncio.start_server(count, "127.0.0.1", 0) as server:
@@ -820,23 +829,23 @@ async def test_no_authority_of_the_host_is_asked_unless_it_is_allowed(host: str)
             with pytest.raises(NotDoneError, match=expected):
                 await asyncio.to_thread(client.register, None)
             client.close()
-            assert bool(seen) is (allow is EVERYTHING)
+            assert bool(positions) is (allow is EVERYTHING)
 
 
 @pytest.mark.pebble
-async def test_a_name_that_cannot_be_shown_to_be_ours_is_said_and_tried_with_another_order(
+async def test_a_name_that_cannot_be_shown_to_be_ours_is_reported_and_tried_with_another_order(
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate, http01={"folder": "challenges"})  # where no web server serves it
-    wanted = create(OVER_ACME)
+    creation = create(OVER_ACME)
     with pytest.raises(
         NotDoneError, match=r"web\.test: .*the next attempt places a new order"
     ) as refused:
-        await provider.create(wanted)
+        await provider.create(creation)
     assert refused.value.status == 424
     assert list((root / "challenges").iterdir()) == [], "the answer is taken away again"
     with pytest.raises(NotDoneError):
-        await provider.create(wanted)
+        await provider.create(creation)
     assert gate.count("order") == 2
 
 
@@ -846,8 +855,8 @@ async def test_an_answer_in_a_folder_is_found_where_a_web_server_shows_it(
 ) -> None:
     await use(root, gate, http01={"folder": "challenges"})
     async with gate.web_server(root / "challenges"):
-        seen = await made(provider, OVER_ACME)
-    assert seen.fields["problems"] == []
+        observed_certificate = await create_certificate(provider, OVER_ACME)
+    assert observed_certificate.fields["problems"] == []
 
 
 @pytest.mark.pebble
@@ -887,8 +896,8 @@ async def test_what_is_withdrawn_is_revoked_at_the_authority_and_once_more_is_no
     root: Path, provider: CertificatesProvider, gate: AcmeGate
 ) -> None:
     await use(root, gate)
-    seen = await made(provider, {**OVER_ACME, "revokeOnDelete": True})
-    delete = upon(action("Delete", "web", {}), seen)
+    observed_certificate = await create_certificate(provider, {**OVER_ACME, "revokeOnDelete": True})
+    delete = with_version_of(action("Delete", "web", {}), observed_certificate)
     for step in range(1, 10):
         if not await is_cut(step, provider.delete(delete)):
             break
@@ -907,12 +916,12 @@ async def test_an_authority_that_lost_everything_gets_the_account_again_by_its_k
     try:
         trust(pebble, root)
         account = await make_issuer(root, "acme", acme(pebble))
-        before = await made(provider, OVER_ACME)
+        previous_certificate = await create_certificate(provider, OVER_ACME)
         await pebble.kill()
         await pebble.start(tmp_path / "own-pebble")
-        renewed = (await provider.update(renewal(before, OVER_ACME))).object
+        renewed = (await provider.update(renewal(previous_certificate, OVER_ACME))).object
         assert renewed is not None
-        assert renewed.outputs["serial"] != before.outputs["serial"]
+        assert renewed.outputs["serial"] != previous_certificate.outputs["serial"]
         async with issuers_in(root) as issuers:
             now = await issuers.read("acme")
         assert now is not None

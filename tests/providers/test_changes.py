@@ -12,7 +12,7 @@ from reconciler.errors import NotDoneError, ProviderError, ThrottledError
 from reconciler.provider import Provider, WatchingProvider
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.contract import action
-from reconciler.provider.http_faults import Harm, Proxy, answer
+from reconciler.provider.http_faults import Fault, Proxy, answer
 from reconciler.provider.secrets import Secrets
 from tests.providers.cases import CASES, Case
 from tests.providers.connect import Connect, upon
@@ -47,9 +47,9 @@ async def test_every_kind_of_change_gives_another_mark(
     feed = feed_of(provider)
     marks = [await feed.changes(None)]
 
-    made = (await provider.create(action("Create", name, case.fields))).object
+    created_object = (await provider.create(action("Create", name, case.fields))).object
     marks.append(await feed.changes(marks[-1]))
-    changed = (await provider.update(upon("Update", made, case.other_fields))).object
+    changed = (await provider.update(upon("Update", created_object, case.other_fields))).object
     marks.append(await feed.changes(marks[-1]))
     await provider.delete(upon("Delete", changed, case.other_fields))
     marks.append(await feed.changes(marks[-1]))
@@ -58,7 +58,7 @@ async def test_every_kind_of_change_gives_another_mark(
 
 
 @watching
-async def test_who_waits_is_told_when_it_happens(
+async def test_a_waiting_call_returns_when_the_change_happens(
     case: Case, proxy: Proxy, provider: Provider, connect: Connect, name: str
 ) -> None:
     """The API would hold the call for longer than this test waits."""
@@ -97,7 +97,7 @@ async def test_a_feed_takes_no_connection_from_other_calls(
     )
     assert case.kind.connect is not None
     provider = case.kind.connect(config, Secrets(), CallPermit())
-    proxy.plan.append(Harm.HOLD_REPLY)
+    proxy.plan.append(Fault.HOLD_REPLY)
     waiting = asyncio.create_task(feed_of(provider).changes(None))
     await until(lambda: not proxy.plan)  # the proxy holds the feed's request
     async with asyncio.timeout(PATIENCE_SECONDS / 2):
@@ -112,24 +112,24 @@ async def test_a_feed_takes_no_connection_from_other_calls(
 
 @watching
 @pytest.mark.parametrize(
-    ("harm", "error"),
+    ("fault", "error"),
     [
         (answer(429, Retry_After="7"), ThrottledError),
         (answer(503), NotDoneError),
         (answer(404), NotDoneError),
         (answer(200, '{"newest": 1}'), NotDoneError),
         (answer(200, "no JSON"), NotDoneError),
-        (Harm.LOSE_REPLY, NotDoneError),
-        (Harm.CUT_REPLY, NotDoneError),
-        (Harm.HOLD_REPLY, NotDoneError),
+        (Fault.LOSE_REPLY, NotDoneError),
+        (Fault.CUT_REPLY, NotDoneError),
+        (Fault.HOLD_REPLY, NotDoneError),
     ],
     ids=str,
 )
-async def test_a_feed_that_fails_says_how_and_is_asked_once(
-    case: Case, proxy: Proxy, connect: Connect, harm: Harm | bytes, error: type[ProviderError]
+async def test_a_feed_that_fails_gives_the_error_and_is_called_once(
+    case: Case, proxy: Proxy, connect: Connect, fault: Fault | bytes, error: type[ProviderError]
 ) -> None:
     feed = feed_of(connect(case.kind, proxy.url + case.endpoint_path, timeout_seconds=2))
-    proxy.plan.append(harm)
+    proxy.plan.append(fault)
 
     with pytest.raises(error) as raised:
         await feed.changes(None)

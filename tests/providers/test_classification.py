@@ -19,7 +19,7 @@ from reconciler import errors
 from reconciler.errors import ProviderError
 from reconciler.provider import Provider
 from reconciler.provider.contract import action, listing
-from reconciler.provider.http_faults import Harm, Proxy, answer
+from reconciler.provider.http_faults import Fault, Proxy, answer
 from tests.providers.cases import Case
 from tests.providers.connect import Connect, upon
 
@@ -34,10 +34,10 @@ NO_ANSWER = "no response before the timeout, whether the API executed the reques
 IMPATIENT_SECONDS = 2.0
 """Only for what never comes; half of it must do for a connection, on a busy machine, too."""
 
-SCRIPTS: dict[str, Harm | bytes] = {
-    NO_ANSWER: Harm.HOLD_REPLY,
-    "the connection ends before the response": Harm.LOSE_REPLY,
-    "the connection ends within the response": Harm.CUT_REPLY,
+SCRIPTS: dict[str, Fault | bytes] = {
+    NO_ANSWER: Fault.HOLD_REPLY,
+    "the connection ends before the response": Fault.LOSE_REPLY,
+    "the connection ends within the response": Fault.CUT_REPLY,
     "the response is not HTTP": b"not http at all\r\n\r\n",
     "207, the API executed a part of the request": answer(207, '{"done": "a part"}'),
     "307 or another redirect": answer(307, Location="http://elsewhere.example/"),
@@ -80,11 +80,11 @@ def cell_of(failure: str, column: int) -> type[ProviderError]:
     return error_class(row[column])
 
 
-async def fails(call: Awaitable[object], wanted: type[ProviderError]) -> None:
+async def fails(call: Awaitable[object], expected: type[ProviderError]) -> None:
     """Make a call that fails with this class."""
     with pytest.raises(ProviderError) as caught:
         await call
-    assert caught.value.error_class == wanted.error_class, caught.value
+    assert caught.value.error_class == expected.error_class, caught.value
 
 
 Write = Callable[[Provider, Case, ExternalObject], Awaitable[object]]
@@ -101,9 +101,9 @@ WRITES: dict[str, Write] = {
 
 @pytest.fixture
 async def thing(case: Case, provider: Provider, name: str) -> ExternalObject:
-    made = (await provider.create(action("Create", name, case.fields))).object
-    assert made is not None
-    return made
+    created_object = (await provider.create(action("Create", name, case.fields))).object
+    assert created_object is not None
+    return created_object
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ FAILED_WRITES = [
 async def test_a_write_that_fails_is_classified_as_the_table_says(
     case: Case, client: Provider, proxy: Proxy, thing: ExternalObject, failure: str, write: str
 ) -> None:
-    proxy.spared = frozenset({"GET"})
+    proxy.exempt_methods = frozenset({"GET"})
     proxy.plan.append(SCRIPTS[failure])
     await fails(WRITES[write](client, case, thing), cell_of(failure, 1))
     assert not proxy.plan
@@ -139,21 +139,21 @@ async def test_a_write_that_fails_is_classified_as_the_table_says(
 async def test_a_read_or_listing_that_fails_is_classified_as_the_table_says(
     client: Provider, proxy: Proxy, thing: ExternalObject, failure: str
 ) -> None:
-    wanted = cell_of(failure, 2)
+    expected = cell_of(failure, 2)
     proxy.plan.append(SCRIPTS[failure])
-    await fails(listing(client, Scope()), wanted)
+    await fails(listing(client, Scope()), expected)
     if failure != "410 in response to a listing":
         proxy.plan.append(SCRIPTS[failure])
-        await fails(client.read(thing.name), wanted)
+        await fails(client.read(thing.name), expected)
     assert not proxy.plan
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_where_nobody_listens_nothing_was_done(
+async def test_a_refused_connection_means_that_nothing_was_done(
     case: Case, connect: Connect, thing: ExternalObject, write: str
 ) -> None:
-    async with Proxy("http://never-asked.invalid") as gone:
-        closed = gone.url
+    async with Proxy("http://never-asked.invalid") as unreachable_proxy:
+        closed = unreachable_proxy.url
     provider = connect(case.kind, closed + case.endpoint_path)
     await fails(WRITES[write](provider, case, thing), cell_of("no connection", 1))
     await fails(provider.read(thing.name), cell_of("no connection", 2))
@@ -180,11 +180,11 @@ async def test_a_wrong_base_path_never_counts_as_absence(
 
 
 async def test_a_gateway_that_answers_404_to_a_deletion_does_not_make_it_done(
-    case: Case, harmed: Provider, proxy: Proxy, provider: Provider, thing: ExternalObject
+    case: Case, proxied: Provider, proxy: Proxy, provider: Provider, thing: ExternalObject
 ) -> None:
-    proxy.plan.extend([Harm.NONE, answer(404, "<html>"), answer(404, "<html>")])
+    proxy.plan.extend([Fault.NONE, answer(404, "<html>"), answer(404, "<html>")])
     failure = "404, and the collection does not exist either"
-    await fails(harmed.delete(upon("Delete", thing, {})), cell_of(failure, 1))
+    await fails(proxied.delete(upon("Delete", thing, {})), cell_of(failure, 1))
     assert await provider.read(thing.name) == thing
 
 
@@ -199,16 +199,16 @@ async def test_what_stands_in_the_way_is_a_conflict(
 
 
 async def test_a_success_about_another_object_is_not_believed(
-    case: Case, harmed: Provider, proxy: Proxy, thing: ExternalObject
+    case: Case, proxied: Provider, proxy: Proxy, thing: ExternalObject
 ) -> None:
     failure = "a success response about another object"
-    await harmed.read(thing.name)
+    await proxied.read(thing.name)
     lie = await proxy.fetch(proxy.requests[-1][1])
     proxy.plan.append(lie)
-    await fails(harmed.read(f"{thing.name}-2"), cell_of(failure, 2))
+    await fails(proxied.read(f"{thing.name}-2"), cell_of(failure, 2))
     proxy.plan.append(lie.replace(b" 200 ", b" 201 ", 1))
     create = action("Create", f"{thing.name}-3", case.fields)
-    await fails(harmed.create(create), cell_of(failure, 1))
+    await fails(proxied.create(create), cell_of(failure, 1))
 
 
 WAITS = re.compile(

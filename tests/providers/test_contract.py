@@ -29,7 +29,7 @@ class OfCase(ProviderContract, HttpFaultContract):
 
     async def test_the_suites_small_pages_are_several(self, provider: Provider, name: str) -> None:
         for number in range(4):
-            await self.made(provider, f"{name}-{number}")
+            await self.create_one(provider, f"{name}-{number}")
         pages = [page async for page in provider.pages(Scope(prefix=name), page_size=2)]
         assert len([page for page in pages if page]) > 1
 

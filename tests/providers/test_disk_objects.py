@@ -39,12 +39,12 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.disks import MIB, growth_problem, left, run
+from tests.disks import MIB, growth_problem, remaining_mounts, run
 from tests.engines import TestEngine
-from tests.providers.disk_call import Call, Said
+from tests.providers.disk_call import Call, CallResult
 
 pytestmark = pytest.mark.disks
 
@@ -74,29 +74,31 @@ class Case:
     def place(self, name: str = "data") -> Path:
         return self.root / "mounts" / name
 
-    async def made(self, name: str = "data", size: int = 8 * MIB, **spec: Any) -> ExternalObject:
-        thing = (await self.disks.create(new_disk(name, size, **spec))).object
-        assert thing is not None
-        return thing
+    async def create_disk(
+        self, name: str = "data", size: int = 8 * MIB, **spec: Any
+    ) -> ExternalObject:
+        disk = (await self.disks.create(new_disk(name, size, **spec))).object
+        assert disk is not None
+        return disk
 
     async def attached(self, name: str = "data", **spec: Any) -> ExternalObject:
-        thing = (await self.attachments.create(new_attachment(name, **spec))).object
-        assert thing is not None
-        return thing
+        disk = (await self.attachments.create(new_attachment(name, **spec))).object
+        assert disk is not None
+        return disk
 
     async def disk(self, name: str = "data") -> ExternalObject:
-        thing = await self.disks.read(name)
-        assert thing is not None
-        return thing
+        current = await self.disks.read(name)
+        assert current is not None
+        return current
 
     async def attachment(self, name: str = "data") -> ExternalObject:
-        thing = await self.attachments.read(name)
-        assert thing is not None
-        return thing
+        disk = await self.attachments.read(name)
+        assert disk is not None
+        return disk
 
     async def changes(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
         provider = self.disks if "sizeBytes" in thing.fields else self.attachments
-        update = upon(action("Update", thing.name, {**thing.fields, **spec}), thing)
+        update = with_version_of(action("Update", thing.name, {**thing.fields, **spec}), thing)
         if provider is self.disks:
             labels = {**update.labels, OWNER_LABEL: OWNER}
             update = msgspec.structs.replace(update, labels=labels)
@@ -106,7 +108,7 @@ class Case:
 
     async def deletes(self, thing: ExternalObject) -> None:
         provider = self.disks if "sizeBytes" in thing.fields else self.attachments
-        await provider.delete(upon(action("Delete", thing.name, {}), thing))
+        await provider.delete(with_version_of(action("Delete", thing.name, {}), thing))
 
     def marks(self, name: str = "data") -> None:
         """Write into the filesystem of an image what no other test writes."""
@@ -117,8 +119,10 @@ class Case:
 
 
 def new_disk(name: str = "data", size: int = 8 * MIB, **spec: Any) -> Action:
-    made = action("Create", name, DISK.checked_fields({"sizeBytes": size, **spec}))
-    return msgspec.structs.replace(made, labels={**made.labels, OWNER_LABEL: OWNER})
+    created_action = action("Create", name, DISK.checked_fields({"sizeBytes": size, **spec}))
+    return msgspec.structs.replace(
+        created_action, labels={**created_action.labels, OWNER_LABEL: OWNER}
+    )
 
 
 def new_attachment(name: str = "data", **spec: Any) -> Action:
@@ -191,38 +195,38 @@ def test_an_attachment_is_of_a_disk_of_the_folder(disk: str) -> None:
 
 async def test_a_disk_is_whole_has_its_space_and_only_its_owner_reads_it(case: Case) -> None:
     create = new_disk(label="-orders")
-    made = (await case.disks.create(create)).object
-    assert made is not None
-    found = case.image().stat()
+    disk = (await case.disks.create(create)).object
+    assert disk is not None
+    status = case.image().stat()
 
     uuid = str(filesystem_uuid(create.idempotency_key))
-    assert made.outputs == {"path": str(case.image()), "sizeBytes": 8 * MIB, "uuid": uuid}
-    assert made.fields["label"] == "-orders"
-    assert (found.st_size, found.st_mode & 0o777, found.st_nlink) == (8 * MIB, 0o600, 1)
-    assert found.st_blocks * 512 >= 8 * MIB, "the space is kept for it"
+    assert disk.outputs == {"path": str(case.image()), "sizeBytes": 8 * MIB, "uuid": uuid}
+    assert disk.fields["label"] == "-orders"
+    assert (status.st_size, status.st_mode & 0o777, status.st_nlink) == (8 * MIB, 0o600, 1)
+    assert status.st_blocks * 512 >= 8 * MIB, "the space is kept for it"
     run("e2fsck", "-f", "-n", case.image())
-    assert loses(None, made) == "all data of disk data"
-    assert loses(made.fields, made) == ""
+    assert loses(None, disk) == "all data of disk data"
+    assert loses(disk.fields, disk) == ""
 
 
 async def test_many_at_once_do_not_wait_for_each_other(case: Case) -> None:
     """A program that one starts has for a moment all that is open, the locks of others too."""
     names = [f"disk-{number:02}" for number in range(24)]
-    await asyncio.gather(*(case.made(name, label=name) for name in names))
+    await asyncio.gather(*(case.create_disk(name, label=name) for name in names))
     await asyncio.gather(*(case.attached(name) for name in names))
-    found = await listing(case.attachments, Scope(), page_size=5)
-    assert sorted(each.name for each in found) == names
-    await asyncio.gather(*(case.deletes(each) for each in found))
+    objects = await listing(case.attachments, Scope(), page_size=5)
+    assert sorted(each.name for each in objects) == names
+    await asyncio.gather(*(case.deletes(each) for each in objects))
     await asyncio.gather(*[case.deletes(each) for each in await listing(case.disks, Scope())])
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
-    made = await case.made()
+    disk = await case.create_disk()
     case.marks()
-    grown = await case.changes(made, sizeBytes=24 * MIB, label="bigger")
+    grown = await case.changes(disk, sizeBytes=24 * MIB, label="bigger")
 
-    assert (grown.uid, grown.outputs["uuid"]) == (made.uid, made.outputs["uuid"])
+    assert (grown.uid, grown.outputs["uuid"]) == (disk.uid, disk.outputs["uuid"])
     assert grown.fields == {"sizeBytes": 24 * MIB, "filesystem": "ext4", "label": "bigger"}
     assert case.image().stat().st_blocks * 512 >= 24 * MIB
     assert "Block count:              6144" in run("dumpe2fs", "-h", case.image())
@@ -235,11 +239,11 @@ async def test_a_disk_grows_with_its_data_and_never_shrinks(case: Case) -> None:
     assert case.image().stat().st_size == 24 * MIB
 
 
-async def test_an_image_that_grew_without_its_filesystem_is_seen_and_mended(case: Case) -> None:
-    made = await case.made()
+async def test_an_image_that_grew_without_its_filesystem_is_seen_and_repaired(case: Case) -> None:
+    disk = await case.create_disk()
     os.truncate(case.image(), 16 * MIB)
     assert (await case.disk()).fields["sizeBytes"] == 8 * MIB, "half a growth is none"
-    grown = await case.changes(made, sizeBytes=16 * MIB)
+    grown = await case.changes(disk, sizeBytes=16 * MIB)
     assert grown.fields["sizeBytes"] == 16 * MIB
     assert "Block count:              4096" in run("dumpe2fs", "-h", case.image())
 
@@ -247,12 +251,12 @@ async def test_an_image_that_grew_without_its_filesystem_is_seen_and_mended(case
 async def test_a_disk_grows_while_a_file_is_open(case: Case) -> None:
     if problem := growth_problem():
         pytest.skip(problem)  # nothing that could be installed gives it
-    made = await case.made()
+    disk = await case.create_disk()
     await case.attached()
     with (case.place() / "open").open("w") as file:
         file.write("before")
         file.flush()
-        grown = await case.changes(made, sizeBytes=32 * MIB)
+        grown = await case.changes(disk, sizeBytes=32 * MIB)
         assert grown.fields["sizeBytes"] == 32 * MIB
         space = os.statvfs(case.place())
         assert space.f_blocks * space.f_frsize > 20 * MIB
@@ -262,18 +266,18 @@ async def test_a_disk_grows_while_a_file_is_open(case: Case) -> None:
     run("e2fsck", "-f", "-n", case.image())
 
 
-async def test_a_worker_that_may_not_grow_what_is_mounted_says_so_and_grows_it_later(
+async def test_a_worker_that_may_not_grow_a_mounted_disk_reports_it_and_grows_it_later(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_module, "_may_resize", lambda: False)
-    made = await case.made()
+    disk = await case.create_disk()
     attachment = await case.attached()
     with pytest.raises(NotDoneError, match="give the worker CAP_SYS_RESOURCE, or detach the disk"):
-        await case.changes(made, sizeBytes=16 * MIB)
+        await case.changes(disk, sizeBytes=16 * MIB)
     assert case.image().stat().st_size == 8 * MIB, "nothing was begun"
 
     await case.deletes(attachment)
-    assert (await case.changes(made, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
+    assert (await case.changes(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
 
 
 async def test_a_growth_that_the_kernel_refuses_half_way_is_ended_when_the_disk_is_detached(
@@ -282,79 +286,79 @@ async def test_a_growth_that_the_kernel_refuses_half_way_is_ended_when_the_disk_
     if growth_problem() is None:
         pytest.skip("the kernel refuses nothing: CAP_SYS_RESOURCE is there")
     monkeypatch.setattr(disk_module, "_may_resize", lambda: True)
-    made = await case.made()
+    disk = await case.create_disk()
     attachment = await case.attached()
     (case.place() / "file").write_text("data")
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=r"resize.*CAP_SYS_RESOURCE"):
-            await case.changes(made, sizeBytes=16 * MIB)
+            await case.changes(disk, sizeBytes=16 * MIB)
         half = await case.disk()
-        assert (case.image().stat().st_size, half) == (16 * MIB, made), "half a growth is none"
+        assert (case.image().stat().st_size, half) == (16 * MIB, disk), "half a growth is none"
 
     await case.deletes(attachment)
-    assert (await case.changes(made, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
+    assert (await case.changes(disk, sizeBytes=16 * MIB)).fields["sizeBytes"] == 16 * MIB
     run("e2fsck", "-f", "-n", case.image())
     await case.attached()
     assert (case.place() / "file").read_text() == "data"
 
 
 async def test_a_label_is_changed_while_the_disk_is_mounted(case: Case) -> None:
-    made = await case.made()
+    disk = await case.create_disk()
     attachment = await case.attached()
-    assert (await case.changes(made, label="new")).fields["label"] == "new"
+    assert (await case.changes(disk, label="new")).fields["label"] == "new"
     await case.deletes(attachment)
     assert (await case.disk()).fields["label"] == "new"
 
 
 async def test_what_is_written_into_a_disk_is_no_other_version_of_it(case: Case) -> None:
-    made = await case.made()
+    disk = await case.create_disk()
     await case.attached()
     (case.place() / "file").write_bytes(b"x" * MIB)
     os.sync()
-    assert (await case.disk()).version == made.version
+    assert (await case.disk()).version == disk.version
 
 
 async def test_a_disk_that_is_attached_or_mounted_is_not_deleted(case: Case) -> None:
-    made = await case.made()
+    disk = await case.create_disk()
     attachment = await case.attached()
     with pytest.raises(
         NotDoneError, match=rf"mounted at {case.place()}; Reconciler deletes it after"
     ):
-        await case.deletes(made)
+        await case.deletes(disk)
 
     await case.deletes(attachment)
     device = run("losetup", "--show", "-f", case.image())
     with pytest.raises(NotDoneError, match=f"is attached as {device}; Reconciler deletes it after"):
-        await case.deletes(made)
+        await case.deletes(disk)
     run("losetup", "-d", device)
-    await case.deletes(made)
+    await case.deletes(disk)
     assert not case.image().exists()
 
 
-async def test_an_image_of_somebody_else_is_a_conflict_until_it_is_adopted(case: Case) -> None:
-    await case.made("first")
+async def test_an_image_of_another_client_is_a_conflict_until_it_is_adopted(case: Case) -> None:
+    await case.create_disk("first")
     image = case.image()
     with image.open("wb") as file:
         file.truncate(8 * MIB)
     run("mkfs.ext4", "-q", "-F", image)
     case.marks()
     with pytest.raises(ConflictError) as caught:
-        await case.made()
-    theirs = caught.value.obstacle
-    assert theirs is not None
-    assert (theirs.labels, theirs.written_by) == ({}, None)
+        await case.create_disk()
+    foreign_disk = caught.value.obstacle
+    assert foreign_disk is not None
+    assert (foreign_disk.labels, foreign_disk.written_by) == ({}, None)
 
-    await case.made("other")
+    await case.create_disk("other")
     with pytest.raises(NotDoneError, match="another client created"):
         await case.attached("data")
-    ours = await case.changes(theirs, sizeBytes=16 * MIB)
-    assert (ours.uid, ours.fields["sizeBytes"]) == (theirs.uid, 16 * MIB)
-    assert ours.labels["reconciler/owner"] == OWNER
+    own_disk = await case.changes(foreign_disk, sizeBytes=16 * MIB)
+    assert (own_disk.uid, own_disk.fields["sizeBytes"]) == (foreign_disk.uid, 16 * MIB)
+    assert own_disk.labels["reconciler/owner"] == OWNER
     assert case.is_marked()
 
 
 async def test_what_was_wiped_or_is_no_file_is_never_formatted(case: Case) -> None:
-    made = await case.made()
+    disk = await case.create_disk()
     with case.image().open("r+b") as file:
         file.write(bytes(64 * 1024))
     wiped = await case.disk()
@@ -364,13 +368,13 @@ async def test_what_was_wiped_or_is_no_file_is_never_formatted(case: Case) -> No
         await case.changes(wiped, filesystem="ext4", label="x")
     with pytest.raises(NotDoneError, match="no longer has the filesystem ext4"):
         await case.attached()
-    assert (await case.disk()).uid == made.uid
+    assert (await case.disk()).uid == disk.uid
 
     target = case.root / "precious"
     target.write_bytes(b"precious")
     case.image("link").symlink_to(target)
     with pytest.raises(RefusedError, match="a link, a directory or a device"):
-        await case.made("link")
+        await case.create_disk("link")
     assert await case.disks.read("link") is None
     assert target.read_bytes() == b"precious"
 
@@ -393,23 +397,23 @@ def small_root(tmp_path: Path, disk_root: Path) -> Path:
 
 def fill(file: Path) -> int:
     """Write until there is no space; return how much there was."""
-    written = 0
+    written_bytes = 0
     with file.open("wb", buffering=0) as out:
         try:
             while True:
-                written += out.write(b"x" * 65536)
+                written_bytes += out.write(b"x" * 65536)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
         os.fsync(out.fileno())
-    return written
+    return written_bytes
 
 
 async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root: Path) -> None:
     case = Case(small_root)
     try:
         for name in ("first", "second"):
-            await case.made(name, 16 * MIB)
+            await case.create_disk(name, 16 * MIB)
             await case.attached(name)
         (case.place("second") / "kept").write_text("kept")
         too_large = new_disk("third", 40 * MIB)
@@ -441,9 +445,9 @@ async def test_a_full_folder_and_a_full_disk_leave_the_others_intact(small_root:
 async def test_a_disk_is_mounted_below_the_root_without_devices_and_other_peoples_rights(
     case: Case,
 ) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
-    (loop,) = left(case.root)[1]
+    (loop,) = remaining_mounts(case.root)[1]
     mount = mount_at(str(case.place()), mounts())
 
     assert attachment.outputs == {"path": str(case.place()), "device": loop.path}
@@ -454,13 +458,13 @@ async def test_a_disk_is_mounted_below_the_root_without_devices_and_other_people
     assert readings is not None
     assert readings["totalBytes"] > readings["freeBytes"] > 0
     await case.deletes(attachment)
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
     assert not case.place().exists()
     assert list((case.root / "attachments").iterdir()) == []
 
 
 async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     with user_of(case.place()) as pid:
         busy = (
@@ -474,21 +478,21 @@ async def test_what_is_in_use_is_not_unmounted_and_the_user_is_named(case: Case)
         assert (await case.attachment()).fields == attachment.fields
         (case.place() / "still").write_text("writable")
     await case.deletes(attachment)
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_a_mount_beneath_is_a_user_too(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     (case.place() / "inner").mkdir()
     run("mount", "-t", "tmpfs", "none", case.place() / "inner")
     with pytest.raises(NotDoneError, match=f"in use by a mount at {case.place()}/inner"):
         await case.deletes(attachment)
-    assert len(left(case.root)[0]) == 2
+    assert len(remaining_mounts(case.root)[0]) == 2
 
 
 async def test_a_disk_becomes_read_only_and_writable_in_place(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     fixed = await case.changes(attachment, readOnly=True)
     assert (fixed.uid, fixed.fields["readOnly"]) == (attachment.uid, True)
@@ -501,7 +505,7 @@ async def test_a_disk_becomes_read_only_and_writable_in_place(case: Case) -> Non
 
 
 async def test_a_restart_of_the_machine_leaves_a_difference_and_no_stranger(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     (case.place() / "kept").write_text("kept")
     run("umount", case.place())
@@ -515,29 +519,29 @@ async def test_a_restart_of_the_machine_leaves_a_difference_and_no_stranger(case
 
 
 async def test_a_disk_is_detached_and_mounted_again_by_a_field(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     detached = await case.changes(attachment, mounted=False)
-    assert (detached.fields["mounted"], left(case.root)) == (False, ([], []))
+    assert (detached.fields["mounted"], remaining_mounts(case.root)) == (False, ([], []))
     assert not ready(detached.fields, detached).is_ready
     again = await case.changes(detached, mounted=True)
-    assert (again.uid, len(left(case.root)[0])) == (attachment.uid, 1)
+    assert (again.uid, len(remaining_mounts(case.root)[0])) == (attachment.uid, 1)
 
 
 async def test_a_disk_has_one_attachment_and_one_device(case: Case) -> None:
-    await case.made()
-    made = [new_attachment("a", disk="data"), new_attachment("b", disk="data")]
+    await case.create_disk()
+    actions = [new_attachment("a", disk="data"), new_attachment("b", disk="data")]
     ends = await asyncio.gather(
-        *(case.attachments.create(each) for each in made), return_exceptions=True
+        *(case.attachments.create(each) for each in actions), return_exceptions=True
     )
     (refusal,) = [each for each in ends if isinstance(each, BaseException)]
     assert isinstance(refusal, NotDoneError), refusal
-    mounted, attached = left(case.root)
+    mounted, attached = remaining_mounts(case.root)
     assert (len(mounted), len(attached)) == (1, 1)
     (winner,) = await listing(case.attachments, Scope())
-    other = next(each for each in made if each.external_name != winner.name)
+    other_action = next(each for each in actions if each.external_name != winner.name)
     with pytest.raises(NotDoneError, match=f"is in use by attachment '{winner.name}'"):
-        await case.attachments.create(other)
+        await case.attachments.create(other_action)
 
 
 @pytest.mark.parametrize("owner", ["log.billing.Disk.data", "default", ""])
@@ -550,26 +554,28 @@ async def test_a_disk_that_is_not_of_the_attachments_namespace_is_not_mounted(
         attach = msgspec.structs.replace(new_attachment(), labels=mine)
         with pytest.raises(NotDoneError, match=r"disk 'data' does not exist \(yet\)"):
             await case.attachments.create(attach)
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
     assert await case.attachments.read("data") is None
 
 
 async def test_an_attachment_mounts_the_disk_of_its_namespace_only(case: Case) -> None:
     labels = {OWNER_LABEL: "log.billing.Disk.data"}
     await case.disks.create(msgspec.structs.replace(new_disk(), labels=labels))
-    theirs = msgspec.structs.replace(new_attachment(), action_id="billing/Attachment/data@1")
-    assert theirs.namespace == "billing"
-    effect = await case.attachments.create(theirs)
+    foreign_action = msgspec.structs.replace(
+        new_attachment(), action_id="billing/Attachment/data@1"
+    )
+    assert foreign_action.namespace == "billing"
+    effect = await case.attachments.create(foreign_action)
     assert effect.object is not None
     assert effect.object.fields["mounted"] is True
 
 
-async def test_a_disk_that_hands_have_mounted_or_that_is_not_there_is_waited_for(
+async def test_a_disk_mounted_out_of_band_or_missing_is_waited_for(
     case: Case, tmp_path: Path
 ) -> None:
     with pytest.raises(NotDoneError, match=r"disk .data. does not exist \(yet\)"):
         await case.attached()
-    await case.made()
+    await case.create_disk()
     elsewhere = case.root / "elsewhere"
     elsewhere.mkdir()
     run("mount", "-o", "loop", case.image(), elsewhere)
@@ -581,23 +587,23 @@ async def test_a_disk_that_hands_have_mounted_or_that_is_not_there_is_waited_for
 
 
 async def test_a_foreign_mount_at_the_place_is_a_conflict_and_never_unmounted(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     case.place().mkdir(parents=True)
     run("mount", "-t", "tmpfs", "theirs", case.place())
     with pytest.raises(ConflictError) as caught:
         await case.attached()
-    theirs = caught.value.obstacle
-    assert theirs is not None
-    assert (theirs.fields["disk"], theirs.labels) == ("theirs", {})
-    assert await listing(case.attachments, Scope(prefix="da")) == [theirs]
-    for change in (case.deletes(theirs), case.changes(theirs, disk="data")):
+    foreign_disk = caught.value.obstacle
+    assert foreign_disk is not None
+    assert (foreign_disk.fields["disk"], foreign_disk.labels) == ("theirs", {})
+    assert await listing(case.attachments, Scope(prefix="da")) == [foreign_disk]
+    for change in (case.deletes(foreign_disk), case.changes(foreign_disk, disk="data")):
         with pytest.raises(RefusedError):
             await change
-    assert left(case.root)[0][0].source == "theirs"
+    assert remaining_mounts(case.root)[0][0].source == "theirs"
 
 
 async def test_a_mount_over_ours_is_waited_for(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     run("mount", "-t", "tmpfs", "theirs", case.place())
     over = await case.attachment()
@@ -605,11 +611,11 @@ async def test_a_mount_over_ours_is_waited_for(case: Case) -> None:
     for change in (case.deletes(over), case.changes(over, mounted=True)):
         with pytest.raises(NotDoneError, match=r"another mount \(theirs\)"):
             await change
-    assert len(left(case.root)[0]) == 2
+    assert len(remaining_mounts(case.root)[0]) == 2
 
 
 async def test_a_mount_hides_no_files_and_follows_no_link(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     case.place().mkdir(parents=True)
     (case.place() / "file").write_text("theirs")
     with pytest.raises(NotDoneError, match="contains files, which a mount would hide"):
@@ -618,11 +624,11 @@ async def test_a_mount_hides_no_files_and_follows_no_link(case: Case) -> None:
     case.place().symlink_to(case.root / "images")
     with pytest.raises(RefusedError, match="symbolic link"):
         await case.attached()
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_files_that_came_while_it_was_not_mounted_are_not_hidden_either(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     run("umount", case.place())
     (case.place() / "file").write_text("theirs")
@@ -633,39 +639,43 @@ async def test_files_that_came_while_it_was_not_mounted_are_not_hidden_either(ca
 
 
 async def test_a_disk_that_is_mounted_elsewhere_too_stays_mounted_here(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     elsewhere = case.root / "elsewhere"
     elsewhere.mkdir()
     run("mount", attachment.outputs["device"], elsewhere)
     with pytest.raises(NotDoneError, match=f"is also mounted at {elsewhere}"):
         await case.deletes(attachment)
-    assert len(left(case.root)[0]) == 2
+    assert len(remaining_mounts(case.root)[0]) == 2
     run("umount", elsewhere)
     await case.deletes(attachment)
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_attached(
     case: Case,
 ) -> None:
-    disk, attachment = await case.made(), await case.attached()
+    disk, attachment = await case.create_disk(), await case.attached()
     (case.place() / "only-copy").write_text("precious")
     case.image().unlink()
 
-    lost = await case.attachment()
-    assert (lost.outputs["alarm"], lost.uid) == ("ImageDeleted", attachment.uid)
-    told = ready(lost.fields, lost)
-    assert (told.is_ready, told.reason) == (False, "ImageDeleted")
-    assert f"dd if={attachment.outputs['device']}" in told.message
-    for change in (case.deletes(lost), case.changes(lost, mounted=False), case.made()):
+    lost_disk = await case.attachment()
+    assert (lost_disk.outputs["alarm"], lost_disk.uid) == ("ImageDeleted", attachment.uid)
+    readiness = ready(lost_disk.fields, lost_disk)
+    assert (readiness.is_ready, readiness.reason) == (False, "ImageDeleted")
+    assert f"dd if={attachment.outputs['device']}" in readiness.message
+    for change in (
+        case.deletes(lost_disk),
+        case.changes(lost_disk, mounted=False),
+        case.create_disk(),
+    ):
         with pytest.raises(NotDoneError, match=r"was deleted while it (is|was) attached"):
             await change
     run("umount", case.place())
     after = await case.attachment()
     with pytest.raises(NotDoneError, match="was deleted while it was attached"):
         await case.deletes(after)
-    (loop,) = left(case.root)[1]
+    (loop,) = remaining_mounts(case.root)[1]
     assert loop.is_deleted
     run("mount", loop.path, case.place())
     assert (case.place() / "only-copy").read_text() == "precious"
@@ -673,29 +683,29 @@ async def test_an_image_that_was_deleted_while_attached_is_an_alarm_and_stays_at
 
 
 async def test_what_another_mount_namespace_has_is_not_detached(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     with started("unshare", "--mount", "--propagation", "private", "sh", "-c", READY):
         with pytest.raises(NotDoneError, match="possibly mounted in another mount namespace"):
             await case.deletes(attachment)
-        assert len(left(case.root)[1]) == 1
+        assert len(remaining_mounts(case.root)[1]) == 1
     await case.deletes(await case.attachment())
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
-async def test_a_device_that_somebody_has_open_is_waited_for(case: Case) -> None:
-    await case.made()
+async def test_an_open_device_is_waited_for(case: Case) -> None:
+    await case.create_disk()
     attachment = await case.attached()
     device = os.open(attachment.outputs["device"], os.O_RDONLY)
     with pytest.raises(NotDoneError, match="another process has /dev/loop"):
         await case.deletes(attachment)
     os.close(device)
     await case.deletes(await case.attachment())
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
 async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(case: Case) -> None:
-    await case.made()
+    await case.create_disk()
     with case.image().open("r+b") as file:
         file.seek(1024 + 0x18)  # the size of a block
         file.write(b"\xff")
@@ -706,14 +716,14 @@ async def test_a_damaged_filesystem_is_refused_for_good_and_leaves_what_is_ours(
     assert half is not None
     assert (half.written_by, half.fields["mounted"]) == (create.idempotency_key, False)
     await case.deletes(half)
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
 @pytest.mark.dockerd
 async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attached(
     case: Case, engine: TestEngine, unique: str
 ) -> None:
-    await case.made()
+    await case.create_disk()
     attachment = await case.attached()
     hands, device = engine.hands, attachment.outputs["device"]
     options = {"type": "ext4", "device": device}
@@ -727,10 +737,10 @@ async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attach
         }
         hands.post("/containers/create", body, name=unique)
         hands.post(f"/containers/{unique}/start")
-        written = case.place() / "file"
+        file = case.place() / "file"
 
         async def is_written() -> bool:
-            return written.exists() and written.read_text() == "from a container\n"
+            return file.exists() and file.read_text() == "from a container\n"
 
         await until(is_written)
         with pytest.raises(NotDoneError, match=rf"is also mounted at .*{unique}"):
@@ -738,7 +748,7 @@ async def test_a_volume_of_an_engine_mounts_the_device_and_keeps_the_disk_attach
     finally:
         await asyncio.to_thread(hands.remove_all, unique)
     await case.deletes(attachment)
-    assert left(case.root) == ([], [])
+    assert remaining_mounts(case.root) == ([], [])
 
 
 # --- what is missing
@@ -750,9 +760,9 @@ async def test_a_program_that_is_not_installed_is_named_with_its_package(
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(programs, "_FOLDERS", "/nowhere")
     with pytest.raises(ConfigurationError, match=r"mkfs.ext4 .* apt-get install e2fsprogs"):
-        await case.made()
+        await case.create_disk()
     monkeypatch.undo()
-    await case.made()
+    await case.create_disk()
 
 
 @pytest.mark.parametrize("words", ["mount: only root can do that", "must be superuser to unmount."])
@@ -766,9 +776,9 @@ async def test_a_worker_without_the_right_to_mount_makes_disks_and_says_what_it_
     case: Case,
 ) -> None:
     without = ("setpriv", "--bounding-set", "-sys_admin")
-    made = call(case, "Disk", new_disk(), wrapper=without)
-    assert made is not None
-    assert made.object is not None, made.error
+    result = call(case, "Disk", new_disk(), wrapper=without)
+    assert result is not None
+    assert result.object is not None, result.error
     create = new_attachment()
     refused = call(case, "Attachment", create, wrapper=without)
     assert refused is not None
@@ -788,13 +798,13 @@ class Meanwhile:
     pace_seconds = 0.0
 
     def __init__(self, step: int, happens: Callable[[], Awaitable[None]]) -> None:
-        self._left = step
+        self._remaining = step
         self._happens = happens
 
     async def wait(self, *, goes_first: bool = False) -> None:
         del goes_first
-        self._left -= 1
-        if self._left == 0:
+        self._remaining -= 1
+        if self._remaining == 0:
             token = CALL_GATE.set(None)
             await self._happens()
             CALL_GATE.reset(token)
@@ -819,7 +829,7 @@ async def held_up(
 async def test_a_worker_that_was_held_up_leaves_alone_what_has_the_name_by_now(
     case: Case, step: int, spec: Fields
 ) -> None:
-    await case.made()
+    await case.create_disk()
     old = await case.attached()
 
     async def another() -> None:
@@ -827,14 +837,16 @@ async def test_a_worker_that_was_held_up_leaves_alone_what_has_the_name_by_now(
         await case.attached()
 
     late = (
-        case.attachments.update(upon(action("Update", "data", {**old.fields, **spec}), old))
+        case.attachments.update(
+            with_version_of(action("Update", "data", {**old.fields, **spec}), old)
+        )
         if spec
-        else case.attachments.delete(upon(action("Delete", "data", {}), old))
+        else case.attachments.delete(with_version_of(action("Delete", "data", {}), old))
     )
     await held_up(step, another, late)
-    found = await case.attachment()
-    assert found.uid != old.uid
-    assert (found.fields, found.labels) == (old.fields, old.labels)
+    existing = await case.attachment()
+    assert existing.uid != old.uid
+    assert (existing.fields, existing.labels) == (old.fields, old.labels)
 
 
 async def test_a_creation_that_was_held_up_makes_no_second_disk(case: Case) -> None:
@@ -849,12 +861,12 @@ async def test_a_creation_that_was_held_up_makes_no_second_disk(case: Case) -> N
         assert case.is_marked(create.external_name), f"before step {step}"
 
 
-async def test_a_creation_that_was_held_up_does_not_take_anothers_for_its_own(case: Case) -> None:
-    await case.made()
+async def test_a_delayed_creation_does_not_claim_another_object(case: Case) -> None:
+    await case.create_disk()
 
     async def another_disk() -> None:
         await case.deletes(await case.disk("late"))
-        await case.made("late")
+        await case.create_disk("late")
 
     async def another_attachment() -> None:
         await case.deletes(await case.attachment())
@@ -869,16 +881,20 @@ async def test_a_creation_that_was_held_up_does_not_take_anothers_for_its_own(ca
 
 
 def call(
-    case: Case, kind: str, written: Action, dies_before: int = 0, wrapper: tuple[str, ...] = ()
-) -> Said | None:
+    case: Case,
+    kind: str,
+    written_action: Action,
+    dies_before: int = 0,
+    wrapper: tuple[str, ...] = (),
+) -> CallResult | None:
     """Have a process make a call; None if it was killed."""
-    asked = msgspec.json.encode(Call(kind, case.root.as_uri(), written, dies_before))
+    encoded_call = msgspec.json.encode(Call(kind, case.root.as_uri(), written_action, dies_before))
     command = [*wrapper, sys.executable, "-m", "tests.providers.disk_call"]
-    done = subprocess.run(command, input=asked, capture_output=True, check=False)
-    if done.returncode == -9:
+    process = subprocess.run(command, input=encoded_call, capture_output=True, check=False)
+    if process.returncode == -9:
         return None
-    assert done.returncode == 0, done.stderr.decode()
-    return msgspec.json.decode(done.stdout, type=Said)
+    assert process.returncode == 0, process.stderr.decode()
+    return msgspec.json.decode(process.stdout, type=CallResult)
 
 
 async def test_a_disk_that_is_killed_between_any_two_steps_is_formatted_once(case: Case) -> None:
@@ -917,7 +933,7 @@ async def test_an_attachment_that_is_killed_between_any_two_steps_is_mounted_onc
 ) -> None:
     for step in range(1, 20):
         name = f"disk-{step:02}"
-        await case.made(name)
+        await case.create_disk(name)
         case.marks(name)
         create = new_attachment(name)
         if call(case, "Attachment", create, step) is not None:
@@ -928,28 +944,28 @@ async def test_an_attachment_that_is_killed_between_any_two_steps_is_mounted_onc
         assert again.object is not None, again.error
         assert again.object == await case.attachment(name)
         assert (case.place(name) / MARKER).is_dir()
-    mounted, attached = left(case.root)
+    mounted, attached = remaining_mounts(case.root)
     assert len(mounted) == len(attached) > 4
 
     for step in range(1, 20):
-        thing = await case.attachment(f"disk-{step:02}")
-        delete = upon(action("Delete", thing.name, {}), thing)
+        disk = await case.attachment(f"disk-{step:02}")
+        delete = with_version_of(action("Delete", disk.name, {}), disk)
         if call(case, "Attachment", delete, step) is not None:
             assert step > 4
             break
         again = call(case, "Attachment", delete)
-        assert again == Said(), again
-        assert case.is_marked(thing.name)
-    mounted, attached = left(case.root)
+        assert again == CallResult(), again
+        assert case.is_marked(disk.name)
+    mounted, attached = remaining_mounts(case.root)
     assert len(mounted) == len(attached)
 
 
 async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case: Case) -> None:
     for step in range(1, 20):
-        made = await case.made(f"disk-{step:02}")
-        case.marks(made.name)
-        fields = {**made.fields, "sizeBytes": 16 * MIB, "label": "grown"}
-        update = upon(action("Update", made.name, fields), made)
+        disk = await case.create_disk(f"disk-{step:02}")
+        case.marks(disk.name)
+        fields = {**disk.fields, "sizeBytes": 16 * MIB, "label": "grown"}
+        update = with_version_of(action("Update", disk.name, fields), disk)
         if call(case, "Disk", update, step) is not None:
             assert step > 5
             break
@@ -957,13 +973,13 @@ async def test_a_growth_that_is_killed_between_any_two_steps_keeps_the_data(case
         assert again is not None
         if again.error:  # its own beginning is another version: decided anew
             assert again.error.startswith("ConflictError")
-            now = await case.disk(made.name)
-            again = call(case, "Disk", upon(action("Update", made.name, fields), now))
+            now = await case.disk(disk.name)
+            again = call(case, "Disk", with_version_of(action("Update", disk.name, fields), now))
             assert again is not None
         assert again.object is not None, again.error
         assert again.object.fields == fields
-        assert case.is_marked(made.name)
-        run("e2fsck", "-f", "-n", case.image(made.name))
+        assert case.is_marked(disk.name)
+        run("e2fsck", "-f", "-n", case.image(disk.name))
 
 
 class SlowProgram:
@@ -997,12 +1013,12 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Slo
     return lambda name: SlowProgram(name, folder)
 
 
-async def killed_within(case: Case, asked: Call, program: SlowProgram) -> None:
+async def killed_within(case: Case, requested_call: Call, program: SlowProgram) -> None:
     """Have a process make a call, and kill it while a program of its own runs."""
     command = [sys.executable, "-m", "tests.providers.disk_call"]
     worker = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE)
     assert worker.stdin is not None
-    worker.stdin.write(msgspec.json.encode(asked))
+    worker.stdin.write(msgspec.json.encode(requested_call))
     worker.stdin.close()
     await until(program.has_begun)
     worker.kill()
@@ -1031,11 +1047,11 @@ async def test_a_mkfs_whose_worker_was_killed_is_waited_for_and_not_run_again(
 async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
     case: Case, slow: Callable[[str], SlowProgram]
 ) -> None:
-    made, resize = await case.made(), slow("resize2fs")
+    disk, resize = await case.create_disk(), slow("resize2fs")
     case.marks()
-    update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
+    update = with_version_of(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
     await killed_within(case, Call("Disk", case.root.as_uri(), update), resize)
-    for change in (case.changes(made, sizeBytes=32 * MIB), case.deletes(made), case.attached()):
+    for change in (case.changes(disk, sizeBytes=32 * MIB), case.deletes(disk), case.attached()):
         with pytest.raises(NotDoneError, match="another call is still using disk 'data'"):
             await change
     resize.go_on()
@@ -1051,15 +1067,15 @@ async def test_a_growth_whose_worker_was_killed_is_waited_for_and_never_ended(
     assert (await case.disk()).fields["sizeBytes"] == 16 * MIB, "it came to its end"
 
 
-async def test_a_growth_that_takes_longer_than_a_call_may_goes_on(
+async def test_a_growth_that_outlives_its_call_continues(
     case: Case, slow: Callable[[str], SlowProgram]
 ) -> None:
-    made, resize = await case.made(), slow("resize2fs")
+    disk, resize = await case.create_disk(), slow("resize2fs")
     limits = Limits(request_timeout_seconds=0.5)
     impatient = DisksProvider(
         ProviderConfigSpec("disks", case.root.as_uri(), limits=limits), Secrets(), CallPermit()
     )
-    update = upon(action("Update", "data", {**made.fields, "sizeBytes": 16 * MIB}), made)
+    update = with_version_of(action("Update", "data", {**disk.fields, "sizeBytes": 16 * MIB}), disk)
     with pytest.raises(UnknownResultError, match="did not respond before the timeout"):
         await impatient.update(update)
     resize.go_on()
@@ -1090,6 +1106,6 @@ def test_a_superblock_with_an_impossible_block_size_has_a_size_that_fits_into_me
     struct.pack_into("<I", image, 1024 + 0x18, 0xFFFF_FFFF)
     (tmp_path / "image").write_bytes(image)
     with (tmp_path / "image").open("rb") as file:
-        found = superblock_of(file.fileno())
-    assert found is not None
-    assert found.size_bytes < 2**64
+        superblock = superblock_of(file.fileno())
+    assert superblock is not None
+    assert superblock.size_bytes < 2**64

@@ -98,12 +98,12 @@ class TestAttachmentContract(ProviderContract):
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
         """Write one whose disk another attachment has."""
-        other = self.action("Create", f"other-{name}", self.fields)
+        other_action = self.action("Create", f"other-{name}", self.fields)
         with suppress(ConflictError):
-            await provider.create(other)
+            await provider.create(other_action)
         create = self.action("Create", name, self.fields)
-        return structs.replace(create, fields=other.fields)
+        return structs.replace(create, fields=other_action.fields)
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        assert thing is not None
-        return super().is_as_declared(thing, {**fields, "disk": f"of-{thing.name}"})
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        assert observed is not None
+        return super().is_as_declared(observed, {**fields, "disk": f"of-{observed.name}"})

@@ -35,7 +35,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import LoggingProvider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import ProviderContract, action, listing, upon
+from reconciler.provider.contract import ProviderContract, action, listing, with_version_of
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import SecretKey, Secrets
 from tests.engines import TestEngine
@@ -97,14 +97,14 @@ class Case:
     def fields(self, **spec: Any) -> Fields:
         return CONTAINER.checked_fields({"image": self.image, "stopSeconds": 0, **spec})
 
-    async def made(self, suffix: str = "", /, **spec: Any) -> ExternalObject:
+    async def create_container(self, suffix: str = "", /, **spec: Any) -> ExternalObject:
         name = f"{self.prefix}{suffix}"
         effect = await self.containers.create(action("Create", name, self.fields(**spec)))
         assert effect.object is not None
         return effect.object
 
     async def updated(self, thing: ExternalObject, **spec: Any) -> ExternalObject:
-        update = upon(action("Update", thing.name, self.fields(**spec)), thing)
+        update = with_version_of(action("Update", thing.name, self.fields(**spec)), thing)
         effect = await self.containers.update(update)
         assert effect.object is not None
         return effect.object
@@ -122,8 +122,8 @@ async def case(engine: TestEngine, name: str, tmp_path: Path) -> AsyncIterator[C
 def as_declared(thing: ExternalObject | None, fields: Fields) -> bool:
     assert thing is not None
     assert CONTAINER.comparable is not None
-    seen, wanted = map(CONTAINER.comparable, (CONTAINER.normalize(thing.fields), fields))
-    return seen == wanted
+    actual, expected = map(CONTAINER.comparable, (CONTAINER.normalize(thing.fields), fields))
+    return actual == expected
 
 
 @pytest.mark.parametrize("users", [(), ("app",), ("0",)])
@@ -169,15 +169,15 @@ async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> 
         "restart": "on-failure",
         "maxRestarts": 3,
     }
-    made = await case.made(**spec)
+    container = await case.create_container(**spec)
 
-    assert as_declared(made, case.fields(**spec))
-    assert made == await case.containers.read(case.prefix)
-    assert [made] == await listing(case.containers, Scope(prefix=case.prefix))
-    assert made.outputs["addresses"] == {network: "10.199.77.9"}
-    assert made.outputs["address"] == "10.199.77.9"
-    assert set(made.outputs["ports"]) == {"80/tcp", "90/tcp"}
-    assert not OWN_LABELS & made.labels.keys()
+    assert as_declared(container, case.fields(**spec))
+    assert container == await case.containers.read(case.prefix)
+    assert [container] == await listing(case.containers, Scope(prefix=case.prefix))
+    assert container.outputs["addresses"] == {network: "10.199.77.9"}
+    assert container.outputs["address"] == "10.199.77.9"
+    assert set(container.outputs["ports"]) == {"80/tcp", "90/tcp"}
+    assert not OWN_LABELS & container.labels.keys()
     once = case.fields(**spec)
     assert CONTAINER.checked_fields(once) == once
 
@@ -185,81 +185,83 @@ async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> 
 async def test_a_listing_in_parts_has_all_containers_and_begins_again_if_one_is_deleted(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers, "LISTED_AT_ONCE", 2)
-    mine = {str((await case.made(str(number), running=False)).uid) for number in range(5)}
+    monkeypatch.setattr(containers, "LISTING_PAGE_SIZE", 2)
+    mine = {
+        str((await case.create_container(str(number), running=False)).uid) for number in range(5)
+    }
     scope, names = Scope(prefix=case.prefix), [f"{case.prefix}{number}" for number in range(5)]
     assert sorted(each.name for each in await listing(case.containers, scope)) == names
-    asked = EngineApi.get
+    original_ask = EngineApi.get
     deleted: list[str] = []
 
     async def ask(api: EngineApi, path: str, *more: Any) -> Any:
-        found = await asked(api, path, *more)
+        found = await original_ask(api, path, *more)
         last: str = found[-1].id if path == "/containers/json" and found else ""
         if last in mine and not deleted:
             deleted.append(last)
             await asyncio.to_thread(case.hands.delete, f"/containers/{last}", force="true")
         return found
 
-    monkeypatch.setattr(EngineApi, "ask", ask)
+    monkeypatch.setattr(EngineApi, "get", ask)
     assert len(await listing(case.containers, scope)) == 4
 
 
 async def test_what_the_image_and_the_engine_fill_in_is_no_difference(case: Case) -> None:
-    made = await case.made(memoryBytes=32 * MIB)
+    container = await case.create_container(memoryBytes=32 * MIB)
 
-    assert made.fields == case.fields(memoryBytes=32 * MIB)
-    found = case.hands.inspect(case.prefix)
-    assert found is not None
-    assert "OF_THE_IMAGE=1" in found["Config"]["Env"]
-    assert found["HostConfig"]["MemorySwap"] == 64 * MIB
+    assert container.fields == case.fields(memoryBytes=32 * MIB)
+    inspected = case.hands.inspect(case.prefix)
+    assert inspected is not None
+    assert "OF_THE_IMAGE=1" in inspected["Config"]["Env"]
+    assert inspected["HostConfig"]["MemorySwap"] == 64 * MIB
 
 
 async def test_a_secret_is_in_the_environment_and_shown_as_a_digest_only(case: Case) -> None:
     await case.stores.by_name["files"].write(SecretKey("default", "db"), PLANTED)
     secret = {"$secret": "db"}
-    made = await case.made(env={"PLAIN": "1", "PASSWORD": secret})
+    container = await case.create_container(env={"PLAIN": "1", "PASSWORD": secret})
     digest = Secrets(key=case.stores.key).digest(PLANTED)
 
-    assert made.fields["env"] == {"PLAIN": "1", "PASSWORD": {"secret": digest}}
-    assert PLANTED not in repr(made)
-    found = case.hands.inspect(case.prefix)
-    assert found is not None
-    assert f"PASSWORD={PLANTED}" in found["Config"]["Env"]
-    assert PLANTED not in repr(found["Config"]["Labels"])
+    assert container.fields["env"] == {"PLAIN": "1", "PASSWORD": {"secret": digest}}
+    assert PLANTED not in repr(container)
+    inspected = case.hands.inspect(case.prefix)
+    assert inspected is not None
+    assert f"PASSWORD={PLANTED}" in inspected["Config"]["Env"]
+    assert PLANTED not in repr(inspected["Config"]["Labels"])
     with pytest.raises(ConfigurationError, match="is missing from store"):
-        await case.made("-other", env={"PASSWORD": {"$secret": "none"}})
+        await case.create_container("-other", env={"PASSWORD": {"$secret": "none"}})
 
 
-async def test_a_strangers_environment_is_shown_as_digests(case: Case) -> None:
+async def test_a_foreign_environment_is_shown_as_digests(case: Case) -> None:
     body = {"Image": case.image, "Env": [f"TOKEN={PLANTED}"]}
     case.hands.post("/containers/create", body, name=case.prefix)
-    found = await case.containers.read(case.prefix)
+    existing = await case.containers.read(case.prefix)
 
-    assert found is not None
-    assert PLANTED not in repr(found)
-    assert set(found.fields["env"]) == {"TOKEN", "PATH", "OF_THE_IMAGE"}
-    assert found.written_by is None
+    assert existing is not None
+    assert PLANTED not in repr(existing)
+    assert set(existing.fields["env"]) == {"TOKEN", "PATH", "OF_THE_IMAGE"}
+    assert existing.written_by is None
 
 
 # --- identity
 
 
 async def test_the_beginning_of_an_id_is_no_name(case: Case) -> None:
-    made = await case.made()
-    assert made.uid is not None
+    container = await case.create_container()
+    assert container.uid is not None
 
-    assert await case.containers.read(made.uid[:12]) is None
-    assert (await case.containers.delete(action("Delete", made.uid[:12], {}))).absent
+    assert await case.containers.read(container.uid[:12]) is None
+    assert (await case.containers.delete(action("Delete", container.uid[:12], {}))).absent
     with pytest.raises(NotFoundError):
-        await case.containers.update(action("Update", made.uid[:12], case.fields()))
-    assert await case.containers.read(case.prefix) == made
+        await case.containers.update(action("Update", container.uid[:12], case.fields()))
+    assert await case.containers.read(case.prefix) == container
 
 
 async def test_a_container_that_was_renamed_is_deleted_by_its_id(case: Case) -> None:
-    made = await case.made()
+    container = await case.create_container()
     case.hands.post(f"/containers/{case.prefix}/rename", name=f"{case.prefix}-away")
     assert await case.containers.read(case.prefix) is None
-    await case.containers.delete(upon(action("Delete", made.name, {}), made))
+    await case.containers.delete(with_version_of(action("Delete", container.name, {}), container))
     assert case.hands.containers(case.prefix) == []
 
 
@@ -284,20 +286,20 @@ class CutAt:
     pace_seconds = 0.0
 
     def __init__(self, request: int, error: BaseException) -> None:
-        self.left, self.error = request, error
+        self.remaining, self.error = request, error
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             raise self.error
 
 
-async def test_a_creation_that_is_cut_at_any_request_is_gone_on_with(case: Case) -> None:
+async def test_a_creation_that_is_cut_at_any_request_is_resumed(case: Case) -> None:
     case.hands.post("/networks/create", {"Name": f"{case.prefix}-a"})
     case.hands.post("/networks/create", {"Name": f"{case.prefix}-b"})
     networks = [{"name": f"{case.prefix}-{each}"} for each in "ab"]
     fields, requests = case.fields(networks=networks), 0
-    seen: list[tuple[str, bool]] = []
+    states: list[tuple[str, bool]] = []
     while True:
         requests += 1
         name = f"{case.prefix}-{requests}"
@@ -305,29 +307,31 @@ async def test_a_creation_that_is_cut_at_any_request_is_gone_on_with(case: Case)
         error = asyncio.CancelledError() if requests % 2 else NotCalledError("cut")
         permit = CutAt(requests, error)
         token = CALL_GATE.set(permit)
-        said: BaseException | None = None
+        raised_error: BaseException | None = None
         try:
             await case.containers.create(create)
         except (ProviderError, asyncio.CancelledError) as raised:
-            said = raised
+            raised_error = raised
         finally:
             CALL_GATE.reset(token)
-        if said is None:
+        if raised_error is None:
             break
         half = case.hands.inspect(name)
         is_made = half is not None
-        assert not is_made or not isinstance(said, NotDoneError), "that means: nothing was done"
+        assert not is_made or not isinstance(raised_error, NotDoneError), (
+            "that means: nothing was done"
+        )
         if is_made:
-            found = await case.containers.read(name)
-            assert found is not None
-            assert found.written_by == create.idempotency_key
-            assert found.labels == create.labels
-            seen.append((found.outputs["state"], as_declared(found, fields)))
+            existing = await case.containers.read(name)
+            assert existing is not None
+            assert existing.written_by == create.idempotency_key
+            assert existing.labels == create.labels
+            states.append((existing.outputs["state"], as_declared(existing, fields)))
         whole = (await case.containers.create(create)).object
         assert as_declared(whole, fields)
         assert whole == (await case.containers.create(create)).object
         assert half is None or (whole is not None and whole.uid == half["Id"])
-    assert seen[0] == ("created", False)
+    assert states[0] == ("created", False)
     assert requests > 6
 
 
@@ -343,14 +347,14 @@ async def test_what_is_missing_is_named_and_nothing_is_made(case: Case) -> None:
     ]
     for spec, words in cases:
         with pytest.raises(NotDoneError, match=words) as caught:
-            await case.made(**spec)
+            await case.create_container(**spec)
         assert caught.value.status in (404, 409), "no sign of an Engine that fails"
     assert case.hands.containers(case.prefix) == []
     assert case.hands.volume(f"{case.prefix}-typo") is None
 
 
 async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case: Case) -> None:
-    first = await case.made("-first", ports=[{"container": 80}])
+    first = await case.create_container("-first", ports=[{"container": 80}])
     port = first.outputs["ports"]["80/tcp"]
     create = action(
         "Create", f"{case.prefix}-second", case.fields(ports=[{"container": 80, "host": port}])
@@ -362,11 +366,13 @@ async def test_a_port_that_is_taken_leaves_one_that_starts_when_it_is_free(case:
     assert half is not None
     assert half.written_by == create.idempotency_key
     with pytest.raises(NotDoneError, match=r"already allocated|already in use"):
-        await case.containers.update(upon(action("Update", half.name, create.fields), half))
-    await case.containers.delete(upon(action("Delete", first.name, {}), first))
-    done = await case.containers.create(create)
-    assert done.replayed
-    assert as_declared(done.object, create.fields)
+        await case.containers.update(
+            with_version_of(action("Update", half.name, create.fields), half)
+        )
+    await case.containers.delete(with_version_of(action("Delete", first.name, {}), first))
+    effect = await case.containers.create(create)
+    assert effect.replayed
+    assert as_declared(effect.object, create.fields)
 
 
 async def test_what_is_written_in_another_way_is_no_difference(case: Case) -> None:
@@ -374,15 +380,15 @@ async def test_what_is_written_in_another_way_is_no_difference(case: Case) -> No
         "workingDir": "//tmp/../tmp/",
         "healthCheck": {"command": ["true"], "timeoutSeconds": 5.0000000001},
     }
-    assert as_declared(await case.made(**spec), case.fields(**spec))
+    assert as_declared(await case.create_container(**spec), case.fields(**spec))
 
 
 async def test_a_network_is_declared_by_its_name(case: Case) -> None:
-    made = case.hands.post("/networks/create", {"Name": f"{case.prefix}-net"})
-    plain = await case.made("-plain")
-    for id_ in (made["Id"], made["Id"][:12]):
+    network = case.hands.post("/networks/create", {"Name": f"{case.prefix}-net"})
+    plain = await case.create_container("-plain")
+    for id_ in (network["Id"], network["Id"][:12]):
         with pytest.raises(RefusedError, match=f"{case.prefix}-net"):
-            await case.made(networks=[{"name": id_}])
+            await case.create_container(networks=[{"name": id_}])
         with pytest.raises(RefusedError, match=f"{case.prefix}-net"):
             await case.updated(plain, networks=[{"name": id_}])
     assert await case.containers.read(case.prefix) is None
@@ -390,7 +396,7 @@ async def test_a_network_is_declared_by_its_name(case: Case) -> None:
 
 async def test_a_user_who_is_not_in_the_image_is_refused_for_good(case: Case) -> None:
     with pytest.raises(RefusedError, match="nobodyhere") as caught:
-        await case.made(user="nobodyhere")
+        await case.create_container(user="nobodyhere")
     assert caught.value.obstacle == await case.containers.read(case.prefix)
 
 
@@ -402,7 +408,9 @@ async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case
     assert half is not None
     assert caught.value.obstacle == half, "what is there is said, so that it is ours"
     with pytest.raises(RefusedError, match="/nope"):
-        await case.containers.update(upon(action("Update", half.name, create.fields), half))
+        await case.containers.update(
+            with_version_of(action("Update", half.name, create.fields), half)
+        )
     small = action("Create", f"{case.prefix}-small", {**case.fields(), "memoryBytes": 1})
     with pytest.raises(RefusedError, match=r"Minimum memory|minimum"):
         await case.containers.create(small)
@@ -414,7 +422,7 @@ async def test_a_command_that_is_not_in_the_image_is_refused_for_good(case: Case
 async def test_what_can_be_changed_is_changed_in_place(case: Case) -> None:
     network = f"{case.prefix}-net"
     case.hands.post("/networks/create", {"Name": network})
-    made = await case.made(memoryBytes=32 * MIB, cpus=0.5)
+    container = await case.create_container(memoryBytes=32 * MIB, cpus=0.5)
     changes: list[Fields] = [
         {"memoryBytes": 96 * MIB, "cpus": 1.5, "restart": "on-failure", "maxRestarts": 2},
         {"memoryBytes": 16 * MIB},
@@ -424,29 +432,29 @@ async def test_what_can_be_changed_is_changed_in_place(case: Case) -> None:
         {"memoryBytes": 16 * MIB},
     ]
     for spec in changes:
-        now = await case.updated(made, **spec)
+        now = await case.updated(container, **spec)
         assert as_declared(now, case.fields(**spec)), spec
-        assert now.uid == made.uid
+        assert now.uid == container.uid
         assert now == await case.containers.read(case.prefix)
 
-    unlimited = await case.updated(made)
+    unlimited = await case.updated(container)
     assert unlimited.fields["memoryBytes"] > 512 * MIB, "all that the host has"
     with pytest.raises(RefusedError, match="command: the Engine cannot change this"):
-        await case.updated(made, command=["/bin/true"])
+        await case.updated(container, command=["/bin/true"])
 
 
 @pytest.mark.parametrize("harm", ["kill", "stop", "pause"])
 async def test_one_that_runs_no_more_is_not_as_declared_and_started_again(
     case: Case, harm: str
 ) -> None:
-    made = await case.made()
+    container = await case.create_container()
     case.hands.post(f"/containers/{case.prefix}/{harm}", **({"t": "0"} if harm == "stop" else {}))
-    found = await case.containers.read(case.prefix)
-    assert found is not None
-    assert found.fields["running"] is False
-    again = await case.updated(found)
+    existing = await case.containers.read(case.prefix)
+    assert existing is not None
+    assert existing.fields["running"] is False
+    again = await case.updated(existing)
     assert as_declared(again, case.fields())
-    assert again.uid == made.uid
+    assert again.uid == container.uid
 
 
 async def test_it_is_ready_when_its_health_check_agrees(case: Case) -> None:
@@ -455,15 +463,15 @@ async def test_it_is_ready_when_its_health_check_agrees(case: Case) -> None:
         "healthCheck": check,
         "command": ["sh", "-c", "sleep 0.5; touch /tmp/ok; sleep 9999"],
     }
-    made = await case.made(**spec)
-    reasons = [ready(case.fields(**spec), made).reason]
+    container = await case.create_container(**spec)
+    reasons = [ready(case.fields(**spec), container).reason]
     deadline = time.monotonic() + 20
     while reasons[-1] != "Ready":
         assert time.monotonic() < deadline, reasons
         await asyncio.sleep(0.05)
-        found = await case.containers.read(case.prefix)
-        assert found is not None
-        reasons.append(ready(case.fields(**spec), found).reason)
+        existing = await case.containers.read(case.prefix)
+        assert existing is not None
+        reasons.append(ready(case.fields(**spec), existing).reason)
     assert reasons[0] in ("Starting", "Unhealthy")
 
 
@@ -485,33 +493,37 @@ async def test_a_volume_that_is_there_is_a_conflict_though_the_engine_says_creat
 async def test_a_volumes_uid_stays_when_something_is_written_to_it(case: Case) -> None:
     created = await case.volumes.create(action("Create", case.prefix, VOLUME.checked_fields({})))
     command = ["sh", "-c", "touch /d/x; sleep 9999"]
-    await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}], command=command)
+    await case.create_container(
+        "-user", mounts=[{"target": "/d", "source": case.prefix}], command=command
+    )
     await asyncio.sleep(0.2)
     assert await case.volumes.read(case.prefix) == created.object
 
 
 async def test_a_volume_in_use_is_not_deleted_and_the_message_names_its_users(case: Case) -> None:
-    made = (
+    container = (
         await case.volumes.create(action("Create", case.prefix, VOLUME.checked_fields({})))
     ).object
-    assert made is not None
-    user = await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}])
-    delete = upon(action("Delete", case.prefix, {}), made)
+    assert container is not None
+    user = await case.create_container("-user", mounts=[{"target": "/d", "source": case.prefix}])
+    delete = with_version_of(action("Delete", case.prefix, {}), container)
     with pytest.raises(NotDoneError, match=f"is in use by {user.name}; ") as caught:
         await case.volumes.delete(delete)
     assert caught.value.status == 409
-    await case.containers.delete(upon(action("Delete", user.name, {}), user))
+    await case.containers.delete(with_version_of(action("Delete", user.name, {}), user))
     assert not (await case.volumes.delete(delete)).absent
 
 
 async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
     options = {"type": "tmpfs", "device": "tmpfs", "o": "size=1m"}
     create = action("Create", case.prefix, VOLUME.checked_fields({"options": options}))
-    made = (await case.volumes.create(create)).object
-    assert made is not None
-    assert VOLUME.loses(None, made) == ""
+    container = (await case.volumes.create(create)).object
+    assert container is not None
+    assert VOLUME.loses(None, container) == ""
     command = ["sh", "-c", "dd if=/dev/zero of=/d/x bs=65536 count=64; sleep 9999"]
-    await case.made("-user", mounts=[{"target": "/d", "source": case.prefix}], command=command)
+    await case.create_container(
+        "-user", mounts=[{"target": "/d", "source": case.prefix}], command=command
+    )
     log = b""
     for _ in range(100):
         query = {"stdout": "1", "stderr": "1"}
@@ -526,7 +538,7 @@ async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
 
 
 @pytest.mark.parametrize("kind", ["containers", "volumes"])
-async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_told(
+async def test_an_event_ends_the_wait_and_what_came_between_two_calls_is_reported(
     case: Case, kind: str
 ) -> None:
     provider = case.containers if kind == "containers" else case.volumes
@@ -572,38 +584,38 @@ async def test_what_a_container_writes_is_read_and_followed(case: Case) -> None:
     assert isinstance(case.containers, LoggingProvider)
     assert not isinstance(case.volumes, LoggingProvider)
     script = "echo one; echo two >&2; while ! test -e /tmp/on; do sleep 0.02; done; echo three"
-    made = await case.made(command=["sh", "-c", script], restart="no")
-    assert made.uid is not None
+    container = await case.create_container(command=["sh", "-c", script], restart="no")
+    assert container.uid is not None
     told = b""
     while told.count(b"\n") < 2:
-        told = await read_all(case.containers.logs(made.uid))
+        told = await read_all(case.containers.logs(container.uid))
     assert sorted(told.split()) == [b"one", b"two"]
-    assert (await read_all(case.containers.logs(made.uid, tail=1))).count(b"\n") == 1
+    assert (await read_all(case.containers.logs(container.uid, tail=1))).count(b"\n") == 1
 
-    seen: list[bytes] = []
-    async with contextlib.aclosing(case.containers.logs(made.uid, follow=True)) as pieces:
+    chunks: list[bytes] = []
+    async with contextlib.aclosing(case.containers.logs(container.uid, follow=True)) as pieces:
         async for piece in pieces:
-            seen.append(piece)
-            if b"".join(seen).count(b"\n") == 2:
+            chunks.append(piece)
+            if b"".join(chunks).count(b"\n") == 2:
                 touch = {"Cmd": ["/bin/touch", "/tmp/on"]}
                 started = case.hands.post(f"/containers/{case.prefix}/exec", touch)
                 await asyncio.to_thread(
                     case.hands.post, f"/exec/{started['Id']}/start", {"Detach": True}
                 )
-    assert b"".join(seen).endswith(b"three\n"), "it ends with the container"
+    assert b"".join(chunks).endswith(b"three\n"), "it ends with the container"
     with pytest.raises(NotFoundError):
         await read_all(case.containers.logs("0" * 64))
 
 
 @pytest.mark.parametrize("size", range(1, 12))
 async def test_pieces_of_an_output_may_end_anywhere(size: int) -> None:
-    sent = b"".join(
+    stream = b"".join(
         bytes([1, 0, 0, 0]) + len(part).to_bytes(4) + part for part in (b"one\n", b"", b"three\n")
     )
 
     async def pieces() -> AsyncIterator[bytes]:
-        for start in range(0, len(sent), size):
-            yield sent[start : start + size]
+        for start in range(0, len(stream), size):
+            yield stream[start : start + size]
 
     assert await read_all(without_headers(pieces())) == b"one\nthree\n"
 
@@ -615,24 +627,24 @@ class _Answers:
     """A server on a local socket that says what it is told to say."""
 
     def __init__(self) -> None:
-        self.said: dict[str, tuple[int, str]] = {}
+        self.responses: dict[str, tuple[int, str]] = {}
         self.paths: list[str] = []
 
     async def answer(self, request: web.Request) -> web.Response:
         self.paths.append(request.path)
-        status, body = self.said.get(request.path, (404, "404 page not found"))
+        status, body = self.responses.get(request.path, (404, "404 page not found"))
         return web.Response(status=status, text=body, content_type="application/json")
 
 
 @pytest.fixture
 async def answers(tmp_path: Path) -> AsyncIterator[tuple[_Answers, str]]:
-    said, app = _Answers(), web.Application()
-    app.router.add_route("*", "/{any:.*}", said.answer)
+    answers_, app = _Answers(), web.Application()
+    app.router.add_route("*", "/{any:.*}", answers_.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     path = tmp_path / "s"
     await web.UnixSite(runner, str(path)).start()
-    yield said, f"unix://{path}"
+    yield answers_, f"unix://{path}"
     await runner.cleanup()
 
 
@@ -656,8 +668,8 @@ async def test_a_version_is_spoken_that_both_know(
     answers: tuple[_Answers, str], versions: str, spoken: str | None
 ) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, versions)
-    server.said[f"/v{spoken}/containers/json"] = (200, "[]")
+    server.responses["/version"] = (200, versions)
+    server.responses[f"/v{spoken}/containers/json"] = (200, "[]")
     async with provider_at(endpoint) as provider:
         if spoken is None:
             with pytest.raises(NotDoneError, match=r"20.10 or newer"):
@@ -668,7 +680,7 @@ async def test_a_version_is_spoken_that_both_know(
 
 async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, str]) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
     for kind in (CONTAINER, VOLUME):
         async with provider_at(endpoint, kind) as provider:
             with pytest.raises(NotDoneError, match=r"check spec.endpoint"):
@@ -677,8 +689,8 @@ async def test_a_404_of_something_else_is_no_absence(answers: tuple[_Answers, st
 
 async def test_a_listing_without_one_driver_is_none(answers: tuple[_Answers, str]) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
-    server.said["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
+    server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.responses["/v1.41/volumes"] = (200, '{"Volumes":[],"Warnings":["plugin x is away"]}')
     async with provider_at(endpoint, VOLUME) as provider:
         with pytest.raises(NotDoneError, match="plugin x is away"):
             await listing(provider, Scope())
@@ -698,11 +710,13 @@ async def test_an_engine_that_is_away_has_done_nothing(tmp_path: Path) -> None:
                 await call()
 
 
-async def test_an_engine_that_says_why_it_fails_is_not_away(answers: tuple[_Answers, str]) -> None:
+async def test_an_engine_that_gives_an_error_message_is_not_away(
+    answers: tuple[_Answers, str],
+) -> None:
     server, endpoint = answers
-    server.said["/version"] = (200, '{"ApiVersion":"1.41"}')
-    server.said["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')
-    server.said["/v1.41/containers/other/json"] = (500, "")
+    server.responses["/version"] = (200, '{"ApiVersion":"1.41"}')
+    server.responses["/v1.41/containers/any/json"] = (500, '{"message":"this one is broken"}')
+    server.responses["/v1.41/containers/other/json"] = (500, "")
     async with provider_at(endpoint) as provider:
         with pytest.raises(NotDoneError, match="this one is broken") as explained:
             await provider.read("any")

@@ -112,18 +112,18 @@ async def test_a_listing_of_large_containers_is_read_in_parts(number: int, size:
             id_ = url.path.split("/")[-2]
             body = b'{"Id":"%s","Name":"/c"}' % id_.encode()
         else:
-            before = json.loads(query["filters"][0]).get("before")
-            start = ids.index(before[0]) + 1 if before else 0
-            shown = ids[start : start + int(query.get("limit", ["1000"])[0])]
-            body = json.dumps([{"Id": each, "Command": "x" * size} for each in shown]).encode()
+            cursor = json.loads(query["filters"][0]).get("before")
+            start = ids.index(cursor[0]) + 1 if cursor else 0
+            page_ids = ids[start : start + int(query.get("limit", ["1000"])[0])]
+            body = json.dumps([{"Id": each, "Command": "x" * size} for each in page_ids]).encode()
         connection.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body))
         connection.sendall(body)
 
     with hostile_server(engine(answer)) as port:
         provider = provider_at(port)
-        seen = [each.uid async for page in provider.pages(Scope(), page_size=30) for each in page]
+        uids = [each.uid async for page in provider.pages(Scope(), page_size=30) for each in page]
         await provider.close()
-    assert seen == ids
+    assert uids == ids
 
 
 def provider_at(port: int) -> ContainersProvider:
@@ -183,15 +183,15 @@ async def names_in(provider: ContainersProvider, found: list[str]) -> None:
 async def test_a_container_that_cannot_be_shown_hides_no_others_and_is_not_absent(
     what: str,
 ) -> None:
-    found: list[str] = []
+    names_found: list[str] = []
     with hostile_server(engine_of(ODD[what], inspection("well"))) as port:
         provider = provider_at(port)
         with pytest.raises(UnreadableObjectsError) as unreadable:
-            await names_in(provider, found)
+            await names_in(provider, names_found)
         with pytest.raises(ProviderError) as raised:
             await provider.read("name-odd")
         await provider.close()
-    assert found == ["name-well"]
+    assert names_found == ["name-well"]
     assert list(unreadable.value.objects) == [("name-odd", "odd")]
     assert what == "type" or isinstance(raised.value, RefusedError)
 

@@ -49,7 +49,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.contract import ProviderContract, action, listing, upon
+from reconciler.provider.contract import ProviderContract, action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences, merge_desired
 
@@ -96,29 +96,29 @@ def create(name: str = "etc/app.ini", fields: Fields = PLAIN):
     return action("Create", name, FILE.checked_fields(fields))
 
 
-def update(seen: ExternalObject, fields: Fields):
-    return upon(action("Update", seen.name, FILE.checked_fields(fields)), seen)
+def update(file: ExternalObject, fields: Fields):
+    return with_version_of(action("Update", file.name, FILE.checked_fields(fields)), file)
 
 
-async def made(files: FileProvider, name: str = "etc/app.ini", fields: Fields = PLAIN):
-    seen = (await files.create(create(name, fields))).object
-    assert seen is not None
-    return seen
+async def create_file(files: FileProvider, name: str = "etc/app.ini", fields: Fields = PLAIN):
+    file = (await files.create(create(name, fields))).object
+    assert file is not None
+    return file
 
 
-async def shown(files: FileProvider, name: str = "etc/app.ini") -> ExternalObject:
-    seen = await files.read(name)
-    assert seen is not None
-    return seen
+async def read_file(files: FileProvider, name: str = "etc/app.ini") -> ExternalObject:
+    file = await files.read(name)
+    assert file is not None
+    return file
 
 
 def names_in(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def drift(seen: ExternalObject, fields: Fields) -> list[str]:
-    found = differences(Wanted(FILE.checked_fields(fields), {}), seen, FILE)
-    return [each.path for each in found]
+def drift(file: ExternalObject, fields: Fields) -> list[str]:
+    field_differences = differences(Wanted(FILE.checked_fields(fields), {}), file, FILE)
+    return [each.path for each in field_differences]
 
 
 # --- what is declared
@@ -178,7 +178,7 @@ async def test_a_file_is_as_declared_and_its_folders_are_made(
 ) -> None:
     umask = os.umask(0o077)
     try:
-        seen = await made(files, "etc/app/main.ini", {"content": "a = 1\n", "mode": "0664"})
+        file = await create_file(files, "etc/app/main.ini", {"content": "a = 1\n", "mode": "0664"})
     finally:
         os.umask(umask)
     path = root / "etc/app/main.ini"
@@ -187,30 +187,30 @@ async def test_a_file_is_as_declared_and_its_folders_are_made(
     assert path.stat().st_mode & 0o7777 == 0o664
     assert path.parent.stat().st_mode & 0o7777 == 0o755
     assert names_in(path.parent) == ["main.ini"]
-    assert seen.fields["content"] == {
+    assert file.fields["content"] == {
         "sha256": hashlib.sha256(b"a = 1\n").hexdigest(),
         "bytes": 6,
     }
-    assert seen.outputs == {"path": str(path), "bytes": 6}
+    assert file.outputs == {"path": str(path), "bytes": 6}
 
 
 async def test_a_deletion_leaves_the_folders(files: FileProvider, root: Path) -> None:
-    seen = await made(files)
-    await files.delete(upon(action("Delete", seen.name, {}), seen))
+    file = await create_file(files)
+    await files.delete(with_version_of(action("Delete", file.name, {}), file))
     assert (root / "etc").is_dir()
 
 
 async def test_drift_of_content_mode_and_group_is_found(files: FileProvider, root: Path) -> None:
     fields = {**PLAIN, "owner": ME, "group": MY_GROUP}
-    seen, path = await made(files, fields=fields), root / "etc/app.ini"
-    assert drift(seen, fields) == []
+    file, path = await create_file(files, fields=fields), root / "etc/app.ini"
+    assert drift(file, fields) == []
 
     path.write_text("two\n")  # the same length: an editor that writes in place
     path.chmod(0o600)
-    changed = await shown(files)
+    changed = await read_file(files)
     assert drift(changed, fields) == ["content.sha256", "mode"]
-    assert (changed.uid, changed.labels) == (seen.uid, seen.labels)
-    assert changed.version != seen.version
+    assert (changed.uid, changed.labels) == (file.uid, file.labels)
+    assert changed.version != file.version
 
     restored = (await files.update(update(changed, fields))).object
     assert restored is not None
@@ -219,13 +219,13 @@ async def test_drift_of_content_mode_and_group_is_found(files: FileProvider, roo
 
 
 @is_root
-async def test_drift_of_the_owner_is_found_and_mended(files: FileProvider, root: Path) -> None:
+async def test_drift_of_the_owner_is_found_and_repaired(files: FileProvider, root: Path) -> None:
     fields = {**PLAIN, "owner": "0", "group": "54321"}
-    seen = await made(files, fields=fields)
-    assert (seen.fields["owner"], seen.fields["group"]) == ("0", "54321"), "as it was declared"
+    file = await create_file(files, fields=fields)
+    assert (file.fields["owner"], file.fields["group"]) == ("0", "54321"), "as it was declared"
     os.chown(root / "etc/app.ini", 12345, -1)
 
-    changed = await shown(files)
+    changed = await read_file(files)
     assert changed.fields["owner"] == "12345"
     assert drift(changed, fields) == ["owner"]
     await files.update(update(changed, fields))
@@ -242,17 +242,17 @@ async def test_what_others_keep_of_a_file_is_not_written_over(
     files: FileProvider, root: Path
 ) -> None:
     """``policy.ignoreFields: [content]``, and a label that is taken off at a release."""
-    seen = await made(files)
+    file = await create_file(files)
     (root / "etc/app.ini").write_text("theirs\n")
-    changed = await shown(files)
-    wanted = Wanted(FILE.checked_fields(PLAIN), {}, ignored=frozenset({"content"}))
-    fields, _labels = merge_desired(wanted, changed, FILE.normalize)
-    write = upon(action("Update", seen.name, {**fields, "mode": "0640"}), changed)
+    changed = await read_file(files)
+    desired = Wanted(FILE.checked_fields(PLAIN), {}, ignored=frozenset({"content"}))
+    fields, _labels = merge_desired(desired, changed, FILE.normalize)
+    write = with_version_of(action("Update", file.name, {**fields, "mode": "0640"}), changed)
     await files.update(msgspec.structs.replace(write, labels={}))
 
-    now = await shown(files)
+    now = await read_file(files)
     assert (root / "etc/app.ini").read_text() == "theirs\n"
-    assert (now.fields["mode"], now.labels, now.uid) == ("0640", {}, seen.uid)
+    assert (now.fields["mode"], now.labels, now.uid) == ("0640", {}, file.uid)
 
 
 async def test_a_listing_walks_folders_and_shows_regular_files_only(
@@ -260,15 +260,15 @@ async def test_a_listing_walks_folders_and_shows_regular_files_only(
 ) -> None:
     names = ["a", "b/c", "b/d/e", "bb/f"]
     for name in names:
-        await made(files, name)
+        await create_file(files, name)
     os.mkfifo(root / "pipe")
     (root / "loop").symlink_to(root)
     (root / "link").symlink_to(root / "a")
     (root / os.fsdecode(b"no-text-\xff")).touch()
 
-    assert sorted(seen.name for seen in await listing(files, Scope(), page_size=2)) == names
-    found = await listing(files, Scope(prefix="b/"), page_size=1)
-    assert sorted(seen.name for seen in found) == ["b/c", "b/d/e"]
+    assert sorted(existing.name for existing in await listing(files, Scope(), page_size=2)) == names
+    objects = await listing(files, Scope(prefix="b/"), page_size=1)
+    assert sorted(existing.name for existing in objects) == ["b/c", "b/d/e"]
     assert await files.read("pipe") is None
     assert await files.read("b") is None
     assert await files.read("a/below") is None
@@ -279,7 +279,7 @@ async def test_a_large_file_of_others_is_shown_without_being_read(
 ) -> None:
     with (root / "large").open("wb") as large:
         large.truncate(MAX_CONTENT_BYTES + 1)
-    assert (await shown(files, "large")).fields["content"] == {"bytes": MAX_CONTENT_BYTES + 1}
+    assert (await read_file(files, "large")).fields["content"] == {"bytes": MAX_CONTENT_BYTES + 1}
 
 
 # --- no link leads out of the root
@@ -291,13 +291,13 @@ async def test_no_link_is_followed(files: FileProvider, root: Path, tmp_path: Pa
     (outside / "app.ini").write_text("theirs\n")
     (root / "etc").symlink_to(outside)
     (root / "here").symlink_to(outside / "app.ini")
-    seen = ExternalObject("etc/app.ini", {}, "uid")
+    file = ExternalObject("etc/app.ini", {}, "uid")
 
     for call in (
         files.create(create()),
         files.create(create("etc/new")),
-        files.update(update(seen, PLAIN)),
-        files.delete(upon(action("Delete", seen.name, {}), seen)),
+        files.update(update(file, PLAIN)),
+        files.delete(with_version_of(action("Delete", file.name, {}), file)),
         files.read("etc/app.ini"),
     ):
         with pytest.raises(RefusedError, match="'etc' in the path is a symbolic link"):
@@ -332,9 +332,9 @@ async def test_a_folder_that_becomes_a_link_under_way_leads_nowhere(
     try:
         for number in range(300):
             with suppress(ProviderError):
-                seen = await made(files, f"etc/f{number}")
-                await files.update(update(seen, {"content": "two"}))
-                await files.delete(upon(action("Delete", seen.name, {}), seen))
+                file = await create_file(files, f"etc/f{number}")
+                await files.update(update(file, {"content": "two"}))
+                await files.delete(with_version_of(action("Delete", file.name, {}), file))
     finally:
         stop.set()
         swapping.join()
@@ -386,11 +386,13 @@ async def test_a_create_that_crashed_is_repeated_with_one_effect(
     (root / "etc").mkdir()
     write = create()
     assert crash_at(root, step, when, write) == (0 if step == "rename" else 9)
-    left = await listing(files, Scope())
-    assert [seen.name for seen in left] in ([], ["etc/app.ini"]), "nothing half is listed"
+    remaining_files = await listing(files, Scope())
+    assert [existing.name for existing in remaining_files] in ([], ["etc/app.ini"]), (
+        "nothing half is listed"
+    )
     repeated = await files.create(write)
 
-    assert repeated.replayed == bool(left)
+    assert repeated.replayed == bool(remaining_files)
     assert repeated.object == await files.read("etc/app.ini")
     assert (root / "etc/app.ini").read_text() == "one\n"
     assert names_in(root / "etc") == ["app.ini"], "what the crash left is gone"
@@ -400,33 +402,33 @@ async def test_a_create_that_crashed_is_repeated_with_one_effect(
 async def test_an_update_that_crashed_is_repeated_with_one_effect(
     files: FileProvider, root: Path, step: str, when: str
 ) -> None:
-    seen = await made(files)
-    write = update(seen, {"content": "two\n"})
+    file = await create_file(files)
+    write = update(file, {"content": "two\n"})
     crash_at(root, step, when, write)
     assert (root / "etc/app.ini").read_text() in ("one\n", "two\n")
     repeated = (await files.update(write)).object
 
     assert repeated == await files.read("etc/app.ini")
     assert repeated is not None
-    assert repeated.uid == seen.uid
+    assert repeated.uid == file.uid
     assert (root / "etc/app.ini").read_text() == "two\n"
     assert names_in(root / "etc") == ["app.ini"]
 
 
-async def test_what_nobody_repeats_is_removed_when_it_is_old(
+async def test_an_abandoned_temporary_file_is_removed_when_it_is_old(
     files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (root / "etc").mkdir()
     crash_at(root, "link", "before", create())
-    left = root / "etc" / names_in(root / "etc")[0]
-    assert left.name.startswith(file_root.OURS)
+    leftover = root / "etc" / names_in(root / "etc")[0]
+    assert leftover.name.startswith(file_root.OWN_PREFIX)
     assert await listing(files, Scope()) == []
-    assert left.exists()
+    assert leftover.exists()
 
     later = time.time() + LEFTOVER_SECONDS + 1
     monkeypatch.setattr(file_root.time, "time", lambda: later)
     assert await listing(files, Scope()) == []
-    assert not left.exists()
+    assert not leftover.exists()
     assert (root / ROOT_MARKER).exists()
 
 
@@ -458,18 +460,18 @@ async def test_of_two_creations_one_wins_and_the_other_sees_it(
         writes = [create(f"etc/f{number}", {"content": str(each)}) for each in range(4)]
         ended = await asyncio.gather(*map(files.create, writes), return_exceptions=True)
         (won,) = [each for each in ended if not isinstance(each, BaseException)]
-        for lost in ended:
-            if isinstance(lost, BaseException):
-                assert isinstance(lost, ConflictError)
-                assert lost.obstacle is not None
+        for failed in ended:
+            if isinstance(failed, BaseException):
+                assert isinstance(failed, ConflictError)
+                assert failed.obstacle is not None
                 assert won.object is not None
-                assert lost.obstacle.uid == won.object.uid
+                assert failed.obstacle.uid == won.object.uid
 
 
 async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
     files: FileProvider, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, path, real = await made(files), root / "etc/app.ini", os.fchmod
+    file, path, real = await create_file(files), root / "etc/app.ini", os.fchmod
 
     def meanwhile(*args: Any) -> None:
         path.write_text("theirs\n")
@@ -477,7 +479,7 @@ async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
 
     monkeypatch.setattr(os, "fchmod", meanwhile)
     with pytest.raises(ConflictError) as caught:
-        await files.update(update(seen, {"content": "two\n"}))
+        await files.update(update(file, {"content": "two\n"}))
     monkeypatch.undo()
     assert caught.value.obstacle == await files.read("etc/app.ini")
     assert path.read_text() == "theirs\n"
@@ -487,41 +489,41 @@ async def test_a_change_while_a_file_is_being_replaced_is_not_lost(
 # --- strangers
 
 
-async def test_a_strangers_file_is_neither_replaced_nor_deleted(
+async def test_a_foreign_file_is_neither_replaced_nor_deleted(
     files: FileProvider, root: Path
 ) -> None:
-    ours, path = await made(files), root / "etc/app.ini"
+    own_file, path = await create_file(files), root / "etc/app.ini"
     path.unlink()
     path.write_text("theirs\n")
-    theirs = await shown(files)
-    assert theirs.uid not in {None, ours.uid}
-    assert (theirs.labels, theirs.written_by) == ({}, None)
+    foreign_file = await read_file(files)
+    assert foreign_file.uid not in {None, own_file.uid}
+    assert (foreign_file.labels, foreign_file.written_by) == ({}, None)
 
     for call in (
         files.create(create()),
-        files.update(update(ours, PLAIN)),
-        files.delete(upon(action("Delete", ours.name, {}), ours)),
+        files.update(update(own_file, PLAIN)),
+        files.delete(with_version_of(action("Delete", own_file.name, {}), own_file)),
     ):
         with pytest.raises(ConflictError) as caught:
             await call
-        assert caught.value.obstacle == theirs
+        assert caught.value.obstacle == foreign_file
     assert path.read_text() == "theirs\n"
 
 
-async def test_a_strangers_file_keeps_its_uid_when_it_is_taken_over(
+async def test_a_foreign_file_keeps_its_uid_when_it_is_taken_over(
     files: FileProvider, root: Path
 ) -> None:
     (root / "app.ini").write_text("theirs\n")
-    theirs = await shown(files, "app.ini")
-    assert drift(theirs, PLAIN) == ["content.bytes", "content.sha256"]
-    ours = (await files.update(update(theirs, PLAIN))).object
+    foreign_file = await read_file(files, "app.ini")
+    assert drift(foreign_file, PLAIN) == ["content.bytes", "content.sha256"]
+    own_file = (await files.update(update(foreign_file, PLAIN))).object
 
-    assert ours is not None
-    assert ours.uid == theirs.uid
-    assert ours.labels
-    again = (await files.update(update(ours, {"content": "two\n"}))).object
+    assert own_file is not None
+    assert own_file.uid == foreign_file.uid
+    assert own_file.labels
+    again = (await files.update(update(own_file, {"content": "two\n"}))).object
     assert again is not None
-    assert again.uid == theirs.uid
+    assert again.uid == foreign_file.uid
 
 
 async def test_each_file_that_takes_a_name_has_a_uid_of_its_own(
@@ -530,19 +532,19 @@ async def test_each_file_that_takes_a_name_has_a_uid_of_its_own(
     uids: set[str | None] = set()
     for _ in range(20):  # the same number of an inode again and again
         (root / "a").write_text("same")
-        uids.add((await shown(files, "a")).uid)
+        uids.add((await read_file(files, "a")).uid)
         (root / "a").unlink()
     assert len(uids) == 20
 
 
 @pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b'{"uid": 1}', b"\xff"])
-async def test_a_mark_that_is_none_makes_a_stranger(
+async def test_a_mark_that_is_none_makes_a_foreign_object(
     files: FileProvider, root: Path, rubbish: bytes
 ) -> None:
-    await made(files)
+    await create_file(files)
     os.setxattr(root / "etc/app.ini", ATTRIBUTE, rubbish)
-    seen = await shown(files)
-    assert (seen.labels, seen.written_by) == ({}, None)
+    file = await read_file(files)
+    assert (file.labels, file.written_by) == ({}, None)
 
 
 # --- secrets
@@ -553,30 +555,32 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
 ) -> None:
     reference = await secrets.keep(SecretRef("db"), PLANTED, "default")
     fields = {**SECRET, "content": msgspec.to_builtins(reference)}
-    seen, path = await made(files, fields=fields), root / "etc/app.ini"
+    file, path = await create_file(files, fields=fields), root / "etc/app.ini"
     assert path.read_text() == PLANTED
-    assert seen.fields["content"] == {"secret": reference.digest}
-    assert seen.outputs == {"path": str(path)}, "not even how long it is"
-    assert drift(seen, fields) == []
+    assert file.fields["content"] == {"secret": reference.digest}
+    assert file.outputs == {"path": str(path)}, "not even how long it is"
+    assert drift(file, fields) == []
     assert PLANTED.encode() not in os.getxattr(path, ATTRIBUTE)
 
     rotated = await secrets.keep(SecretRef("db"), f"{PLANTED}-2", "default")
-    wanted = {**SECRET, "content": msgspec.to_builtins(rotated)}
-    assert drift(seen, wanted) == ["content.secret"]
-    to_write, _labels = merge_desired(Wanted(FILE.checked_fields(wanted), {}), seen, FILE.normalize)
-    write = upon(action("Update", seen.name, to_write), seen)
+    expected = {**SECRET, "content": msgspec.to_builtins(rotated)}
+    assert drift(file, expected) == ["content.secret"]
+    to_write, _labels = merge_desired(
+        Wanted(FILE.checked_fields(expected), {}), file, FILE.normalize
+    )
+    write = with_version_of(action("Update", file.name, to_write), file)
     renewed = (await files.update(write)).object
     assert renewed is not None
     assert path.read_text() == f"{PLANTED}-2"
-    assert drift(renewed, wanted) == []
+    assert drift(renewed, expected) == []
 
-    told = [repr(each) for each in (seen, renewed, write, *await listing(files, Scope()), files)]
+    texts = [repr(each) for each in (file, renewed, write, *await listing(files, Scope()), files)]
     with pytest.raises(ConflictError) as conflict:
         await files.create(create(fields=fields))
-    told += [repr(conflict.value), "".join(traceback.format_exception(conflict.value))]
-    assert not [each for each in told if PLANTED in each]
+    texts += [repr(conflict.value), "".join(traceback.format_exception(conflict.value))]
+    assert not [each for each in texts if PLANTED in each]
     plain_digest = hashlib.sha256(PLANTED.encode()).hexdigest()
-    assert not [each for each in told if plain_digest in each], "nor can it be tried against it"
+    assert not [each for each in texts if plain_digest in each], "nor can it be tried against it"
 
 
 @pytest.mark.parametrize("step", ["write", "setxattr", "fchmod", "fsync", "link"])
@@ -600,20 +604,20 @@ async def test_a_secret_whose_mark_is_gone_is_not_shown_by_a_plain_digest(
     reference = await secrets.keep(SecretRef("db"), PLANTED, "default")
     path = root / "etc/app.ini"
     for mode in ("0600", "0640", "0400"):
-        seen = await made(files, fields={**SECRET, "mode": mode})
+        file = await create_file(files, fields={**SECRET, "mode": mode})
         os.removexattr(path, ATTRIBUTE)
-        stripped = await shown(files)
+        stripped = await read_file(files)
         assert stripped.fields["content"] == {"secret": reference.digest}
-        assert stripped.uid != seen.uid
+        assert stripped.uid != file.uid
         path.unlink()
 
 
 async def test_a_private_file_of_plain_content_is_as_declared(files: FileProvider) -> None:
     fields = {**PLAIN, "mode": "0600"}
-    assert drift(await made(files, fields=fields), fields) == []
+    assert drift(await create_file(files, fields=fields), fields) == []
 
 
-async def test_a_secret_that_is_not_there_is_told(files: FileProvider, root: Path) -> None:
+async def test_a_missing_secret_is_reported(files: FileProvider, root: Path) -> None:
     with pytest.raises(ConfigurationError, match="namespace 'default' is missing from store"):
         await files.create(create(fields=SECRET))
     assert names_in(root) == [ROOT_MARKER]
@@ -633,23 +637,23 @@ def test_what_is_compared_of_content_is_a_digest() -> None:
 async def test_a_root_that_is_missing_or_empty_proves_nothing(
     files: FileProvider, root: Path, is_there: bool
 ) -> None:
-    seen = await made(files, "app.ini")
-    aside = taken_away(root)
+    file = await create_file(files, "app.ini")
+    aside = move_aside(root)
     if is_there:
         make_folder(root)  # where the disk was mounted
     for call in (
         lambda: files.read("app.ini"),
         lambda: listing(files, Scope()),
         lambda: files.create(create("other")),
-        lambda: files.delete(upon(action("Delete", seen.name, {}), seen)),
+        lambda: files.delete(with_version_of(action("Delete", file.name, {}), file)),
     ):
         with pytest.raises(NotDoneError, match="check that its disk is mounted"):
             await call()
     mount_again(aside, root)
-    assert await files.read("app.ini") == seen
+    assert await files.read("app.ini") == file
 
 
-def taken_away(root: Path) -> Path:
+def move_aside(root: Path) -> Path:
     return root.rename(root.with_name("aside"))
 
 
@@ -667,14 +671,14 @@ async def test_a_root_whose_last_file_is_deleted_stays_the_right_one(
 ) -> None:
     (root / ROOT_MARKER).unlink()
     (root / "theirs").touch()
-    seen = await made(files, "app.ini")
+    file = await create_file(files, "app.ini")
     (root / "theirs").unlink()
-    await files.delete(upon(action("Delete", seen.name, {}), seen))
+    await files.delete(with_version_of(action("Delete", file.name, {}), file))
     assert await listing(files, Scope()) == []
 
 
 @pytest.mark.parametrize(
-    ("code", "wanted"),
+    ("code", "expected"),
     [
         (errno.ENOSPC, NotDoneError),
         (errno.EDQUOT, NotDoneError),
@@ -689,13 +693,13 @@ async def test_each_error_of_the_disk_has_its_class(
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
     code: int,
-    wanted: type[ProviderError],
+    expected: type[ProviderError],
 ) -> None:
     def failing(*_args: Any) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "write", failing)
-    with pytest.raises(wanted, match=os.strerror(code)):
+    with pytest.raises(expected, match=os.strerror(code)):
         await files.create(create())
     assert names_in(root / "etc") == [], "nothing half is left"
 
@@ -788,22 +792,22 @@ def bare(
 
 
 async def test_without_attributes_the_name_is_the_identity(bare: Path, files: FileProvider) -> None:
-    seen = await made(files)
-    assert (seen.uid, seen.labels, seen.written_by) == (None, {}, None)
-    assert drift(seen, PLAIN) == []
+    file = await create_file(files)
+    assert (file.uid, file.labels, file.written_by) == (None, {}, None)
+    assert drift(file, PLAIN) == []
     with pytest.raises(ConflictError) as caught:
         await files.create(create(fields={"content": "two\n"}))
-    assert caught.value.obstacle == seen
+    assert caught.value.obstacle == file
 
-    now = (await files.update(update(seen, {"content": "two\n"}))).object
+    now = (await files.update(update(file, {"content": "two\n"}))).object
     assert now is not None
-    assert now.version != seen.version
+    assert now.version != file.version
     with pytest.raises(ConflictError):
-        await files.update(update(seen, PLAIN))
+        await files.update(update(file, PLAIN))
     with pytest.raises(NotFoundError):
         await files.update(update(ExternalObject("other", {}), PLAIN))
-    assert not (await files.delete(upon(action("Delete", seen.name, {}), now))).absent
-    assert await files.read(seen.name) is None
+    assert not (await files.delete(with_version_of(action("Delete", file.name, {}), now))).absent
+    assert await files.read(file.name) is None
 
 
 async def test_without_attributes_no_secret_is_written(

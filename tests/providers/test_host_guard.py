@@ -33,16 +33,16 @@ INSIDE_6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::ffff:127.0.0.1", 80,
 @asynccontextmanager
 async def counting() -> AsyncGenerator[tuple[int, list[int]]]:
     """Serve HTTP on a port of 127.0.0.1, and count the connections."""
-    seen: list[int] = []
+    positions: list[int] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen.append(1)
+        positions.append(1)
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1], seen
+        yield server.sockets[0].getsockname()[1], positions
 
 
 async def called(host: str, port: int, allow: Allow = NOTHING) -> bytes:
@@ -66,10 +66,10 @@ async def test_an_operator_may_write_out_an_address_of_the_host(host: str) -> No
 
 
 async def test_no_name_of_an_endpoint_may_resolve_to_the_host() -> None:
-    async with counting() as (port, seen):
+    async with counting() as (port, lookups):
         with pytest.raises(NotDoneError) as raised:
             await called(LOOPBACK_IN_DISGUISE, port)
-        assert seen == []
+        assert lookups == []
         assert f"127.1:{port} resolves to 127.0.0.1, an address of the host" in str(raised.value)
         assert "spec.allow.addresses" in str(raised.value)
         for allowed in (f"127.1:{port}", f"127.0.0.1:{port}", "127.1:*"):
@@ -80,11 +80,11 @@ def test_only_usable_addresses_of_a_name_are_connected_to() -> None:
     guard = HostGuard(NOTHING)
     assert guard.usable("rebound.test", 80, [INSIDE, OUTSIDE, INSIDE_6]) == [OUTSIDE]
     assert guard.usable("empty.test", 80, []) == []
-    for found in ([INSIDE], [INSIDE_6], [INSIDE, INSIDE_6]):
+    for addresses in ([INSIDE], [INSIDE_6], [INSIDE, INSIDE_6]):
         with pytest.raises(HostAddressError):
-            guard.usable("rebound.test", 80, found)
+            guard.usable("rebound.test", 80, addresses)
         with pytest.raises(HostAddressError):
-            HostGuard(NOTHING, is_operators=True).usable("rebound.test", 80, found)
+            HostGuard(NOTHING, is_operators=True).usable("rebound.test", 80, addresses)
 
 
 def test_an_address_of_a_declaration_may_not_even_be_written_out() -> None:
@@ -157,13 +157,13 @@ def _get(url: str, allow: Allow) -> int:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", LOOPBACK_IN_DISGUISE, "localhost", "[::1]", "0"])
 async def test_no_redirect_leads_to_the_host(host: str) -> None:
-    async with counting() as (port, seen):
+    async with counting() as (port, lookups):
         with redirecting(f"http://{host}:{port}/") as first:
             url = f"http://127.0.0.1:{first}/"
             only_first = Allow(addresses=(f"127.0.0.1:{first}",))
             with pytest.raises(HTTPError):
                 await asyncio.to_thread(_get, url, only_first)
-            assert seen == []
+            assert lookups == []
             if host == "127.0.0.1":
                 both = Allow(addresses=("127.0.0.1:*",))
                 assert await asyncio.to_thread(_get, url, both) == 200

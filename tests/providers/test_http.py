@@ -198,15 +198,15 @@ async def test_a_client_can_be_closed_before_it_was_used() -> None:
         pass
 
 
-async def test_who_waits_for_his_turn_while_it_is_closed_calls_nothing() -> None:
+async def test_a_call_queued_at_close_is_not_made() -> None:
     server, permit = Server(), Permit()
     async with connected(server) as api:
         token = CALL_GATE.set(permit)
         waiting = asyncio.ensure_future(api.call("POST", "/x"))
         CALL_GATE.reset(token)
-        await permit.asked.wait()
+        await permit.is_requested.wait()
         await api.close()
-        permit.given.set()
+        permit.is_granted.set()
         with pytest.raises(NotDoneError, match="declared again"):
             await waiting
     assert server.requests == 0
@@ -334,7 +334,7 @@ async def test_an_abandoned_call_s_answer_is_not_the_next_call_s() -> None:
     assert server.connections == 2
 
 
-async def test_who_waits_for_a_connection_while_it_is_closed_calls_nothing() -> None:
+async def test_a_call_waiting_for_a_connection_at_close_is_not_made() -> None:
     server = Server()
     server.may_answer.clear()
     async with connected(server, concurrency=1) as api:

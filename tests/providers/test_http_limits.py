@@ -16,7 +16,7 @@ from events.external import ExternalObject
 from events.intake import ListingBegan
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers import connections
-from infra.providers.answers import Answer, decoded, problem_text
+from infra.providers.answers import Response, decode_body, problem_text
 from infra.providers.connections import MAX_BODY_BYTES
 from infra.providers.http import HttpApi
 from reconciler.errors import NotDoneError, UnknownResultError
@@ -140,11 +140,11 @@ async def test_many_large_answers_at_the_same_time_are_too_many() -> None:
     async with api_of(serve, concurrency=12) as api:
         calls = [asyncio.create_task(api.call("GET", "/x")) for _ in range(12)]
         with measured_memory() as memory:
-            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+            completed, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
         release.set()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert memory.peak_bytes < connections.MAX_HELD_BYTES + ENOUGH_BYTES
-        assert done
+        assert completed
         words = "responses of this API are longer than 128 MiB together"
         assert any(words in str(each) for each in results)
 
@@ -179,9 +179,9 @@ async def test_json_of_many_small_values_is_refused_before_it_is_decoded(value: 
 
 def test_json_that_is_nested_without_end_is_an_error_of_its_api() -> None:
     deep = b'{"x":' + b"[" * 100_000
-    answer = Answer("GET", "http://api/x", 500, {}, deep)
+    answer = Response("GET", "http://api/x", 500, {}, deep)
     with pytest.raises(NotDoneError, match="nested too deeply"):
-        decoded(answer, msgspec.json.Decoder())
+        decode_body(answer, msgspec.json.Decoder())
     assert problem_text(answer).startswith('{"x":[[')
 
 

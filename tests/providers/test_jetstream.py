@@ -38,12 +38,14 @@ class OnJetStream(ProviderContract):
         self, provider: Provider, name: str
     ) -> None:
         create = self.action("Create", name, self.fields)
-        made = (await provider.create(create)).object
+        created_object = (await provider.create(create)).object
 
-        assert (await provider.create(create)).object == made
-        assert made is not None
-        assert made.written_by == create.idempotency_key
-        assert not any(label.startswith(("_nats", "reconciler-")) for label in made.labels)
+        assert (await provider.create(create)).object == created_object
+        assert created_object is not None
+        assert created_object.written_by == create.idempotency_key
+        assert not any(
+            label.startswith(("_nats", "reconciler-")) for label in created_object.labels
+        )
 
     async def test_a_create_whose_object_was_changed_since_says_that_it_was_done(
         self, provider: Provider, nc: Client, name: str
@@ -63,7 +65,7 @@ class OnJetStream(ProviderContract):
         self, provider: Provider, nc: Client, name: str
     ) -> None:
         """Another client keeps the key; the next comparison detects its change as drift."""
-        update = self.upon("Update", await self.made(provider, name), self.other_fields)
+        update = self.action_on("Update", await self.create_one(provider, name), self.other_fields)
         updated = (await provider.update(update)).object
 
         assert await provider.update(update) == Effect(updated, replayed=True)
@@ -85,11 +87,13 @@ class OnJetStream(ProviderContract):
     ) -> None:
         assert isinstance(provider, WatchingProvider)
         marks = [await provider.changes(None)]
-        made = await self.made(provider, name)
+        created_object = await self.create_one(provider, name)
         marks.append(await self.quiet(provider, marks[-1]))
-        changed = (await provider.update(self.upon("Update", made, self.other_fields))).object
+        changed = (
+            await provider.update(self.action_on("Update", created_object, self.other_fields))
+        ).object
         marks.append(await self.quiet(provider, marks[-1]))
-        await provider.delete(self.upon("Delete", changed))
+        await provider.delete(self.action_on("Delete", changed))
         marks.append(await self.quiet(provider, marks[-1]))
 
         assert len(set(marks)) == 4
@@ -119,22 +123,22 @@ class OnJetStream(ProviderContract):
     ) -> None:
         assert isinstance(provider, MeasuredProvider)
         assert await provider.readings(name) is None
-        made = await self.made(provider, name)
+        created_object = await self.create_one(provider, name)
 
         readings = await provider.readings(name)
         assert readings is not None
         assert readings.items() >= self.fresh.items()
-        assert not readings.keys() & made.outputs.keys()
+        assert not readings.keys() & created_object.outputs.keys()
 
     async def test_what_is_as_it_was_declared_is_ready(self, provider: Provider, name: str) -> None:
-        made = await self.made(provider, name)
+        created_object = await self.create_one(provider, name)
 
-        assert made.outputs == {"hasData": False, "hasLeader": True}
+        assert created_object.outputs == {"hasData": False, "hasLeader": True}
         assert self.kind.outputs is not None
-        assert msgspec.convert(made.outputs, self.kind.outputs)
-        assert self.kind.ready(made.fields, made).is_ready
-        leaderless = msgspec.structs.replace(made, outputs={"hasLeader": False})
-        assert self.kind.ready(made.fields, leaderless).reason == "NoLeader"
+        assert msgspec.convert(created_object.outputs, self.kind.outputs)
+        assert self.kind.ready(created_object.fields, created_object).is_ready
+        leaderless = msgspec.structs.replace(created_object, outputs={"hasLeader": False})
+        assert self.kind.ready(created_object.fields, leaderless).reason == "NoLeader"
 
     async def test_a_label_that_has_a_meaning_here_is_refused(
         self, provider: Provider, name: str
@@ -170,9 +174,9 @@ class TestStream(OnJetStream):
             fields = {**fields, "subjects": [f"{token}.>"]}
         return super().action(operation, name, fields)
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        assert thing is not None
-        return super().is_as_declared(thing, {**fields, "subjects": [f"{thing.name}.>"]})
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        assert observed is not None
+        return super().is_as_declared(observed, {**fields, "subjects": [f"{observed.name}.>"]})
 
 
 class TestBucket(OnJetStream):

@@ -83,12 +83,12 @@ async def test_it_is_let_in_by_its_own_secret_only(
 
 
 async def test_an_nkey_lets_in_too(tmp_path: Path, connect: Connect) -> None:
-    ours = Pair.of_user()
+    own_key_pair = Pair.of_user()
     server = EmbeddedServer()
-    users = f"authorization: {{ users: [ {{ nkey: {ours.public} }} ] }}\n"
+    users = f"authorization: {{ users: [ {{ nkey: {own_key_pair.public} }} ] }}\n"
     await server.start(tmp_path, extra_config=users)
     try:
-        provider = connect(STREAM, server.url, secret=f"{ours.seed}\n")
+        provider = connect(STREAM, server.url, secret=f"{own_key_pair.seed}\n")
         assert await provider.read("x") is None
         await provider.close()
     finally:
@@ -136,10 +136,10 @@ async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Co
             assert isinstance(provider, WatchingProvider)
             mark = await provider.changes(None)
             checked = kind.checked_fields(fields)
-            made = (await provider.create(action("Create", name, checked))).object
+            created_object = (await provider.create(action("Create", name, checked))).object
             assert await provider.changes(mark) != mark
             changed = kind.checked_fields({**fields, "description": "x"})
-            updated = (await provider.update(upon("Update", made, changed))).object
+            updated = (await provider.update(upon("Update", created_object, changed))).object
             assert await listing(provider, Scope()) == [updated]
             if kind is not STREAM:
                 await provider.delete(upon("Delete", updated, {}))
@@ -149,7 +149,7 @@ async def test_the_documented_permissions_are_enough(tmp_path: Path, connect: Co
         await server.stop()
 
 
-async def test_advisories_that_may_not_be_read_are_told_and_listings_go_on(
+async def test_advisories_that_may_not_be_read_are_reported_and_listings_continue(
     tmp_path: Path, connect: Connect
 ) -> None:
     server = EmbeddedServer()
@@ -205,7 +205,7 @@ async def test_a_server_that_is_away_is_transient_and_one_that_hangs_unknown(
     with pytest.raises(UnknownResultError):
         await provider.create(create)
     os.kill(server.pid, signal.SIGCONT)
-    effect = await until_answered(provider, create)
+    effect = await create_when_reachable(provider, create)
     assert effect is not None
     assert effect.written_by == create.idempotency_key
     await server.stop()
@@ -214,7 +214,7 @@ async def test_a_server_that_is_away_is_transient_and_one_that_hangs_unknown(
         await provider.create(create)
 
 
-async def until_answered(provider: Provider, create: Action) -> ExternalObject | None:
+async def create_when_reachable(provider: Provider, create: Action) -> ExternalObject | None:
     async with asyncio.timeout(20):
         while True:
             try:

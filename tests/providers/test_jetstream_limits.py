@@ -165,9 +165,9 @@ LARGE = {"large": "<" * 130_000}
 """Metadata that has six bytes for each character in the server's JSON."""
 
 
-async def page_by_page(provider: Provider, scope: Scope, found: list[ExternalObject]) -> None:
+async def page_by_page(provider: Provider, scope: Scope, objects: list[ExternalObject]) -> None:
     async for page in provider.pages(scope, page_size=9):
-        found += page
+        objects += page
 
 
 @pytest.fixture
@@ -191,11 +191,11 @@ async def test_large_consumers_do_not_hide_others(
     provider = connect(CONSUMER, nats_server.url)
     action_ = action("Create", f"{stream}/small", CONSUMER.checked_fields({}))
     await provider.create(action_)
-    found = await listing(provider, Scope(prefix=f"{stream}/"))
+    objects = await listing(provider, Scope(prefix=f"{stream}/"))
     await api_request(nc, f"STREAM.DELETE.{stream}", None)
 
-    assert [each.name for each in found][-1] == f"{stream}/small"
-    assert len(found) == large + 1
+    assert [each.name for each in objects][-1] == f"{stream}/small"
+    assert len(objects) == large + 1
 
 
 async def test_large_streams_do_not_hide_others(
@@ -206,11 +206,11 @@ async def test_large_streams_do_not_hide_others(
         config = {"name": name, "subjects": [f"{name}.>"], "metadata": LARGE}
         await api_request(nc, f"STREAM.CREATE.{name}", {**config, "storage": "memory"})
     provider = connect(STREAM, nats_server.url)
-    found = await listing(provider, Scope(prefix=unique))
+    objects = await listing(provider, Scope(prefix=unique))
     for name in names:
         await api_request(nc, f"STREAM.DELETE.{name}", None)
 
-    assert [each.name for each in found] == names
+    assert [each.name for each in objects] == names
 
 
 async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_others(
@@ -229,10 +229,10 @@ async def test_an_object_that_is_too_large_by_itself_is_named_and_hides_no_other
         body = {"stream_name": name, "config": {"durable_name": "c", "mem_storage": True}}
         await api_request(nc, f"CONSUMER.CREATE.{name}.c", body)
     for kind, suffix in ((STREAM, ""), (CONSUMER, "/c")):
-        found: list[ExternalObject] = []
+        objects: list[ExternalObject] = []
         with pytest.raises(UnreadableObjectsError) as unreadable:
-            await page_by_page(connect(kind, nats_server.url), Scope(prefix=unique), found)
-        assert [each.name for each in found] == [f"{unique}small{suffix}"]
+            await page_by_page(connect(kind, nats_server.url), Scope(prefix=unique), objects)
+        assert [each.name for each in objects] == [f"{unique}small{suffix}"]
         assert next(iter(unreadable.value.objects))[0] == f"{unique}large{suffix}"
         assert unreadable.value.status == HTTPStatus.CONFLICT, "no failure of the API"
     for name in ("large", "small"):
@@ -255,12 +255,12 @@ async def test_a_start_time_at_the_end_of_the_calendar_hides_no_others(
         body = {"stream_name": unique, "config": config}
         await api_request(nc, f"CONSUMER.CREATE.{unique}.{name}", body)
     provider = connect(CONSUMER, nats_server.url)
-    found = await listing(provider, Scope(prefix=f"{unique}/"))
+    objects = await listing(provider, Scope(prefix=f"{unique}/"))
     read = await provider.read(f"{unique}/a")
     await api_request(nc, f"STREAM.DELETE.{unique}", None)
 
-    assert [each.fields["startTime"] for each in found] == [
+    assert [each.fields["startTime"] for each in objects] == [
         "0001-01-01T00:00:01+14:00",
         "2020-01-01T00:00:00Z",
     ]
-    assert read == found[0]
+    assert read == objects[0]

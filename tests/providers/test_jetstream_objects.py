@@ -80,7 +80,7 @@ FOLLOWS = {("Stream", "isWorkQueue"), ("Consumer", "stream")}
 KINDS = {kind.name: kind for kind in (STREAM, BUCKET, CONSUMER)}
 
 
-def with_what_it_needs(kind: Kind, field: str, value: Any, subject: str) -> Fields:
+def with_required_fields(kind: Kind, field: str, value: Any, subject: str) -> Fields:
     fields: Fields = {"subjects": [subject]} if kind is STREAM else {}
     if field == "subjects":
         value = [each.format(subject) for each in value]
@@ -117,18 +117,18 @@ async def test_the_server_changes_in_place_all_but_what_is_declared_immutable(
     field, before, after = change
     provider = connect(kind, nats_server.url)
     object_name = place if kind is CONSUMER else unique
-    first = with_what_it_needs(kind, field, before, unique)
-    second = with_what_it_needs(kind, field, after, unique)
-    made = (await provider.create(action("Create", object_name, first))).object
+    first = with_required_fields(kind, field, before, unique)
+    second = with_required_fields(kind, field, after, unique)
+    stream = (await provider.create(action("Create", object_name, first))).object
     paths = first.keys() | second.keys()
     differing = {path for path in paths if first.get(path) != second.get(path)}
 
     if differing & kind.immutable:
         with pytest.raises(RefusedError, match=r"can ?not be updated|can not change"):
-            await provider.update(upon("Update", made, second))
-        assert await provider.read(object_name) == made
+            await provider.update(upon("Update", stream, second))
+        assert await provider.read(object_name) == stream
     else:
-        changed = (await provider.update(upon("Update", made, second))).object
+        changed = (await provider.update(upon("Update", stream, second))).object
         assert changed is not None
         assert changed.fields == second
 
@@ -157,13 +157,13 @@ async def test_what_is_not_declared_and_the_servers_default_is_no_difference(
         stream, _, consumer = name.partition("/")
         body = {"stream_name": stream, "config": {"durable_name": consumer, "ack_policy": "none"}}
         await api_request(nc, f"CONSUMER.CREATE.{stream}.{consumer}", body)
-    found = await connect(kind, nats_server.url).read(name)
+    existing = await connect(kind, nats_server.url).read(name)
 
     declared: Fields = {"subjects": [unique]} if kind is STREAM else {}
     if kind is CONSUMER:
         declared["ackPolicy"] = "none"
-    assert found is not None
-    assert kind.normalize(found.fields) == kind.checked_fields(declared)
+    assert existing is not None
+    assert kind.normalize(existing.fields) == kind.checked_fields(declared)
 
 
 @pytest.mark.parametrize(
@@ -221,21 +221,21 @@ def test_what_no_server_would_take_is_refused_when_it_is_declared(
     ],
     ids=["Stream", "Bucket", "Consumer"],
 )
-def test_names(kind: Kind, good: list[str], bad: list[str]) -> None:
+def test_names_are_accepted_or_refused(kind: Kind, good: list[str], bad: list[str]) -> None:
     assert [name for name in good if kind.name_problem(name) is not None] == []
     assert [name for name in bad if kind.name_problem(name) is None] == []
 
 
 def test_the_kinds_are_found_by_their_entry_points() -> None:
-    found = installed_kinds()
-    assert [found[name] for name in KINDS] == list(KINDS.values())
+    registry = installed_kinds()
+    assert [registry[name] for name in KINDS] == list(KINDS.values())
     assert all(not kind.has_second_name for kind in KINDS.values())
 
 
 # --- what would be lost
 
 
-def seen(kind: Kind, fields: Fields, *, has_data: bool | None = True) -> ExternalObject:
+def existing_object(kind: Kind, fields: Fields, *, has_data: bool | None = True) -> ExternalObject:
     checked = kind.checked_fields({"subjects": ["s"], **fields} if kind is STREAM else fields)
     outputs = {} if has_data is None else {"hasData": has_data, "hasLeader": True}
     return ExternalObject("x", checked, outputs=outputs)
@@ -264,19 +264,21 @@ def seen(kind: Kind, fields: Fields, *, has_data: bool | None = True) -> Externa
 def test_a_write_that_shrinks_says_what_is_lost(
     kind: Kind, before: Fields, after: Fields, lost: str
 ) -> None:
-    wanted = seen(kind, after).fields
-    said = kind.loses(wanted, seen(kind, before))
-    assert lost in said
-    assert bool(said) == bool(lost)
-    assert bool(kind.loses(wanted, seen(kind, before, has_data=None))) == bool(lost)
-    assert kind.loses(wanted, seen(kind, before, has_data=False)) == ""
+    expected = existing_object(kind, after).fields
+    loss = kind.loses(expected, existing_object(kind, before))
+    assert lost in loss
+    assert bool(loss) == bool(lost)
+    assert bool(kind.loses(expected, existing_object(kind, before, has_data=None))) == bool(lost)
+    assert kind.loses(expected, existing_object(kind, before, has_data=False)) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_deletion_says_what_is_lost_unless_nothing_ever_was_there(kind: Kind) -> None:
-    assert "x" in kind.loses(None, seen(kind, {}))
-    assert kind.loses(None, seen(kind, {}, has_data=None)), "what is not known counts as data"
-    assert kind.loses(None, seen(kind, {}, has_data=False)) == ""
+    assert "x" in kind.loses(None, existing_object(kind, {}))
+    assert kind.loses(None, existing_object(kind, {}, has_data=None)), (
+        "what is not known counts as data"
+    )
+    assert kind.loses(None, existing_object(kind, {}, has_data=False)) == ""
 
 
 async def test_data_is_seen_and_stays_seen(
@@ -290,8 +292,8 @@ async def test_data_is_seen_and_stays_seen(
     await consumers.create(action("Create", name, CONSUMER.checked_fields({})))
 
     async def flags() -> list[bool]:
-        found = [await streams.read(unique), await consumers.read(name)]
-        return [each is not None and each.outputs["hasData"] for each in found]
+        existing_streams = [await streams.read(unique), await consumers.read(name)]
+        return [each is not None and each.outputs["hasData"] for each in existing_streams]
 
     assert await flags() == [False, False]
     await nc.request(unique, b"1")
@@ -319,17 +321,17 @@ async def test_a_foreign_stream_that_is_adopted_keeps_its_messages_and_what_no_f
     await api_request(nc, f"STREAM.CREATE.{unique}", config)
     await nc.request(unique, b"kept")
     provider = connect(STREAM, nats_server.url)
-    wanted = STREAM.checked_fields({"subjects": [unique], "description": "ours"})
+    expected = STREAM.checked_fields({"subjects": [unique], "description": "ours"})
     with pytest.raises(ConflictError) as caught:
-        await provider.create(action("Create", unique, wanted))
+        await provider.create(action("Create", unique, expected))
     stranger = caught.value.obstacle
     assert stranger is not None
     assert (stranger.labels, stranger.written_by) == ({"team": "a"}, None)
 
-    adopted = (await provider.update(upon("Update", stranger, wanted))).object
+    adopted = (await provider.update(upon("Update", stranger, expected))).object
 
     assert adopted is not None
-    assert (adopted.uid, adopted.fields) == (stranger.uid, wanted)
+    assert (adopted.uid, adopted.fields) == (stranger.uid, expected)
     info = await api_request(nc, f"STREAM.INFO.{unique}", None)
     assert info["state"]["messages"] == 1
     assert (info["config"]["max_consumers"], info["config"]["allow_rollup_hdrs"]) == (7, True)
@@ -395,13 +397,13 @@ async def test_a_consumer_that_is_pushed_differs_and_is_not_changed(
     body = {"stream_name": stream, "config": config}
     await api_request(nc, f"CONSUMER.CREATE.{stream}.c", body)
     provider = connect(CONSUMER, nats_server.url)
-    found = await provider.read(place)
-    wanted = CONSUMER.checked_fields({})
+    existing = await provider.read(place)
+    expected = CONSUMER.checked_fields({})
 
-    assert found is not None
-    assert found.fields != wanted
+    assert existing is not None
+    assert existing.fields != expected
     with pytest.raises(RefusedError, match="only pull consumers"):
-        await provider.update(upon("Update", found, wanted))
+        await provider.update(upon("Update", existing, expected))
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -433,9 +435,9 @@ async def test_a_listing_of_several_pages_is_complete(
     for request, body in requests:
         await api_request(nc, request, body)
     provider = connect(kind, nats_server.url)
-    found = await listing(provider, Scope(prefix=names[0][:-3]))
+    objects = await listing(provider, Scope(prefix=names[0][:-3]))
 
-    assert sorted(thing.name for thing in found) == names
+    assert sorted(existing.name for existing in objects) == names
     for each in names if kind is not CONSUMER else ():
         await api_request(nc, f"STREAM.DELETE.{'KV_' if kind is BUCKET else ''}{each}", None)
 
@@ -461,7 +463,7 @@ async def test_a_deletion_between_two_pages_makes_no_hole(
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-async def test_a_change_by_hand_is_told_while_a_call_waits(
+async def test_an_out_of_band_change_is_reported_while_a_call_waits(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str, place: str, kind: Kind
 ) -> None:
     feed = connect(kind, nats_server.url, timeout_seconds=60)
@@ -481,7 +483,7 @@ async def test_a_change_by_hand_is_told_while_a_call_waits(
         assert await waiting != mark
 
 
-async def test_what_happened_between_two_calls_is_told_by_the_second(
+async def test_what_happened_between_two_calls_is_reported_by_the_second(
     nats_server: EmbeddedServer, nc: Client, connect: Connect, unique: str
 ) -> None:
     feed = connect(STREAM, nats_server.url)

@@ -76,7 +76,7 @@ async def everything(bus: Client) -> list[object]:
 async def test_what_is_the_products_own_is_refused_and_stays(
     bus: Client, server: EmbeddedServer, connect: Connect, kind: Kind, name: str
 ) -> None:
-    before = await everything(bus)
+    contents_before = await everything(bus)
     provider = connect(kind, server.url)
     fields = kind.checked_fields({"subjects": ["mine"]} if kind is STREAM else {})
 
@@ -88,7 +88,7 @@ async def test_what_is_the_products_own_is_refused_and_stays(
     ):
         with pytest.raises(RefusedError, match="belongs to Reconciler"):
             await call
-    assert await everything(bus) == before
+    assert await everything(bus) == contents_before
 
 
 @pytest.mark.parametrize("kind", [STREAM, BUCKET, CONSUMER], ids=lambda kind: kind.name)
@@ -106,10 +106,10 @@ async def test_every_stream_of_the_product_has_the_mark_and_what_others_made_has
     assert marked == set(ALL_STREAMS)
 
     provider = connect(STREAM, server.url)
-    made = await provider.create(
+    effect = await provider.create(
         action("Create", "MINE", STREAM.checked_fields({"subjects": ["m"]}))
     )
-    assert await listing(provider, EVERYTHING) == [made.object]
+    assert await listing(provider, EVERYTHING) == [effect.object]
     await provider.delete(action("Delete", "MINE", {}))
 
 

@@ -14,7 +14,7 @@ from reconciler.provider.kind import KindRegistry, installed_kinds
 from shapes_api.kinds.shapes import SHAPE
 
 
-def test_a_kind_that_was_installed_since_is_told_from_one_that_is_not_installed() -> None:
+def test_a_kind_that_was_installed_since_differs_from_a_missing_kind() -> None:
     installed, now = ["Shape"], datetime(2026, 1, 2, tzinfo=UTC)
     kinds = KindRegistry([SHAPE], installed=lambda: list(installed))
     assert (

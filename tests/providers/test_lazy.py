@@ -84,7 +84,7 @@ def test_a_library_that_is_missing_is_named(
         lazy("provider_of_things:Things")(CONFIG, Secrets(), CallPermit())
 
 
-def test_what_is_missing_is_told_for_the_roles_and_for_a_command() -> None:
+def test_what_is_missing_is_reported_for_the_roles_and_for_a_command() -> None:
     error = MissingExtraError("psycopg is not installed", install_command("postgres"))
     command = "psycopg is not installed; run pip install 'event-sourced-reconciler[postgres]'"
     assert one_line(error) == command

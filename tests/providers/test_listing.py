@@ -48,12 +48,16 @@ async def test_a_listing_that_would_never_end_is_given_up() -> None:
 def test_an_object_that_cannot_be_converted_hides_no_others() -> None:
     unreadable = Unreadable()
 
-    def shown(name: str, seconds: float) -> datetime | None:
+    def convert_item(name: str, seconds: float) -> datetime | None:
         return unreadable.convert_or_record(
             lambda: datetime.fromtimestamp(seconds, UTC), lambda: (name, f"uid-{name}")
         )
 
-    assert [shown("a", 1) is None, shown("b", 1e300) is None, shown("c", 2) is None] == [
+    assert [
+        convert_item("a", 1) is None,
+        convert_item("b", 1e300) is None,
+        convert_item("c", 2) is None,
+    ] == [
         False,
         True,
         False,

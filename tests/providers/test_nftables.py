@@ -60,15 +60,15 @@ class TestServices(ProviderContract):
 
     async def refused_create(self, provider: Provider, name: str) -> Action:
         """Write one whose address and port another service has."""
-        other = self.action("Create", f"other-{name}", self.fields)
+        other_action = self.action("Create", f"other-{name}", self.fields)
         with suppress(ConflictError):
-            await provider.create(other)
+            await provider.create(other_action)
         create = self.action("Create", name, self.fields)
-        return msgspec.structs.replace(create, fields=other.fields)
+        return msgspec.structs.replace(create, fields=other_action.fields)
 
-    def is_as_declared(self, thing: ExternalObject | None, fields: Fields) -> bool:
-        return thing is not None and super().is_as_declared(
-            thing, self._reached(thing.name, fields) or {}
+    def is_as_declared(self, observed: ExternalObject | None, fields: Fields) -> bool:
+        return observed is not None and super().is_as_declared(
+            observed, self._reached(observed.name, fields) or {}
         )
 
     def _reached(self, name: str, fields: Fields | None) -> Fields | None:

@@ -36,7 +36,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import action, listing, upon
+from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.hostile_server import measured_memory
@@ -71,7 +71,9 @@ class Services:
             {"address": VIRTUAL, "port": 80, "backends": answering, **spec}
         )
 
-    async def made(self, name: str, *backends: tuple[str, int], **spec: Any) -> ExternalObject:
+    async def create_service(
+        self, name: str, *backends: tuple[str, int], **spec: Any
+    ) -> ExternalObject:
         create = action("Create", name, self.fields(*backends, **spec))
         effect = await self.provider.create(create)
         assert effect.object is not None
@@ -80,7 +82,9 @@ class Services:
     async def updated(
         self, thing: ExternalObject, *backends: tuple[str, int], **spec: Any
     ) -> ExternalObject:
-        update = upon(action("Update", thing.name, self.fields(*backends, **spec)), thing)
+        update = with_version_of(
+            action("Update", thing.name, self.fields(*backends, **spec)), thing
+        )
         effect = await self.provider.update(update)
         assert effect.object is not None
         return effect.object
@@ -88,10 +92,10 @@ class Services:
     async def listed(self) -> list[ExternalObject]:
         return await listing(self.provider, Scope())
 
-    async def shown(self, name: str) -> ExternalObject:
+    async def listed_service(self, name: str) -> ExternalObject:
         """What a listing shows of a service."""
-        (found,) = [each for each in await self.listed() if each.name == name]
-        return found
+        (existing,) = [each for each in await self.listed() if each.name == name]
+        return existing
 
 
 def provider_at(endpoint: str, timeout_seconds: float = 10) -> ServicesProvider:
@@ -142,16 +146,16 @@ def callers(net: Network, times: int) -> Counter[str]:
 async def test_two_clients_reach_two_backends_through_a_virtual_address_evenly(
     routed: Services, net: Network
 ) -> None:
-    made = await routed.made("web", *at(net), balance="RoundRobin")
+    service = await routed.create_service("web", *at(net), balance="RoundRobin")
     assert await asyncio.to_thread(callers, net, 10) == {"b0": 10, "b1": 10}, "each in turn"
 
-    made = await routed.updated(made, *at(net), balance="Random")
+    service = await routed.updated(service, *at(net), balance="Random")
     counted = await asyncio.to_thread(callers, net, 100)
     assert counted.total() == 200
     # Of 200 tosses of a coin, fewer than 50 are heads once in 10^12 times.
     assert min(counted["b0"], counted["b1"]) >= 50
 
-    await routed.updated(made, *at(net), balance="SourceAddress")
+    await routed.updated(service, *at(net), balance="SourceAddress")
     for each in net.clients:
         answers = {await asyncio.to_thread(each.calls, VIRTUAL, 80) for _ in range(10)}
         assert len(answers) == 1, "a client is always answered by the same one"
@@ -161,15 +165,15 @@ async def test_three_backends_are_reached_in_turn_and_the_machine_itself_is_a_cl
     routed: Services, net: Network
 ) -> None:
     first, second = at(net)
-    await routed.made("web", first, second, (first[0], first[1]), balance="RoundRobin")
+    await routed.create_service("web", first, second, (first[0], first[1]), balance="RoundRobin")
     router = Host("router", net.router, "10.77.1.1")
     answers = [await asyncio.to_thread(router.calls, VIRTUAL, 80) for _ in range(10)]
     assert Counter(each.split()[0] for each in answers) == {"b0": 5, "b1": 5}
     net.backends.append(Backend(net.backends[0].host, 9090))
-    thing = await routed.provider.read("web")
-    assert thing is not None
+    service = await routed.provider.read("web")
+    assert service is not None
     third = (net.backends[0].host.address, 9090)
-    await routed.updated(thing, first, second, third, balance="RoundRobin")
+    await routed.updated(service, first, second, third, balance="RoundRobin")
     counted = await asyncio.to_thread(callers, net, 15)
     assert counted == {"b0": 20, "b1": 10}, "two of the three are on b0"
 
@@ -178,11 +182,13 @@ async def test_backends_see_this_machine_or_the_client_as_declared(
     routed: Services, net: Network
 ) -> None:
     client = net.clients[0]
-    made = await routed.made("web", at(net)[0])
-    seen = (await asyncio.to_thread(client.calls, VIRTUAL, 80)).split()[1]
-    assert seen == net.backends[0].host.address.removesuffix("2") + "1", "the router's own address"
-    made = await routed.updated(made, at(net)[0], masquerade=False)
-    assert made.fields["masquerade"] is False
+    service = await routed.create_service("web", at(net)[0])
+    source_address = (await asyncio.to_thread(client.calls, VIRTUAL, 80)).split()[1]
+    assert source_address == net.backends[0].host.address.removesuffix("2") + "1", (
+        "the router's own address"
+    )
+    service = await routed.updated(service, at(net)[0], masquerade=False)
+    assert service.fields["masquerade"] is False
     assert (await asyncio.to_thread(client.calls, VIRTUAL, 80)).split()[1] == client.address
 
 
@@ -190,18 +196,18 @@ async def test_without_backends_connections_are_refused_at_once(
     routed: Services, net: Network
 ) -> None:
     client = net.clients[0]
-    made = await routed.made("web")
-    assert SERVICE.ready(made.fields, made).reason == "NoBackends"
+    service = await routed.create_service("web")
+    assert SERVICE.ready(service.fields, service).reason == "NoBackends"
     for each in (*net.clients, Host("router", net.router, "10.77.1.1")):
         call = partial(each.calls, VIRTUAL, 80)
         assert await asyncio.to_thread(refused_within, AT_ONCE_SECONDS, call), each.name
-    made = await routed.updated(made, *at(net))
-    assert SERVICE.ready(made.fields, made).is_ready
+    service = await routed.updated(service, *at(net))
+    assert SERVICE.ready(service.fields, service).is_ready
     await asyncio.to_thread(client.calls, VIRTUAL, 80)
 
-    made = await routed.updated(made, at(net)[1])
+    service = await routed.updated(service, at(net)[1])
     assert await asyncio.to_thread(callers, net, 10) == {"b1": 20}, "what is taken out is out"
-    await routed.provider.delete(upon(action("Delete", "web", {}), made))
+    await routed.provider.delete(with_version_of(action("Delete", "web", {}), service))
     assert routed.place.nft("list map ip reconciler services").count("elements") == 0
 
 
@@ -210,9 +216,9 @@ async def test_datagrams_are_sent_on_and_refused(routed: Services, net: Network)
     echo = Echo(host, 5353)
     try:
         dns = {"port": 53, "protocol": "udp"}
-        made = await routed.made("dns", (host.address, 5353), **dns)
+        service = await routed.create_service("dns", (host.address, 5353), **dns)
         assert await asyncio.to_thread(client.asks, VIRTUAL, 53) == "b0"
-        await routed.updated(made, **dns)
+        await routed.updated(service, **dns)
         call = partial(client.asks, VIRTUAL, 53)
         assert await asyncio.to_thread(refused_within, AT_ONCE_SECONDS, call)
     finally:
@@ -232,20 +238,20 @@ async def test_other_tables_are_the_same_byte_for_byte(services: Services) -> No
         "add chain ip nat service-web\nadd rule ip nat service-web accept\n"
         "add element ip nat services { 198.18.0.1 : goto service-web }\n"
     )
-    before = place.ruleset()
-    made = await services.made("web", ("10.0.0.1", 80))
-    made = await services.updated(made, ("10.0.0.2", 80))
+    rules_before = place.ruleset()
+    service = await services.create_service("web", ("10.0.0.1", 80))
+    service = await services.updated(service, ("10.0.0.2", 80))
     place.nft("flush table ip reconciler")
-    made = await services.updated(await services.shown("web"))
-    assert place.ruleset("reconciler") == before
-    await services.provider.delete(upon(action("Delete", "web", {}), made))
-    assert place.ruleset("reconciler") == before
+    service = await services.updated(await services.listed_service("web"))
+    assert place.ruleset("reconciler") == rules_before
+    await services.provider.delete(with_version_of(action("Delete", "web", {}), service))
+    assert place.ruleset("reconciler") == rules_before
 
 
 async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_and_stays(
     services: Services,
 ) -> None:
-    await services.made("web", ("10.0.0.1", 80))
+    await services.create_service("web", ("10.0.0.1", 80))
     services.place.nft(
         "add chain ip reconciler service-theirs\n"
         "add rule ip reconciler service-theirs meta l4proto tcp dnat to 10.0.0.7:70\n"
@@ -257,21 +263,21 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
         "add element ip reconciler services { 198.18.0.9 . 132 . 70 : goto scratch }\n"
         'insert rule ip reconciler prerouting counter comment "theirs"\n'
     )
-    theirs = await services.provider.read("theirs")
-    assert theirs is not None
+    foreign_service = await services.provider.read("theirs")
+    assert foreign_service is not None
     assert [each.name for each in await services.listed()] == ["theirs", "web"]
-    assert theirs == await services.shown("theirs")
-    assert theirs.labels == {}
-    assert theirs.fields["backends"] == [{"address": "10.0.0.7", "port": 70}]
+    assert foreign_service == await services.listed_service("theirs")
+    assert foreign_service.labels == {}
+    assert foreign_service.fields["backends"] == [{"address": "10.0.0.7", "port": 70}]
     with pytest.raises(ConflictError) as caught:
-        await services.made("theirs", ("10.0.0.1", 80), address="198.18.0.77")
-    assert caught.value.obstacle == theirs
-    for port, whose in {"198.18.0.7": "service 'theirs'", "198.18.0.8": "chain scratch"}.items():
-        with pytest.raises(NotDoneError, match=whose):
-            await services.made("new", ("10.0.0.1", 80), address=port, port=70)
+        await services.create_service("theirs", ("10.0.0.1", 80), address="198.18.0.77")
+    assert caught.value.obstacle == foreign_service
+    for port, owner in {"198.18.0.7": "service 'theirs'", "198.18.0.8": "chain scratch"}.items():
+        with pytest.raises(NotDoneError, match=owner):
+            await services.create_service("new", ("10.0.0.1", 80), address=port, port=70)
 
     table = services.place.nft("list table ip reconciler")
-    web = await services.shown("web")
+    web = await services.listed_service("web")
     web = await services.updated(web, ("10.0.0.2", 80))
     assert (
         services.place.nft("list table ip reconciler")
@@ -283,42 +289,46 @@ async def test_what_others_put_into_our_table_is_shown_if_it_is_like_a_service_a
         "add element ip reconciler services { 198.18.0.10 . tcp . 1 : goto service-web }"
     )
     with pytest.raises(NotDoneError, match="another program refers to it"):
-        await services.provider.delete(upon(action("Delete", "web", {}), web))
+        await services.provider.delete(with_version_of(action("Delete", "web", {}), web))
     assert await services.provider.read("web") == web, "all or nothing"
-    adopted = await services.updated(theirs, ("10.0.0.3", 80), address="198.18.0.7", port=70)
-    assert adopted.uid == theirs.uid
+    adopted = await services.updated(
+        foreign_service, ("10.0.0.3", 80), address="198.18.0.7", port=70
+    )
+    assert adopted.uid == foreign_service.uid
     assert adopted.labels
 
 
-async def test_a_table_of_somebody_else_is_refused(services: Services) -> None:
+async def test_a_table_of_another_client_is_refused(services: Services) -> None:
     services.place.nft("add table ip reconciler; add chain ip reconciler theirs")
     with pytest.raises(
         ConfigurationError, match="is in use by another program, which created chain theirs"
     ):
-        await services.made("web", ("10.0.0.1", 80))
+        await services.create_service("web", ("10.0.0.1", 80))
     assert await services.listed() == []
     services.place.nft(
         "delete chain ip reconciler theirs;"
         "add map ip reconciler services { type ipv4_addr : verdict; }"
     )
     with pytest.raises(ConfigurationError, match="created map services"):
-        await services.made("web", ("10.0.0.1", 80))
+        await services.create_service("web", ("10.0.0.1", 80))
 
 
 async def test_two_tables_do_not_disturb_each_other(net: Network) -> None:
-    one, other = Services(net.router, "one"), Services(net.router, "other")
+    one, other_services = Services(net.router, "one"), Services(net.router, "other")
     try:
-        mine = await one.made("web", at(net)[0])
-        theirs = await other.made("web", at(net)[1], address="198.18.0.2")
+        mine = await one.create_service("web", at(net)[0])
+        foreign_service = await other_services.create_service(
+            "web", at(net)[1], address="198.18.0.2"
+        )
         assert await asyncio.to_thread(callers, net, 2) == {"b0": 4}
         assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
         assert await one.listed() == [mine]
-        await one.provider.delete(upon(action("Delete", "web", {}), mine))
-        assert await other.listed() == [theirs]
+        await one.provider.delete(with_version_of(action("Delete", "web", {}), mine))
+        assert await other_services.listed() == [foreign_service]
         assert (await asyncio.to_thread(net.clients[0].calls, "198.18.0.2", 80))[:2] == "b1"
     finally:
         await one.provider.close()
-        await other.provider.close()
+        await other_services.provider.close()
 
 
 # --- what hands do
@@ -370,37 +380,37 @@ TAKEN = {"another's chain", "another's verdict"}
 
 
 @pytest.mark.parametrize("harm", HARMS)
-async def test_whatever_hands_do_to_a_service_is_a_difference_and_is_mended(
+async def test_every_out_of_band_change_of_a_service_is_a_difference_and_is_repaired(
     services: Services, harm: str
 ) -> None:
-    made = await services.made("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
-    other = await services.made("other", ("10.0.0.1", 80), address="198.18.0.2")
+    service = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
+    other_service = await services.create_service("other", ("10.0.0.1", 80), address="198.18.0.2")
     whole = services.place.nft("list table ip reconciler")
     services.place.nft(HARMS[harm])
-    found = [each for each in await services.listed() if each.name == "web"]
+    existing_services = [each for each in await services.listed() if each.name == "web"]
     fields = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80))
     if harm in TAKEN:
-        assert "address" not in found[0].fields
+        assert "address" not in existing_services[0].fields
         with pytest.raises(NotDoneError, match="withdraw that"):
-            await services.updated(found[0], ("10.0.0.1", 80), ("10.0.0.2", 80))
+            await services.updated(existing_services[0], ("10.0.0.1", 80), ("10.0.0.2", 80))
         return
-    if found:
-        (seen,) = found
-        assert seen.uid == made.uid, "it is the same one"
-        assert (seen.fields, seen.labels) != (fields, made.labels)
+    if existing_services:
+        (seen,) = existing_services
+        assert seen.uid == service.uid, "it is the same one"
+        assert (seen.fields, seen.labels) != (fields, service.labels)
         mended = await services.updated(seen, ("10.0.0.1", 80), ("10.0.0.2", 80))
     else:
-        mended = await services.made("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
-        assert mended.uid != made.uid
+        mended = await services.create_service("web", ("10.0.0.1", 80), ("10.0.0.2", 80))
+        assert mended.uid != service.uid
     assert mended.fields == fields
-    assert mended.labels == made.labels
-    assert await services.shown("web") == mended
+    assert mended.labels == service.labels
+    assert await services.listed_service("web") == mended
     seen = [each for each in await services.listed() if each.name == "other"]
     if seen:
         await services.updated(seen[0], ("10.0.0.1", 80), address="198.18.0.2")
     else:
-        await services.made("other", ("10.0.0.1", 80), address="198.18.0.2")
-    assert (await services.shown("other")).fields == other.fields
+        await services.create_service("other", ("10.0.0.1", 80), address="198.18.0.2")
+    assert (await services.listed_service("other")).fields == other_service.fields
     again = services.place.nft("list table ip reconciler")
     if harm == "element moved":
         again = again.replace(LED_BY_HAND, "")
@@ -415,37 +425,39 @@ def shape_of(table: str) -> list[str]:
 
 
 async def test_a_shared_chain_of_another_hook_is_left_and_named(services: Services) -> None:
-    made = await services.made("web", ("10.0.0.1", 80))
+    service = await services.create_service("web", ("10.0.0.1", 80))
     services.place.nft(
         "flush chain ip reconciler output; delete chain ip reconciler output;"
         "add chain ip reconciler output { type filter hook output priority 0; policy accept; }"
     )
-    assert "address" not in (await services.shown("web")).fields
+    assert "address" not in (await services.listed_service("web")).fields
     with pytest.raises(NotDoneError, match=r"chain output of table ip reconciler .* delete it"):
-        await services.updated(made, ("10.0.0.1", 80))
+        await services.updated(service, ("10.0.0.1", 80))
 
 
 # --- comments
 
 
-async def test_labels_of_any_length_and_letters_are_kept_up_to_a_limit(services: Services) -> None:
+async def test_labels_of_any_length_and_characters_are_kept_up_to_a_limit(
+    services: Services,
+) -> None:
     labels = {"a": "", "quote": '"\\ }\n', "naïve/ключ": "värde %41 + & =", "long": "x" * 1500}
     fields = services.fields(("10.0.0.1", 80))
     create = replace(action("Create", "web", fields), labels=labels)
-    made = (await services.provider.create(create)).object
-    assert made is not None
-    assert made.labels == labels
-    assert made == await services.shown("web")
-    assert made.written_by == create.idempotency_key
+    service = (await services.provider.create(create)).object
+    assert service is not None
+    assert service.labels == labels
+    assert service == await services.listed_service("web")
+    assert service.written_by == create.idempotency_key
     text = services.place.nft("list table ip reconciler")
     services.place.nft(f"delete table ip reconciler\n{text}")
-    again = await services.shown("web")
-    assert (again.uid, again.labels) == (made.uid, made.labels), "nft reads what nft prints"
+    again = await services.listed_service("web")
+    assert (again.uid, again.labels) == (service.uid, service.labels), "nft reads what nft prints"
 
-    update = upon(action("Update", "web", fields), again)
+    update = with_version_of(action("Update", "web", fields), again)
     with pytest.raises(RefusedError, match=r"metadata.labels: their 7,\d+ bytes"):
         await services.provider.update(replace(update, labels={"long": "x" * 7000}))
-    assert await services.shown("web") == again
+    assert await services.listed_service("web") == again
 
 
 def test_a_comment_has_room_for_what_is_written(place: Namespace) -> None:
@@ -459,39 +471,41 @@ def test_a_comment_has_room_for_what_is_written(place: Namespace) -> None:
 async def test_a_mark_that_is_spoilt_costs_the_labels_and_not_the_identity(
     services: Services,
 ) -> None:
-    made = await services.made("web", ("10.0.0.1", 80))
+    service = await services.create_service("web", ("10.0.0.1", 80))
     text = services.place.nft("list chain ip reconciler service-web", "-a")
     handle = text.rpartition("# handle ")[2].split()[0]
     services.place.nft(f"delete rule ip reconciler service-web handle {handle}")
-    spoilt = await services.shown("web")
-    assert (spoilt.uid, spoilt.labels, spoilt.written_by) == (made.uid, {}, None)
+    spoilt = await services.listed_service("web")
+    assert (spoilt.uid, spoilt.labels, spoilt.written_by) == (service.uid, {}, None)
     assert spoilt == await services.provider.read("web")
-    assert (await services.updated(spoilt, ("10.0.0.1", 80))).labels == made.labels
+    assert (await services.updated(spoilt, ("10.0.0.1", 80))).labels == service.labels
 
 
 # --- one transaction
 
 
 async def test_a_write_that_is_killed_at_any_moment_is_done_or_not(services: Services) -> None:
-    thing = await services.made("web", ("10.0.0.1", 80))
+    service = await services.create_service("web", ("10.0.0.1", 80))
     ways: list[dict[str, Any]] = [{"port": 80}, {"port": 81, "masquerade": False}]
     ends: Counter[str] = Counter()
     for number in range(40):
         spec = ways[number % 2]
-        wanted = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80), **spec)
+        expected = services.fields(("10.0.0.1", 80), ("10.0.0.2", 80), **spec)
         killer = Killer(after_seconds=number * 0.0003 if number < 38 else 3.0)
         token = CALL_GATE.set(killer)
         try:
-            await services.provider.update(upon(action("Update", "web", wanted), thing))
+            await services.provider.update(
+                with_version_of(action("Update", "web", expected), service)
+            )
             ends["done"] += 1
         except UnknownResultError as error:
             ends[error.message] += 1
         finally:
             CALL_GATE.reset(token)
             await killer.ended()
-        now = await services.shown("web")
-        assert now.fields in (wanted, thing.fields), "one or the other, and never a half"
-        thing = now
+        now = await services.listed_service("web")
+        assert now.fields in (expected, service.fields), "one or the other, and never a half"
+        service = now
     killed = "nft was killed by signal 9"
     assert (
         {"done", killed}
@@ -515,13 +529,13 @@ class Killer:
             self._task = asyncio.create_task(self._kill(children()))
 
     async def _kill(self, others: set[int]) -> None:
-        begun = set[int]()
+        started_pids = set[int]()
         for _ in range(100_000):
-            if begun := children() - others:
+            if started_pids := children() - others:
                 break
             await asyncio.sleep(0)
         await asyncio.sleep(self.after_seconds)
-        for each in begun:
+        for each in started_pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
 
@@ -536,10 +550,10 @@ def children() -> set[int]:
     return {int(each) for task in tasks for each in task.read_text().split()}
 
 
-async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
+async def test_a_change_between_the_read_and_the_write_is_not_overwritten(
     services: Services,
 ) -> None:
-    made = await services.made("web", ("10.0.0.1", 80))
+    service = await services.create_service("web", ("10.0.0.1", 80))
     harms: dict[str, tuple[str, type[ProviderError]]] = {
         "rules": ("flush chain ip reconciler service-web", ConflictError),
         "element": (HARMS["element deleted"], ConflictError),
@@ -547,7 +561,7 @@ async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
         "table": (HARMS["delete table"], NotFoundError),
     }
     for harm, (script, expected) in harms.items():
-        update = upon(action("Update", "web", services.fields(port=81)), made)
+        update = with_version_of(action("Update", "web", services.fields(port=81)), service)
         token = CALL_GATE.set(BeforeTheWrite(lambda script=script: services.place.nft(script)))
         try:
             with pytest.raises(expected):
@@ -558,9 +572,9 @@ async def test_a_change_between_the_look_and_the_write_is_not_overwritten(
         ruleset = services.place.nft("list ruleset")  # random ids in it may contain 81, too
         assert re.search(r"\b81\b", ruleset) is None, harm
         if there:
-            made = await services.updated(there[0], ("10.0.0.1", 80))
+            service = await services.updated(there[0], ("10.0.0.1", 80))
         else:
-            made = await services.made("web", ("10.0.0.1", 80))
+            service = await services.create_service("web", ("10.0.0.1", 80))
 
 
 class BeforeTheWrite:
@@ -613,16 +627,16 @@ class Counting:
     pace_seconds = 0.0
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.call_count = 0
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self.asked += 1
+        self.call_count += 1
 
 
 async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
     services: Services,
 ) -> None:
-    made = await services.made("web-0", ("10.0.0.1", 80))
+    service = await services.create_service("web-0", ("10.0.0.1", 80))
     commands: list[dict[str, object]] = []
     for number in range(1, 5_000):
         address = f"198.18.{1 + number // 250}.{number % 250}"
@@ -634,9 +648,9 @@ async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
 
     counting = Counting()
     token = CALL_GATE.set(counting)
-    await services.updated(made, ("10.0.0.1", 80), ("10.0.0.3", 80))
+    await services.updated(service, ("10.0.0.1", 80), ("10.0.0.3", 80))
     CALL_GATE.reset(token)
-    assert counting.asked <= 5, "chain and elements, one transaction, chain and elements"
+    assert counting.call_count <= 5, "chain and elements, one transaction, chain and elements"
     after = services.place.nft("list table ip reconciler", "-a")
     changed = set(before.splitlines()) ^ set(after.splitlines())
     assert 5 <= len(changed) <= 8, "its own rules; the handles of all others are what they were"
@@ -646,8 +660,8 @@ async def test_one_of_five_thousand_is_updated_without_looking_at_the_others(
 # --- events
 
 
-async def test_the_monitor_tells_of_our_table_and_of_no_other(services: Services) -> None:
-    await services.made("web", ("10.0.0.1", 80))
+async def test_the_monitor_reports_our_table_and_no_other(services: Services) -> None:
+    await services.create_service("web", ("10.0.0.1", 80))
     provider = provider_at(services.place.endpoint(), timeout_seconds=1)
     began = children()
     try:
@@ -737,13 +751,15 @@ def test_a_backend_may_be_what_a_container_gives() -> None:
     address = {"$ref": "Container/orders-1", "field": "outputs.address"}
     declared = {"address": VIRTUAL, "port": 80, "backends": [{"address": address, "port": 8080}]}
     assert SERVICE.check_declared(declared) == declared
-    (needed,) = SERVICE.references(declared, "default")
-    assert "Container/orders-1" in str(needed)
+    (references,) = SERVICE.references(declared, "default")
+    assert "Container/orders-1" in str(references)
 
 
 async def test_backends_are_a_set(services: Services) -> None:
-    made = await services.made("web", ("10.0.0.10", 80), ("10.0.0.9", 81), ("10.0.0.10", 80))
-    addresses = [each["address"] for each in made.fields["backends"]]
+    service = await services.create_service(
+        "web", ("10.0.0.10", 80), ("10.0.0.9", 81), ("10.0.0.10", 80)
+    )
+    addresses = [each["address"] for each in service.fields["backends"]]
     assert addresses == ["10.0.0.9", "10.0.0.10"]
 
 
@@ -761,14 +777,16 @@ async def test_where_there_is_no_namespace_nothing_counts_as_gone() -> None:
     await provider.close()
 
 
-async def test_who_may_not_change_the_rules_is_told_so(services: Services) -> None:
+async def test_a_client_that_may_not_change_the_rules_gets_a_clear_error(
+    services: Services,
+) -> None:
     nobody = provider_at("nft:reconciler")
     nobody.nft.program = ("setpriv", "--reuid=65534", "--clear-groups", *nobody.nft.program)
     with pytest.raises(ConfigurationError, match="as root, or with CAP_NET_ADMIN"):
         await listing(nobody, Scope())
 
 
-def test_a_machine_without_nft_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nft_module, "SEARCHED", "/nowhere")
     with pytest.raises(
         ConfigurationError, match=r"nft is not installed; install the package nftables"
@@ -779,12 +797,14 @@ def test_a_machine_without_nft_is_told_what_to_install(monkeypatch: pytest.Monke
 async def test_a_table_that_is_a_word_of_nft_is_refused(place: Namespace) -> None:
     services = Services(place, "flush")
     with pytest.raises(ConfigurationError, match="flush is a reserved word of nft"):
-        await services.made("web")
+        await services.create_service("web")
     assert place.nft("list ruleset") == ""
 
 
-async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Services) -> None:
-    made = await services.made("web", ("10.0.0.1", 80))
+async def test_nft_that_does_not_end_is_killed_and_the_result_is_unknown(
+    services: Services,
+) -> None:
+    service = await services.create_service("web", ("10.0.0.1", 80))
     slow = provider_at(services.place.endpoint(), timeout_seconds=0.3)
     program = slow.nft.program
     slow.nft.program = ("sh", "-c", "sleep 60", *program)
@@ -799,12 +819,12 @@ async def test_nft_that_does_not_end_is_killed_and_nobody_knows(services: Servic
             if goes_first:
                 slow.nft.program = ("sh", "-c", "sleep 60", *program)
 
-    before = children()
+    children_before = children()
     token = CALL_GATE.set(SlowWrite())
     with pytest.raises(UnknownResultError, match="did not exit within"):
-        await slow.update(upon(action("Update", "web", services.fields()), made))
+        await slow.update(with_version_of(action("Update", "web", services.fields()), service))
     CALL_GATE.reset(token)
-    assert children() == before
+    assert children() == children_before
     await slow.close()
 
 
@@ -822,11 +842,11 @@ async def test_output_of_nft_that_is_too_large_is_an_error_that_names_the_limit(
     """Another program may have filled the table."""
     full = provider_at(services.place.endpoint(), timeout_seconds=30)
     full.nft.program = ("sh", "-c", script)
-    before = children()
+    children_before = children()
     with measured_memory() as memory, pytest.raises(NotDoneError, match=words):
         await full.read("web")
     assert memory.peak_bytes < 5 * nft_module.MAX_OUTPUT_BYTES
-    assert children() == before
+    assert children() == children_before
     await full.close()
 
 

@@ -187,11 +187,11 @@ async def connection_error(server: PostgresServer) -> str:
 async def test_a_login_with_millions_of_scram_iterations_stops_nothing_else() -> None:
     """libpq computes as many as the server names, up to two thousand million, in C."""
     with raw_server(scram_login(3_000_000)) as port:
-        server, other = server_at(port, seconds=1), server_at(port, seconds=1)
+        server, other_server = server_at(port, seconds=1), server_at(port, seconds=1)
         async with measured_loop() as loop:
             first = await connection_error(server)
             began = time.monotonic()
-            second, third = await connection_error(server), await connection_error(other)
+            second, third = await connection_error(server), await connection_error(other_server)
             assert time.monotonic() - began < ENOUGH_SECONDS
             computing = [each for each in threading.enumerate() if each.name == "login"]
             assert len(computing) == 1, "of all providers of the server"
@@ -214,14 +214,14 @@ from tests.providers.test_postgres_limits import connection_error, server_at
 print(asyncio.run(connection_error(server_at(int(sys.argv[1]), seconds=0.5))))
 """
     with raw_server(scram_login(2**31 - 1)) as port:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", program, str(port)],
             check=True,
             capture_output=True,
             text=True,
             timeout=60,
         )
-    assert "within 0.5 s" in done.stdout
+    assert "within 0.5 s" in process.stdout
 
 
 def test_a_verifier_has_a_fixed_number_of_iterations() -> None:
@@ -257,13 +257,13 @@ async def test_a_huge_text_in_the_catalog_is_not_read(
             provider = connect(kind, postgres_server.endpoint)
             assert await provider.read("postgres-has-no-such-name") is None  # connected by now
             began = time.monotonic()
-            found = [
+            objects = [
                 each
                 async for page in provider.pages(Scope(prefix=unique), page_size=500)
                 for each in page
             ]
             assert time.monotonic() - began < reading_both / 2
-            assert [each.written_by for each in found] == [None]
+            assert [each.written_by for each in objects] == [None]
     finally:
         await hands.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(name))
         await hands.run(sql.SQL("DROP ROLE IF EXISTS {}").format(name))
@@ -302,20 +302,20 @@ async def test_invalid_text_in_the_catalog_hides_no_others(
 ) -> None:
     """In a database without an encoding, a tenant can write any bytes into the shared catalog."""
     hands = Hands(postgres_server)
-    tenants, other = sql.Identifier(f"{unique}a"), sql.Identifier(f"{unique}b")
+    tenants, other_name = sql.Identifier(f"{unique}a"), sql.Identifier(f"{unique}b")
     role = sql.SQL(f'"{unique}c\\377"')  # pyright: ignore[reportArgumentType]
     try:
         create = "CREATE DATABASE {} TEMPLATE template0 ENCODING SQL_ASCII LOCALE 'C'"
         await hands.run(sql.SQL(create).format(tenants))
-        await hands.run(sql.SQL("CREATE DATABASE {}").format(other))
+        await hands.run(sql.SQL("CREATE DATABASE {}").format(other_name))
         async with await hands_on(postgres_server, f"{unique}a") as tenant:
             for statement in (
                 sql.SQL("COMMENT ON DATABASE {} IS {}").format(tenants, sql.SQL("e'\\377'")),
                 sql.SQL("DO $$ BEGIN EXECUTE e'CREATE ROLE {}'; END $$").format(role),
             ):
                 await tenant.execute(statement)
-        found = await listing(connect(DATABASE, postgres_server.endpoint), Scope(prefix=unique))
-        assert [each.name for each in found] == [f"{unique}a", f"{unique}b"]
+        objects = await listing(connect(DATABASE, postgres_server.endpoint), Scope(prefix=unique))
+        assert [each.name for each in objects] == [f"{unique}a", f"{unique}b"]
         roles = connect(DATABASE_ROLE, postgres_server.endpoint)
         with pytest.raises(UnreadableObjectsError, match="not valid UTF-8"):
             await listing(roles, Scope(prefix=unique))
@@ -323,6 +323,6 @@ async def test_invalid_text_in_the_catalog_hides_no_others(
         async with await hands_on(postgres_server, f"{unique}a") as tenant:
             drop = sql.SQL("DO $$ BEGIN EXECUTE e'DROP ROLE {}'; END $$")
             await tenant.execute(drop.format(role))
-        for each in (tenants, other):
+        for each in (tenants, other_name):
             await hands.run(sql.SQL("DROP DATABASE IF EXISTS {}").format(each))
         await hands.close()

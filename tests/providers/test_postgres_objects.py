@@ -45,7 +45,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Provider
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
-from reconciler.provider.contract import LABELS, action, listing, upon
+from reconciler.provider.contract import LABELS, action, listing, with_version_of
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.difference import Wanted, differences
@@ -101,27 +101,29 @@ def grants(postgres_server: Postgres, connect: Connect) -> Provider:
 
 
 def create(kind: Kind, name: str, fields: Fields):
-    written = action("Create", name, kind.checked_fields(fields))
-    return written if kind is not GRANT else msgspec.structs.replace(written, labels={})
+    creation = action("Create", name, kind.checked_fields(fields))
+    return creation if kind is not GRANT else msgspec.structs.replace(creation, labels={})
 
 
-async def made(provider: Provider, kind: Kind, name: str, fields: Fields) -> ExternalObject:
-    thing = (await provider.create(create(kind, name, fields))).object
-    assert thing is not None
-    return thing
+async def create_object(
+    provider: Provider, kind: Kind, name: str, fields: Fields
+) -> ExternalObject:
+    existing = (await provider.create(create(kind, name, fields))).object
+    assert existing is not None
+    return existing
 
 
 async def updated(provider: Provider, kind: Kind, thing: ExternalObject, fields: Fields):
-    written = action("Update", thing.name, kind.checked_fields(fields))
-    changed = (await provider.update(upon(written, thing))).object
+    update = action("Update", thing.name, kind.checked_fields(fields))
+    changed = (await provider.update(with_version_of(update, thing))).object
     assert changed is not None
     return changed
 
 
-async def shown(provider: Provider, name: str) -> ExternalObject:
-    thing = await provider.read(name)
-    assert thing is not None
-    return thing
+async def read_object(provider: Provider, name: str) -> ExternalObject:
+    existing = await provider.read(name)
+    assert existing is not None
+    return existing
 
 
 def drift(kind: Kind, thing: ExternalObject, fields: Fields) -> list[str]:
@@ -137,16 +139,16 @@ async def run(hands: Hands, statement: str, *names: str) -> list[tuple[Any, ...]
 # --- passwords
 
 
-async def test_a_password_is_set_and_told_to_nobody(
+async def test_a_password_is_set_and_shown_nowhere(
     roles: Provider, secrets: Secrets, postgres_server: Postgres, hands: Hands, unique: str
 ) -> None:
     reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
-    wanted = DATABASE_ROLE.checked_fields({"login": True, "password": {"$secret": "app"}})
-    wanted["password"]["digest"] = reference.digest
-    role = await made(roles, DATABASE_ROLE, unique, wanted)
+    expected = DATABASE_ROLE.checked_fields({"login": True, "password": {"$secret": "app"}})
+    expected["password"]["digest"] = reference.digest
+    role = await create_object(roles, DATABASE_ROLE, unique, expected)
 
     assert await hands.logs_in(unique, PASSWORD, "postgres")
-    assert drift(DATABASE_ROLE, role, wanted) == []
+    assert drift(DATABASE_ROLE, role, expected) == []
     assert role.outputs["password"]["digest"] == reference.digest
     log = postgres_server.log.read_bytes()
     assert unique.encode() in log
@@ -154,14 +156,14 @@ async def test_a_password_is_set_and_told_to_nobody(
     assert b"planted" not in msgspec.json.encode(role)
 
     await run(hands, "ALTER ROLE {} PASSWORD 'guessed-by-hand'", unique)
-    changed = await shown(roles, unique)
-    assert drift(DATABASE_ROLE, changed, wanted) == ["password.secret"]
+    changed = await read_object(roles, unique)
+    assert drift(DATABASE_ROLE, changed, expected) == ["password.secret"]
     assert "password" not in changed.outputs
-    role = await updated(roles, DATABASE_ROLE, changed, wanted)
+    role = await updated(roles, DATABASE_ROLE, changed, expected)
     assert await hands.logs_in(unique, PASSWORD, "postgres")
 
     await run(hands, "ALTER ROLE {} PASSWORD NULL", unique)
-    assert drift(DATABASE_ROLE, await shown(roles, unique), wanted) == ["password.secret"]
+    assert drift(DATABASE_ROLE, await read_object(roles, unique), expected) == ["password.secret"]
 
 
 async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
@@ -169,15 +171,15 @@ async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
 ) -> None:
     await secrets.keep(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
-    role = await made(roles, DATABASE_ROLE, unique, fields)
+    role = await create_object(roles, DATABASE_ROLE, unique, fields)
     query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
-    before = await hands.value(query)
+    verifier_before = await hands.value(query)
 
     role = await updated(roles, DATABASE_ROLE, role, {**fields, "connectionLimit": 3})
-    kept = action("Update", unique, {**role.fields, "connectionLimit": 4})
-    role = (await roles.update(upon(kept, role))).object
+    kept_action = action("Update", unique, {**role.fields, "connectionLimit": 4})
+    role = (await roles.update(with_version_of(kept_action, role))).object
     assert role is not None
-    assert await hands.value(query) == before
+    assert await hands.value(query) == verifier_before
     role = await updated(roles, DATABASE_ROLE, role, {"login": True})
     assert await hands.value(query) is None, "no password is declared any more"
     assert "password" not in role.fields
@@ -187,30 +189,32 @@ async def test_a_generated_password_is_the_roles_own(
     roles: Provider, secrets: Secrets, hands: Hands, unique: str
 ) -> None:
     fields: Fields = {"login": True, "generatedPassword": {"name": "made"}}
-    wanted = DATABASE_ROLE.checked_fields(fields)
-    role = await made(roles, DATABASE_ROLE, unique, fields)
+    expected = DATABASE_ROLE.checked_fields(fields)
+    role = await create_object(roles, DATABASE_ROLE, unique, fields)
     first = await secrets.value(SecretRef("made"), "default")
     assert await hands.logs_in(unique, first, "postgres")
-    assert drift(DATABASE_ROLE, role, wanted) == []
+    assert drift(DATABASE_ROLE, role, expected) == []
     assert role.outputs["password"]["$secret"] == "made"
 
     await secrets.remove(SecretRef("made"), "default")
-    lost = await shown(roles, unique)
-    assert drift(DATABASE_ROLE, lost, wanted) == ["generatedPassword.isSet"]
-    role = await updated(roles, DATABASE_ROLE, lost, fields)
+    lost_object = await read_object(roles, unique)
+    assert drift(DATABASE_ROLE, lost_object, expected) == ["generatedPassword.isSet"]
+    role = await updated(roles, DATABASE_ROLE, lost_object, fields)
     second = await secrets.value(SecretRef("made"), "default")
     assert first != second
     assert await hands.logs_in(unique, second, "postgres")
 
-    await roles.delete(upon(action("Delete", unique, {}), role))
+    await roles.delete(with_version_of(action("Delete", unique, {}), role))
     assert await secrets.find(SecretRef("made"), "default") is None
 
 
-async def test_another_kind_of_password_takes_the_generated_one_away(
+async def test_another_kind_of_password_removes_the_generated_one(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
     await secrets.keep(SecretRef("app"), PASSWORD, "default")
-    role = await made(roles, DATABASE_ROLE, unique, {"generatedPassword": {"name": "made"}})
+    role = await create_object(
+        roles, DATABASE_ROLE, unique, {"generatedPassword": {"name": "made"}}
+    )
     await updated(roles, DATABASE_ROLE, role, {"password": {"$secret": "app"}})
     assert await secrets.find(SecretRef("made"), "default") is None
     assert await secrets.find(SecretRef("app"), "default") is not None
@@ -220,7 +224,7 @@ async def test_a_secret_that_is_missing_ends_no_listing(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
     reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
-    await made(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
+    await create_object(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
     await secrets.remove(SecretRef("app"), "default")
     (role,) = await listing(roles, Scope(prefix=unique))
     assert role.fields["password"] == {"secret": reference.digest}, "nothing says otherwise"
@@ -231,7 +235,7 @@ async def test_a_secret_that_cannot_be_read_ends_no_listing(
 ) -> None:
     """Such as one whose mode an operator has changed: the roles of other tenants are listed too."""
     reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
-    await made(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
+    await create_object(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
     (tmp_path / "secrets/default/app").chmod(0o644)
     (role,) = await listing(roles, Scope(prefix=unique))
     assert role.fields["password"] == {"secret": reference.digest}
@@ -270,11 +274,11 @@ async def test_a_verifier_of_too_many_iterations_is_replaced_without_a_check(
     verifier = f"SCRAM-SHA-256$2000000000:c2FsdA==${'A' * 43}=:{'A' * 43}="
     await secrets.keep(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
-    await made(roles, DATABASE_ROLE, unique, fields)
+    await create_object(roles, DATABASE_ROLE, unique, fields)
     # By ALTER ROLE, PostgreSQL would compute whether it is the verifier of an empty password.
     change = sql.SQL("UPDATE pg_authid SET rolpassword = {} WHERE rolname = {}")
     await hands.run(change.format(verifier, unique))
-    role = await shown(roles, unique)
+    role = await read_object(roles, unique)
     assert role.fields["password"] == {"secret": UNCHECKED_PASSWORD}
     await updated(roles, DATABASE_ROLE, role, fields)
     assert await hands.logs_in(unique, PASSWORD, "postgres")
@@ -303,11 +307,11 @@ class Interrupted:
     pace_seconds = 0.0
 
     def __init__(self, request: int, what: Callable[[], None]) -> None:
-        self.left, self._what = request, what
+        self.remaining, self._what = request, what
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        self.left -= 1
-        if self.left == 0:
+        self.remaining -= 1
+        if self.remaining == 0:
             self._what()
 
 
@@ -329,21 +333,21 @@ async def test_a_backend_that_is_killed_before_any_statement_leaves_nothing_unla
 
     for request in range(1, 30):
         name = f"{unique.lower()}{request}"
-        written = create(DATABASE, name, {"extensions": ["hstore"]})
+        creation = create(DATABASE, name, {"extensions": ["hstore"]})
         interrupted = Interrupted(request, kill)
         token = CALL_GATE.set(interrupted)
         try:
-            await databases.create(written)
+            await databases.create(creation)
         except (NotDoneError, UnknownResultError):
             half = await databases.read(name)
-            assert half is None or half.written_by == written.idempotency_key
+            assert half is None or half.written_by == creation.idempotency_key
         finally:
             CALL_GATE.reset(token)
-        thing = (await databases.create(written)).object
-        assert thing is not None
-        assert (thing.labels, thing.fields["extensions"]) == (LABELS, {"hstore": True})
+        existing = (await databases.create(creation)).object
+        assert existing is not None
+        assert (existing.labels, existing.fields["extensions"]) == (LABELS, {"hstore": True})
         assert await listing(databases, Scope(prefix=UNFINISHED_PREFIX)) == []
-        if interrupted.left > 0:
+        if interrupted.remaining > 0:
             break
     else:
         pytest.fail("a creation has no end")
@@ -360,22 +364,22 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
     provider = connect(DATABASE, server.endpoint)
     try:
         for request in range(1, 30):
-            written = create(DATABASE, f"db{request}", {})
+            creation = create(DATABASE, f"db{request}", {})
             interrupted = Interrupted(request, lambda: os.kill(server.pid, 9))
             token = CALL_GATE.set(interrupted)
             try:
-                await provider.create(written)
+                await provider.create(creation)
             except (NotDoneError, UnknownResultError):
                 pass
             finally:
                 CALL_GATE.reset(token)
-            if interrupted.left > 0:
+            if interrupted.remaining > 0:
                 break
             await server.kill()
             await server.start(short / "postgres")
-            thing = (await provider.create(written)).object
-            assert thing is not None
-            assert thing.labels == LABELS
+            existing = (await provider.create(creation)).object
+            assert existing is not None
+            assert existing.labels == LABELS
         else:
             pytest.fail("a creation has no end")
         assert await listing(provider, Scope(prefix=UNFINISHED_PREFIX)) == []
@@ -383,7 +387,7 @@ async def test_a_server_that_is_killed_before_any_statement_leaves_nothing_unlab
         await server.stop()
 
 
-async def test_who_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_is_left(
+async def test_a_client_that_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_remains(
     postgres_server: Postgres, databases: Provider, hands: Hands, unique: str
 ) -> None:
     name = unique.lower()
@@ -393,17 +397,17 @@ async def test_who_takes_the_name_meanwhile_is_an_obstacle_and_nothing_else_is_l
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
 
     token = CALL_GATE.set(Interrupted(5, take))
-    written = create(DATABASE, name, {})
+    creation = create(DATABASE, name, {})
     try:
         with pytest.raises(ConflictError) as caught:
-            await databases.create(written)
+            await databases.create(creation)
     finally:
         CALL_GATE.reset(token)
-    assert caught.value.obstacle == await shown(databases, name)
+    assert caught.value.obstacle == await read_object(databases, name)
     assert caught.value.obstacle is not None
     assert caught.value.obstacle.labels == {}
-    left = sql.SQL("SELECT count(*) FROM pg_database WHERE datname = {}")
-    assert await hands.value(left.format(unfinished_name(written.idempotency_key))) == 0
+    count_query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname = {}")
+    assert await hands.value(count_query.format(unfinished_name(creation.idempotency_key))) == 0
 
 
 async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an_hour(
@@ -412,15 +416,15 @@ async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an
     name, labels = unique.lower(), {**LABELS, "run": unique}
 
     async def leave(key: str, since: datetime) -> str:
-        left = unfinished_name(key)
-        await run(hands, "CREATE DATABASE {}", left)
+        leftover_name = unfinished_name(key)
+        await run(hands, "CREATE DATABASE {}", leftover_name)
         mark = DatabaseMark(key, labels, name=name, since=since)
         await hands.run(
             sql.SQL("COMMENT ON DATABASE {} IS {}").format(
-                sql.Identifier(left), with_mark(None, mark)
+                sql.Identifier(leftover_name), with_mark(None, mark)
             )
         )
-        return left
+        return leftover_name
 
     now = datetime.now(UTC)
     await leave(f"{unique}1", now)
@@ -429,8 +433,8 @@ async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an
     (leftover,) = await listing(databases, Scope(labels={"run": unique}))
     assert (leftover.name, leftover.labels) == (old, labels)
 
-    written = msgspec.structs.replace(create(DATABASE, name, {}), labels=labels)
-    await databases.create(written)
+    creation = msgspec.structs.replace(create(DATABASE, name, {}), labels=labels)
+    await databases.create(creation)
     (only,) = await listing(databases, Scope(labels={"run": unique}))
     assert only.name == name
 
@@ -441,10 +445,10 @@ async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an
 async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
     databases: Provider, postgres_server: Postgres, hands: Hands, unique: str
 ) -> None:
-    thing = await made(databases, DATABASE, unique.lower(), {})
+    existing = await create_object(databases, DATABASE, unique.lower(), {})
     await run(hands, "CREATE ROLE {} LOGIN PASSWORD 'x'", unique)
-    session = await hands.connect(unique, "x", thing.name)
-    delete = upon(action("Delete", thing.name, {}), thing)
+    session = await hands.connect(unique, "x", existing.name)
+    delete = with_version_of(action("Delete", existing.name, {}), existing)
     with pytest.raises(NotDoneError, match=f"in use by {unique} "):
         await databases.delete(delete)
     await session.execute("SELECT 1")
@@ -455,12 +459,12 @@ async def test_a_database_in_use_is_not_dropped_and_the_session_is_named(
 async def test_a_role_with_dependants_is_kept_and_they_are_named(
     roles: Provider, databases: Provider, unique: str
 ) -> None:
-    role = await made(roles, DATABASE_ROLE, unique, {})
-    database = await made(databases, DATABASE, unique.lower(), {"owner": unique})
-    delete = upon(action("Delete", unique, {}), role)
+    role = await create_object(roles, DATABASE_ROLE, unique, {})
+    database = await create_object(databases, DATABASE, unique.lower(), {"owner": unique})
+    delete = with_version_of(action("Delete", unique, {}), role)
     with pytest.raises(NotDoneError, match=f"owner of database {database.name}"):
         await roles.delete(delete)
-    await databases.delete(upon(action("Delete", database.name, {}), database))
+    await databases.delete(with_version_of(action("Delete", database.name, {}), database))
     await roles.delete(delete)
 
 
@@ -477,11 +481,11 @@ async def test_a_role_with_dependants_is_kept_and_they_are_named(
 async def test_what_cannot_be_made_leaves_nothing(
     databases: Provider, hands: Hands, unique: str, fields: Fields, what: str
 ) -> None:
-    written = create(DATABASE, unique.lower(), fields)
+    creation = create(DATABASE, unique.lower(), fields)
     with pytest.raises((RefusedError, NotDoneError), match=what):
-        await databases.create(written)
+        await databases.create(creation)
     query = sql.SQL("SELECT count(*) FROM pg_database WHERE datname IN ({}, {})")
-    names = (unique.lower(), unfinished_name(written.idempotency_key))
+    names = (unique.lower(), unfinished_name(creation.idempotency_key))
     assert await hands.value(query.format(*names)) == 0
 
 
@@ -492,9 +496,11 @@ async def test_what_cannot_be_made_leaves_nothing(
 async def test_another_way_to_write_an_encoding_or_a_locale_is_no_difference(
     databases: Provider, unique: str, fields: Fields
 ) -> None:
-    thing = await made(databases, DATABASE, unique.lower(), fields)
-    wanted = DATABASE.checked_fields(fields)
-    assert {name: thing.fields[name] for name in fields} == {name: wanted[name] for name in fields}
+    existing = await create_object(databases, DATABASE, unique.lower(), fields)
+    expected = DATABASE.checked_fields(fields)
+    assert {name: existing.fields[name] for name in fields} == {
+        name: expected[name] for name in fields
+    }
 
 
 @pytest.mark.parametrize("encoding", ["LATIN-99", "ISO88591", "nonsense"])
@@ -506,31 +512,31 @@ def test_an_encoding_that_no_server_shows_is_refused(encoding: str) -> None:
 async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
     databases: Provider, unique: str
 ) -> None:
-    thing = await made(databases, DATABASE, unique.lower(), {"allowConnections": False})
-    assert not thing.fields["allowConnections"]
+    existing = await create_object(databases, DATABASE, unique.lower(), {"allowConnections": False})
+    assert not existing.fields["allowConnections"]
     with pytest.raises(NotDoneError, match="install its package"):
         await updated(
-            databases, DATABASE, thing, {"extensions": ["none_such"], "allowConnections": True}
+            databases, DATABASE, existing, {"extensions": ["none_such"], "allowConnections": True}
         )
-    thing = await shown(databases, thing.name)
-    thing = await updated(databases, DATABASE, thing, {"extensions": ["hstore"]})
-    assert thing.fields["extensions"] == {"hstore": True}
+    existing = await read_object(databases, existing.name)
+    existing = await updated(databases, DATABASE, existing, {"extensions": ["hstore"]})
+    assert existing.fields["extensions"] == {"hstore": True}
     closed = await updated(
-        databases, DATABASE, thing, {"extensions": ["hstore"], "allowConnections": False}
+        databases, DATABASE, existing, {"extensions": ["hstore"], "allowConnections": False}
     )
     assert closed.fields["extensions"] == {"hstore": True}, "as it was last written"
     assert DATABASE.loses(DATABASE.checked_fields({}), closed).endswith(": hstore")
 
 
-async def test_what_people_write_into_a_comment_stays(
+async def test_text_that_users_write_into_a_comment_stays(
     databases: Provider, hands: Hands, unique: str
 ) -> None:
     name = unique.lower()
     await run(hands, "CREATE DATABASE {}", name)
     await run(hands, "COMMENT ON DATABASE {} IS 'Ask Ann.\n\nBefore you drop it.'", name)
-    thing = await updated(databases, DATABASE, await shown(databases, name), {})
-    assert thing.labels == LABELS
-    thing = await updated(databases, DATABASE, thing, {"connectionLimit": 3})
+    existing = await updated(databases, DATABASE, await read_object(databases, name), {})
+    assert existing.labels == LABELS
+    existing = await updated(databases, DATABASE, existing, {"connectionLimit": 3})
     query = sql.SQL("SELECT shobj_description(oid, 'pg_database') FROM pg_database")
     comment = await hands.value(sql.SQL("{} WHERE datname = {}").format(query, name))
     assert comment.startswith("Ask Ann.\n\nBefore you drop it.\nreconciler: {")
@@ -573,7 +579,7 @@ async def test_the_servers_own_is_never_listed_and_never_written(
 async def test_a_role_that_was_made_a_superuser_is_seen_and_made_an_ordinary_one(
     roles: Provider, hands: Hands, unique: str
 ) -> None:
-    await made(roles, DATABASE_ROLE, unique, {})
+    await create_object(roles, DATABASE_ROLE, unique, {})
     await run(hands, "ALTER ROLE {} SUPERUSER", unique)
     (role,) = await listing(roles, Scope(prefix=unique))
     assert drift(DATABASE_ROLE, role, DATABASE_ROLE.checked_fields({})) == ["superuser"]
@@ -601,7 +607,7 @@ async def test_a_membership_that_would_make_a_superuser_is_refused(
     roles: Provider, unique: str
 ) -> None:
     with pytest.raises(NotDoneError, match="is a superuser"):
-        await made(roles, DATABASE_ROLE, unique, {"memberOf": ["postgres"]})
+        await create_object(roles, DATABASE_ROLE, unique, {"memberOf": ["postgres"]})
     assert await roles.read(unique) is None
 
 
@@ -622,11 +628,11 @@ async def test_a_membership_that_leads_beyond_the_databases_is_refused(
     await run(hands, "CREATE ROLE {} " + above, top)
     await run(hands, "CREATE ROLE {} IN ROLE {}", middle, top)
     with pytest.raises(NotDoneError, match=why.format(top)):
-        await made(roles, DATABASE_ROLE, unique, {"memberOf": [middle]})
+        await create_object(roles, DATABASE_ROLE, unique, {"memberOf": [middle]})
     assert await roles.read(unique) is None
 
     await run(hands, "CREATE ROLE {} LOGIN IN ROLE {}", unique, middle)  # adopted, it is no better
-    role = await shown(roles, unique)
+    role = await read_object(roles, unique)
     with pytest.raises(NotDoneError, match=why.format(top)):
         await updated(roles, DATABASE_ROLE, role, {"login": True, "memberOf": [middle]})
     assert (await updated(roles, DATABASE_ROLE, role, {})).fields["memberOf"] == []
@@ -640,7 +646,7 @@ async def test_a_membership_in_a_role_with_an_allowed_privilege_is_granted(
     config = ProviderConfigSpec("postgres", postgres_server.endpoint, allow=allow)
     assert DATABASE_ROLE.connect is not None
     roles = DATABASE_ROLE.connect(config, secrets, CallPermit())
-    role = await made(roles, DATABASE_ROLE, unique, {"memberOf": [f"{unique}_top"]})
+    role = await create_object(roles, DATABASE_ROLE, unique, {"memberOf": [f"{unique}_top"]})
     assert role.fields["memberOf"] == [f"{unique}_top"]
     await roles.close()
 
@@ -661,12 +667,12 @@ async def test_the_owner_of_a_database_ends_no_listing(
 ) -> None:
     name, (variable, value) = unique.lower(), setting.split("=")
     await run(hands, "CREATE ROLE {} LOGIN", unique)
-    await made(databases, DATABASE, name, {"owner": unique, "extensions": ["hstore"]})
+    await create_object(databases, DATABASE, name, {"owner": unique, "extensions": ["hstore"]})
     await run(hands, f"ALTER DATABASE {{}} SET {variable} = '{value}'", name)
     for _ in range(10):  # a limit of a millisecond is not always met
         assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
         assert await listing(grants, Scope(prefix=f"public@{name}"))
-    await made(grants, GRANT, f"{unique}@{name}/public", {"privileges": ["USAGE"]})
+    await create_object(grants, GRANT, f"{unique}@{name}/public", {"privileges": ["USAGE"]})
 
 
 async def test_names_with_a_slash_give_no_two_grants_one_name(
@@ -678,13 +684,15 @@ async def test_names_with_a_slash_give_no_two_grants_one_name(
     """A listing in which two objects have one name is refused, and with it those of all tenants."""
     name = unique.lower()
     for each in (name, f"{name}/public"):
-        await made(databases, DATABASE, each, {})
+        await create_object(databases, DATABASE, each, {})
     async with await hands_on(postgres_server, name) as owner:
         await owner.execute("CREATE FUNCTION public.f() RETURNS int LANGUAGE sql AS 'SELECT 1'")
         await owner.execute('CREATE SCHEMA "public/functions"')
         await owner.execute('GRANT USAGE ON SCHEMA "public/functions" TO PUBLIC')
-    found = [each.name for each in await listing(grants, Scope(prefix=f"public@{name}"))]
-    assert sorted(found) == [f"public@{name}{end}" for end in ("", "/public", "/public/functions")]
+    objects = [each.name for each in await listing(grants, Scope(prefix=f"public@{name}"))]
+    assert sorted(objects) == [
+        f"public@{name}{end}" for end in ("", "/public", "/public/functions")
+    ]
 
 
 async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
@@ -692,13 +700,13 @@ async def test_a_database_whose_deletion_was_interrupted_ends_no_listing(
 ) -> None:
     """Its owner may cancel a deletion: the server then accepts no connection."""
     name = unique.lower()
-    await made(databases, DATABASE, name, {"extensions": ["hstore"]})
+    await create_object(databases, DATABASE, name, {"extensions": ["hstore"]})
     await hands.run(
         sql.SQL("UPDATE pg_database SET datconnlimit = -2 WHERE datname = {}").format(name)
     )
     assert [each.name for each in await listing(databases, Scope(prefix=name))] == [name]
-    found = await listing(grants, Scope(prefix=f"public@{name}"))
-    assert [each.name for each in found] == [f"public@{name}"]
+    objects = await listing(grants, Scope(prefix=f"public@{name}"))
+    assert [each.name for each in objects] == [f"public@{name}"]
     await run(hands, "DROP DATABASE {}", name)
 
 
@@ -706,7 +714,7 @@ async def test_many_schemas_of_a_tenant_make_no_listing_slow(
     databases: Provider, connect: Connect, postgres_server: Postgres, unique: str
 ) -> None:
     name = unique.lower()
-    await made(databases, DATABASE, name, {})
+    await create_object(databases, DATABASE, name, {})
     async with await hands_on(postgres_server, name) as owner:
         for start in range(0, SCHEMAS, 500):
             many = sql.SQL(
@@ -718,8 +726,8 @@ async def test_many_schemas_of_a_tenant_make_no_listing_slow(
             )
             await owner.execute(many.format(start, start + 499))
     impatient = connect(GRANT, postgres_server.endpoint, timeout_seconds=2.0)
-    found = await listing(impatient, Scope(prefix=f"public@{name}"))
-    assert len(found) >= 2 * SCHEMAS
+    objects = await listing(impatient, Scope(prefix=f"public@{name}"))
+    assert len(objects) >= 2 * SCHEMAS
 
 
 async def test_a_role_that_takes_our_lock_stops_no_write(
@@ -729,7 +737,7 @@ async def test_a_role_that_takes_our_lock_stops_no_write(
     await run(hands, f"SELECT pg_advisory_lock({_LOCK})")
     try:
         async with asyncio.timeout(5):
-            await made(roles, DATABASE_ROLE, unique, {})
+            await create_object(roles, DATABASE_ROLE, unique, {})
     finally:
         await run(hands, f"SELECT pg_advisory_unlock({_LOCK})")
 
@@ -739,16 +747,16 @@ async def test_what_a_tenant_waits_for_says_nothing_of_the_server(
 ) -> None:
     """Such errors in a row must not open the breaker of the server for other tenants."""
     name = unique.lower()
-    await made(databases, DATABASE, name, {})
+    await create_object(databases, DATABASE, name, {})
     await run(hands, "CREATE ROLE {}", unique)
     attempts = [
-        made(roles, DATABASE_ROLE, f"{unique}1", {"memberOf": ["nobody-there"]}),
-        made(roles, DATABASE_ROLE, f"{unique}2", {"memberOf": ["postgres"]}),
-        made(databases, DATABASE, f"{name}1", {"owner": "nobody-there"}),
-        made(grants, GRANT, f"{unique}@{name}1", {"privileges": ["CONNECT"]}),
-        made(grants, GRANT, f"{unique}@{name}/no-schema", {"privileges": ["USAGE"]}),
-        made(grants, GRANT, f"{unique}@{name}/public/tables", {"privileges": ["SELECT"]}),
-        made(grants, GRANT, f"nobody-there@{name}", {"privileges": ["CONNECT"]}),
+        create_object(roles, DATABASE_ROLE, f"{unique}1", {"memberOf": ["nobody-there"]}),
+        create_object(roles, DATABASE_ROLE, f"{unique}2", {"memberOf": ["postgres"]}),
+        create_object(databases, DATABASE, f"{name}1", {"owner": "nobody-there"}),
+        create_object(grants, GRANT, f"{unique}@{name}1", {"privileges": ["CONNECT"]}),
+        create_object(grants, GRANT, f"{unique}@{name}/no-schema", {"privileges": ["USAGE"]}),
+        create_object(grants, GRANT, f"{unique}@{name}/public/tables", {"privileges": ["SELECT"]}),
+        create_object(grants, GRANT, f"nobody-there@{name}", {"privileges": ["CONNECT"]}),
     ]
     for attempt in attempts:
         with pytest.raises(NotDoneError) as caught:
@@ -763,13 +771,13 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
     databases: Provider, grants: Provider, postgres_server: Postgres, hands: Hands, unique: str
 ) -> None:
     name = unique.lower()
-    await made(databases, DATABASE, name, {})
+    await create_object(databases, DATABASE, name, {})
     await run(hands, "CREATE ROLE {}", unique)
     place = f"{unique}@{name}/public/tables"
     fields: Fields = {"privileges": ["SELECT", "INSERT"], "grantable": ["SELECT"]}
-    wanted = GRANT.checked_fields(fields)
+    expected = GRANT.checked_fields(fields)
     with pytest.raises(NotDoneError, match=r"there is no object \(yet\) to grant privileges on"):
-        await made(grants, GRANT, place, fields)
+        await create_object(grants, GRANT, place, fields)
     with psycopg.connect(
         host=str(postgres_server.socket),
         port=postgres_server.port,
@@ -778,36 +786,36 @@ async def test_privileges_on_all_tables_are_exact_and_uneven_ones_are_seen(
         autocommit=True,
     ) as by_hand:
         by_hand.execute("CREATE TABLE a (); CREATE VIEW b AS SELECT 1; CREATE SEQUENCE c")
-        grant = await made(grants, GRANT, place, fields)
-        assert drift(GRANT, grant, wanted) == []
+        grant = await create_object(grants, GRANT, place, fields)
+        assert drift(GRANT, grant, expected) == []
         by_hand.execute("CREATE TABLE d ()")
         grantee = sql.Identifier(unique)
         by_hand.execute(sql.SQL("GRANT DELETE ON a TO {}").format(grantee))
         by_hand.execute(
             sql.SQL("GRANT UPDATE ON ALL TABLES IN SCHEMA public TO {}").format(grantee)
         )
-        changed = await shown(grants, place)
-        assert drift(GRANT, changed, wanted) == ["grantable", "partial", "privileges"]
+        changed = await read_object(grants, place)
+        assert drift(GRANT, changed, expected) == ["grantable", "partial", "privileges"]
         assert changed.fields["privileges"] == ["UPDATE"]
         assert changed.fields["partial"] == ["DELETE", "INSERT", "SELECT"]
         grant = await updated(grants, GRANT, changed, fields)
-        assert drift(GRANT, grant, wanted) == []
+        assert drift(GRANT, grant, expected) == []
         assert grant.uid == changed.uid
         assert place in [each.name for each in await listing(grants, Scope(prefix=f"{unique}@"))]
-    await grants.delete(upon(action("Delete", place, {}), grant))
+    await grants.delete(with_version_of(action("Delete", place, {}), grant))
     assert await grants.read(place) is None
 
 
-async def test_what_everybody_may_do_by_default_can_be_taken_away(
+async def test_default_privileges_of_all_roles_can_be_revoked(
     databases: Provider, grants: Provider, unique: str
 ) -> None:
     name = unique.lower()
-    await made(databases, DATABASE, name, {})
-    public = await shown(grants, f"public@{name}")
+    await create_object(databases, DATABASE, name, {})
+    public = await read_object(grants, f"public@{name}")
     assert public.fields["privileges"] == ["CONNECT", "TEMPORARY"]
     only = await updated(grants, GRANT, public, {"privileges": ["TEMPORARY"]})
     assert only.fields["privileges"] == ["TEMPORARY"]
-    await grants.delete(upon(action("Delete", public.name, {}), only))
+    await grants.delete(with_version_of(action("Delete", public.name, {}), only))
     assert await grants.read(public.name) is None
 
 
@@ -815,10 +823,10 @@ async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
     databases: Provider, grants: Provider, hands: Hands, unique: str
 ) -> None:
     name, between, end = unique.lower(), f"{unique}between", f"{unique}end"
-    await made(databases, DATABASE, name, {})
+    await create_object(databases, DATABASE, name, {})
     for role in (between, end):
         await run(hands, "CREATE ROLE {}", role)
-    first = await made(
+    first = await create_object(
         grants,
         GRANT,
         f"{between}@{name}",
@@ -827,11 +835,11 @@ async def test_what_another_role_granted_is_named_and_nothing_is_done_by_halves(
     await run(hands, "SET ROLE {}", between)
     await run(hands, "GRANT CREATE ON DATABASE {} TO {}", name, end)
     await run(hands, "RESET ROLE")
-    second = await shown(grants, f"{end}@{name}")
+    second = await read_object(grants, f"{end}@{name}")
     with pytest.raises(NotDoneError, match="a role other than the owner"):
-        await grants.delete(upon(action("Delete", second.name, {}), second))
+        await grants.delete(with_version_of(action("Delete", second.name, {}), second))
     with pytest.raises(NotDoneError, match="dependent privileges exist"):
-        await grants.delete(upon(action("Delete", first.name, {}), first))
+        await grants.delete(with_version_of(action("Delete", first.name, {}), first))
     assert await grants.read(first.name) == first
     assert await grants.read(second.name) == second
 
@@ -843,11 +851,11 @@ async def test_a_grant_without_its_role_or_database_waits(
     for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
         assert await grants.read(place) is None
         with pytest.raises(NotDoneError, match=f"database '{name}' does not exist"):
-            await made(grants, GRANT, place, {"privileges": ["CREATE"]})
-    await made(databases, DATABASE, name, {})
+            await create_object(grants, GRANT, place, {"privileges": ["CREATE"]})
+    await create_object(databases, DATABASE, name, {})
     for place in (f"{unique}@{name}", f"{unique}@{name}/public"):
         with pytest.raises(NotDoneError, match=f"role '{unique}' does not exist"):
-            await made(grants, GRANT, place, {"privileges": ["CREATE"]})
+            await create_object(grants, GRANT, place, {"privileges": ["CREATE"]})
 
 
 @pytest.mark.parametrize(
@@ -865,7 +873,7 @@ async def test_a_grant_that_cannot_be_is_refused(
     grants: Provider, place: str, fields: Fields, why: str
 ) -> None:
     with pytest.raises(RefusedError, match=why):
-        await made(grants, GRANT, place, fields)
+        await create_object(grants, GRANT, place, fields)
 
 
 @pytest.mark.parametrize(
@@ -914,7 +922,7 @@ def test_an_endpoint_names_a_host_a_folder_or_an_address() -> None:
     )
 
 
-async def test_who_cannot_log_in_is_told_and_the_environment_is_not_asked(
+async def test_a_failed_login_is_reported_and_the_environment_is_not_read(
     postgres_server: Postgres, hands: Hands, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await run(hands, "CREATE ROLE {} LOGIN CREATEDB PASSWORD 'right'", unique)
@@ -926,14 +934,14 @@ async def test_who_cannot_log_in_is_told_and_the_environment_is_not_asked(
             ProviderConfigSpec("postgres", endpoint), Secrets(secret), CallPermit()
         )
         if secret == "right":
-            await made(provider, DATABASE, unique.lower(), {"owner": unique})
+            await create_object(provider, DATABASE, unique.lower(), {"owner": unique})
         else:
             with pytest.raises(NotDoneError, match="password"):
                 await provider.read("orders")
         await provider.close()
 
 
-async def test_who_may_not_see_verifiers_believes_what_was_written_last(
+async def test_without_access_to_verifiers_the_last_written_digest_counts(
     postgres_server: Postgres, secrets: Secrets, tmp_path: Path, hands: Hands, unique: str
 ) -> None:
     admin = f"{unique}admin"
@@ -948,14 +956,14 @@ async def test_who_may_not_see_verifiers_believes_what_was_written_last(
     )
     first = await secrets.keep(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
-    role = await made(provider, DATABASE_ROLE, unique, fields)
+    role = await create_object(provider, DATABASE_ROLE, unique, fields)
     assert role.fields["password"] == {"secret": first.digest}
     assert await hands.logs_in(unique, PASSWORD, "postgres")
     await secrets.keep(SecretRef("app"), OTHER, "default")
-    role = await updated(provider, DATABASE_ROLE, await shown(provider, unique), fields)
+    role = await updated(provider, DATABASE_ROLE, await read_object(provider, unique), fields)
     assert await hands.logs_in(unique, OTHER, "postgres")
     assert role.fields["password"] != {"secret": first.digest}
-    await provider.delete(upon(action("Delete", unique, {}), role))
+    await provider.delete(with_version_of(action("Delete", unique, {}), role))
     await provider.close()
 
 
@@ -977,13 +985,13 @@ async def test_a_write_that_waits_for_a_lock_ends_in_time(
 ) -> None:
     """The session of one tenant must not use the connections that all tenants need."""
     name = unique.lower()
-    thing = await made(databases, DATABASE, name, {})
+    existing = await create_object(databases, DATABASE, name, {})
     impatient = connect(DATABASE, postgres_server.endpoint, timeout_seconds=2.0)
     await hands.run(sql.SQL("BEGIN"))
     await run(hands, "COMMENT ON DATABASE {} IS 'mine'", name)
     async with asyncio.timeout(1.5):
         with pytest.raises(NotDoneError, match="lock timeout") as caught:
-            await updated(impatient, DATABASE, thing, {"connectionLimit": 3})
+            await updated(impatient, DATABASE, existing, {"connectionLimit": 3})
     assert caught.value.status == HTTPStatus.CONFLICT
     await hands.run(sql.SQL("ROLLBACK"))
 
@@ -1066,7 +1074,7 @@ def test_the_kinds_load_without_psycopg_and_their_providers_say_what_to_install(
         "    try: kinds[name].connect(config, Secrets(), CallPermit())\n"
         "    except ConfigurationError as error: print(error)\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout.count("pip install 'event-sourced-reconciler[postgres]'") == 3
+    assert process.stdout.count("pip install 'event-sourced-reconciler[postgres]'") == 3

@@ -20,8 +20,8 @@ values = st.lists(st.text(max_size=5), min_size=1)
 def test_the_order_and_number_of_values_has_no_meaning(
     data: st.DataObject, some: list[str]
 ) -> None:
-    other = data.draw(st.permutations([*some, some[0]]))
-    assert normalize({"type": "A", "values": list(other)}) == normalize(
+    reordered_values = data.draw(st.permutations([*some, some[0]]))
+    assert normalize({"type": "A", "values": list(reordered_values)}) == normalize(
         {"type": "A", "values": some, "ttl": 300}
     )
 

@@ -121,7 +121,7 @@ async def test_every_write_carries_its_key(shapes: Provider, planned: Proxy) -> 
     assert f"idempotency-key: {create.idempotency_key}" in planned.heads[0].lower()
 
 
-async def test_an_expired_listing_says_so(shapes: Provider, planned: Proxy) -> None:
+async def test_an_expired_listing_raises_its_own_error(shapes: Provider, planned: Proxy) -> None:
     planned.plan.extend([answer(200, '{"items": [], "continue": "t"}'), answer(410)])
     with pytest.raises(ListingExpiredError):
         await listing(shapes, Scope())
@@ -131,10 +131,10 @@ async def test_values_that_are_new_to_us_are_shown_as_they_are(
     shapes: Provider, planned: Proxy
 ) -> None:
     planned.plan.append(FOUND)
-    found = await shapes.read("foo")
-    assert found is not None
-    assert found.fields == {"type": "Star", "color": "Mauve"}
-    assert (found.uid, found.version, found.labels) == (None, None, {})
+    existing = await shapes.read("foo")
+    assert existing is not None
+    assert existing.fields == {"type": "Star", "color": "Mauve"}
+    assert (existing.uid, existing.version, existing.labels) == (None, None, {})
 
 
 @pytest.mark.parametrize("name", ["a", "0", "a-b", "a" * 63])
@@ -178,7 +178,7 @@ async def test_a_write_waits_before_others_and_as_long_as_the_rate_demands(
 ) -> None:
     monkeypatch.setattr("reconciler.provider.call_permit.READ_VALID_SECONDS", -1.0)
     permit = Permit(pace_seconds=10.0)
-    permit.given.set()
+    permit.is_granted.set()
     planned.plan += [OURS, answer(204)]
     token = CALL_GATE.set(permit)
     await shapes.delete(upon("Delete", SEEN, {}))

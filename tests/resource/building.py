@@ -131,8 +131,8 @@ def thing(
     name: str = "Foo",
 ) -> ExternalObject:
     """An object as a human made it, unless told otherwise."""
-    shown = {"type": "Square", "color": "Red"} if fields is None else fields
-    return ExternalObject(name, shown, uid, version, labels or {})
+    object_fields = {"type": "Square", "color": "Red"} if fields is None else fields
+    return ExternalObject(name, object_fields, uid, version, labels or {})
 
 
 class Story:
@@ -222,7 +222,7 @@ class Story:
 
     def see(
         self,
-        found: ExternalObject | None,
+        existing: ExternalObject | None,
         *,
         as_of: int | None = None,
         unmanaged: tuple[int, int] | None = None,
@@ -239,11 +239,11 @@ class Story:
 
         Without a clock of the bus, one that began at ``began_at`` is stored at the same time.
         """
-        told = self.command(
+        command = self.command(
             Observed(
                 config,
                 name or self.key.name,
-                found,
+                existing,
                 evidence,
                 self.position if as_of is None else as_of,
                 began_at,
@@ -255,12 +255,12 @@ class Story:
             )
         )
         if began_at is not None and self.stored_at is None:
-            told = msgspec.structs.replace(told, stored_at=began_at)
-        return self.give([told])
+            command = msgspec.structs.replace(command, stored_at=began_at)
+        return self.give([command])
 
-    def see_twice(self, found: ExternalObject, **rest: Any) -> list[ResourceEvent]:
+    def see_twice(self, existing: ExternalObject, **rest: Any) -> list[ResourceEvent]:
         """Two listings show an undeclared object: the second tells which resource has it."""
-        return self.see(found, **rest) + self.see(found, **rest)
+        return self.see(existing, **rest) + self.see(existing, **rest)
 
     def report(
         self,
@@ -290,14 +290,14 @@ class Story:
         )
 
     def look(
-        self, shown: ExternalObject | None, labeled_uids: tuple[str, ...] = ()
+        self, observed_object: ExternalObject | None, labeled_uids: tuple[str, ...] = ()
     ) -> list[ResourceEvent]:
         """A worker has looked what came of the action in flight."""
         flight = self.flight
         assert flight.is_lookup
-        told = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
-        found = {"object": shown, "labeled_uids": labeled_uids}
-        return self.turn(msgspec.structs.replace(told, is_lookup=True, **found))
+        report = Reported(flight.action.action_id, flight.attempt, self.now, self.now, "w1")
+        fields_of_report = {"object": observed_object, "labeled_uids": labeled_uids}
+        return self.turn(msgspec.structs.replace(report, is_lookup=True, **fields_of_report))
 
     def succeed(self, **changed: Any) -> list[ResourceEvent]:
         """Report that the action in flight was done; ``changed`` are fields the API keeps so."""
@@ -352,7 +352,7 @@ class Story:
         return self.state.actions.in_flight is None
 
     @property
-    def seen(self) -> ExternalObject:
+    def existing(self) -> ExternalObject:
         assert self.state.observed.object is not None, "no object is known"
         return self.state.observed.object
 
@@ -384,8 +384,8 @@ def every(kind: type[_T], events: Sequence[ResourceEvent]) -> list[_T]:
 
 
 def only(kind: type[_T], events: Sequence[ResourceEvent]) -> _T:
-    (found,) = every(kind, events)
-    return found
+    (matches,) = every(kind, events)
+    return matches
 
 
 def names(events: Sequence[ResourceEvent]) -> list[str]:
@@ -413,15 +413,19 @@ def provider_config_story() -> Story:
     )
 
 
-def repainted(seen: ExternalObject, **changed: Any) -> ExternalObject:
+def repainted(observed_object: ExternalObject, **changed: Any) -> ExternalObject:
     """The same object after a human changed fields."""
     return msgspec.structs.replace(
-        seen, fields={**seen.fields, **changed}, version=f"{seen.version}+"
+        observed_object,
+        fields={**observed_object.fields, **changed},
+        version=f"{observed_object.version}+",
     )
 
 
-def relabelled(seen: ExternalObject, labels: dict[str, str]) -> ExternalObject:
-    return msgspec.structs.replace(seen, labels=labels, version=f"{seen.version}+")
+def relabelled(observed_object: ExternalObject, labels: dict[str, str]) -> ExternalObject:
+    return msgspec.structs.replace(
+        observed_object, labels=labels, version=f"{observed_object.version}+"
+    )
 
 
 def owned_labels(**more: str) -> dict[str, str]:

@@ -59,7 +59,7 @@ from tests.resource.test_replacement import (
     PROTECTED,
     SQUARE,
     check_rows,
-    made,
+    created_story,
     rows,
     succeed_starting,
 )
@@ -92,17 +92,19 @@ def listed(story: Story, *objects: ExternalObject) -> list[tuple[str, Observed]]
         unique_names=story.context.capabilities.deterministic_names,
     )
     assembler.add(objects)
-    shown = assembler.complete(len(objects))
-    found = asyncio.run(compare_listing(assembler, shown, {str(FOO): row}, SHARED, LOG_ID))
-    return [(str(key), each) for key, each in found.observed]
+    observed_objects = assembler.complete(len(objects))
+    findings = asyncio.run(
+        compare_listing(assembler, observed_objects, {str(FOO): row}, SHARED, LOG_ID)
+    )
+    return [(str(key), each) for key, each in findings.observed]
 
 
 def idle_listing(story: Story, *objects: ExternalObject) -> None:
     """An idle resource costs no message: what a listing tells is an event, or is not told again."""
     for _ in range(2):
-        for key, said in listed(story, *objects):
+        for key, observation in listed(story, *objects):
             if key == str(FOO):
-                story.turn(said)
+                story.turn(observation)
     assert [each for key, each in listed(story, *objects) if key == str(FOO)] == []
 
 
@@ -110,7 +112,7 @@ def idle_listing(story: Story, *objects: ExternalObject) -> None:
 
 
 def test_a1_an_approval_is_not_for_what_is_declared_in_the_same_batch():
-    story = made(PROTECTED)
+    story = created_story(PROTECTED)
     story.declare(SMALLER)
     assert (story.outcome, story.reason) == ("Held", "DataLoss")
     story.turn(Approved("DataLoss"), Withdrawn())
@@ -118,7 +120,7 @@ def test_a1_an_approval_is_not_for_what_is_declared_in_the_same_batch():
 
 
 def test_a2_an_approval_that_nothing_needs_does_not_wait_for_the_next_loss():
-    story = made(PROTECTED)
+    story = created_story(PROTECTED)
     story.declare(SMALLER)
     story.turn(Approved("DataLoss"), Declared(manifest(SQUARE)))
     assert (story.outcome, story.idle) == ("Converged", True)
@@ -127,7 +129,7 @@ def test_a2_an_approval_that_nothing_needs_does_not_wait_for_the_next_loss():
 
 
 def test_a3_an_approval_comes_after_a_new_generation():
-    story = made(PROTECTED)
+    story = created_story(PROTECTED)
     story.declare(SMALLER)
     story.turn(Declared(manifest(SQUARE)), Approved("DataLoss"))
     story.withdraw()
@@ -180,7 +182,7 @@ def test_r1b_labels_missing_adopted_object_with_no_write():
 
 
 def test_r2_a_late_second_name_is_in_the_read_models():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     action = story.action
     story.fail("Refused", redelivered=True)
@@ -190,11 +192,11 @@ def test_r2_a_late_second_name_is_in_the_read_models():
 
 
 def test_r3_a_second_name_that_is_gone_leaves_no_listing_that_is_ignored():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
-    young = story.seen
+    young = story.existing
     assert young.name != "Foo"
     story.see(None, name=young.name)
     assert story.action.external_name == "Foo"
@@ -205,19 +207,19 @@ def test_r3_a_second_name_that_is_gone_leaves_no_listing_that_is_ignored():
 
 
 def test_r3b_and_it_is_made_when_the_stranger_goes():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
-    story.see(None, name=story.seen.name)
+    story.see(None, name=story.existing.name)
     story.fail("Conflict", shown=thing(CIRCLE))
-    for _key, said in listed(story):
-        story.turn(said)
+    for _key, observation in listed(story):
+        story.turn(observation)
     assert not story.idle, "stuck: the name is free, and nobody tells"
 
 
 def test_r4_a_refused_retirement_does_not_refuse_the_generation():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     assert story.action.purpose == "Retire"
@@ -228,21 +230,21 @@ def test_r4_a_refused_retirement_does_not_refuse_the_generation():
     assert story.action.purpose == "Retire"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(repainted(story.seen, color="Blue"), name=story.seen.name)
+    story.see(repainted(story.existing, color="Blue"), name=story.existing.name)
     assert not story.idle, (story.outcome, story.reason)
 
 
 def test_r5_only_observed_nothing_is_retired():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(CIRCLE, policy={"mode": "ObserveOnly"})
-    story.see(msgspec.structs.replace(story.seen, outputs={}), name=story.seen.name)
+    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert story.idle, story.action
 
 
 def test_r6_released_as_an_orphan_by_force_nothing_is_deleted():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Refused")
@@ -256,7 +258,7 @@ def test_r6_released_as_an_orphan_by_force_nothing_is_deleted():
 
 
 def test_r7_finalizers_hold_what_serves_when_it_is_withdrawn():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
     story.turn(FinalizerRequested("a/b"))
@@ -265,8 +267,8 @@ def test_r7_finalizers_hold_what_serves_when_it_is_withdrawn():
 
 
 def test_r8_a_conflict_shows_the_old_one_itself():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", shown=msgspec.structs.replace(old, version="77"))
@@ -275,8 +277,8 @@ def test_r8_a_conflict_shows_the_old_one_itself():
 
 
 def test_r8b_a_conflict_without_obstacle():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", message="409: it is in use")
@@ -285,8 +287,8 @@ def test_r8b_a_conflict_without_obstacle():
 
 
 def test_r9_a_lookup_of_a_replacement_does_not_find_the_old_one():
-    story = made(BY_ID)
-    old = story.seen
+    story = created_story(BY_ID)
+    old = story.existing
     story.declare(CIRCLE)
     for _ in range(20):
         if story.flight.is_lookup:
@@ -300,40 +302,40 @@ def test_r9_a_lookup_of_a_replacement_does_not_find_the_old_one():
 
 
 def test_r10_both_of_one_name_are_listed():
-    story = made(BY_ID)
-    old = story.seen
+    story = created_story(BY_ID)
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.seen
+    young = story.existing
     assert young.name == old.name
-    for _key, said in listed(story, old, msgspec.structs.replace(young, outputs={})):
-        story.turn(said)
+    for _key, observation in listed(story, old, msgspec.structs.replace(young, outputs={})):
+        story.turn(observation)
     assert story.action.purpose == "Retire"
 
 
 def test_r11_ready_is_asked_with_values_not_references():
-    asked: list[Fields] = []
+    requests: list[Fields] = []
 
-    def ready(fields: Fields, _shown: ExternalObject) -> Readiness:
-        asked.append(fields)
+    def ready(fields: Fields, observed_object: ExternalObject) -> Readiness:
+        requests.append(fields)
         return READY
 
-    story = made(replace(BESIDE, ready=ready))
+    story = created_story(replace(BESIDE, ready=ready))
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Refused")
-    asked.clear()
+    requests.clear()
     story.declare({"type": "Circle", "color": {"$ref": "Block/Bar", "field": "outputs.c"}})
-    assert not any(isinstance(each.get("color"), dict) for each in asked), asked
+    assert not any(isinstance(each.get("color"), dict) for each in requests), requests
 
 
 def test_r12_a_waiting_resource_never_writes():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare({"type": "Circle", "color": {"$ref": "Block/Bar", "field": "outputs.c"}})
     assert story.outcome == "Waiting"
-    story.see(msgspec.structs.replace(story.seen, outputs={}), name=story.seen.name)
+    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert story.idle, story.action
 
 
@@ -423,7 +425,7 @@ def test_d4_a_refused_renewal_does_not_refuse_drift():
     for _ in range(3):
         if not story.idle:
             passes.issued()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.wake(600)
     assert not story.idle, (story.outcome, story.reason)
 
@@ -432,21 +434,21 @@ def test_d4_a_refused_renewal_does_not_refuse_drift():
 
 
 def test_r14_when_the_old_one_is_ours_again_its_absence_is_noticed():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(SQUARE)
     story.succeed()
-    assert (story.outcome, story.idle, story.seen) == ("Converged", True, old)
-    for _key, said in listed(story):  # another client removed the old one
-        story.turn(said)
+    assert (story.outcome, story.idle, story.existing) == ("Converged", True, old)
+    for _key, observation in listed(story):  # another client removed the old one
+        story.turn(observation)
     assert not story.idle, "Converged for ever, and nothing is there"
 
 
-def test_r15_when_the_old_one_is_ours_again_a_listing_tells_nothing():
-    story = made()
-    old = story.seen
+def test_r15_when_the_old_one_is_ours_again_a_listing_proves_nothing():
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(SQUARE)
@@ -455,7 +457,7 @@ def test_r15_when_the_old_one_is_ours_again_a_listing_tells_nothing():
 
 
 def test_r16_a_refused_retirement_stays_in_the_read_models():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Refused", message="not now")
@@ -470,7 +472,7 @@ def test_r17_what_is_claimed_under_the_plain_name_is_in_the_rows_under_it():
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     story.succeed()
     story.succeed()
-    story.see(None, name=story.seen.name)
+    story.see(None, name=story.existing.name)
     story.fail("Conflict", shown=thing(CIRCLE))
     assert story.state.owned is not None
     check_rows(story)
@@ -505,9 +507,9 @@ def test_s3_a_variable_that_is_no_text_does_not_end_every_sweep(monkeypatch: pyt
 
 def test_s4_digests_are_keyed_without_a_folder_too(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HUNTED", "hunter2")
-    found = _digests(_row_with("env/HUNTED"), SecretStores({"env": HUNTED}))
+    digests = _digests(_row_with("env/HUNTED"), SecretStores({"env": HUNTED}))
     plain = hashlib.blake2b(b"hunter2", digest_size=12).hexdigest()
-    assert found.get(NamedSecret("default", "env/HUNTED")) != plain, (
+    assert digests.get(NamedSecret("default", "env/HUNTED")) != plain, (
         "anybody who reads the log can try passwords"
     )
 
@@ -536,10 +538,10 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
         deletion_guard=DeletionGuard(max_count=0, max_percent=0),
     )
     story = Story(kind=kind, configs={CONFIG: config})
-    found = thing({**SQUARE, "size": {"w": 1}}, labels=owned_labels())
-    story.see(found, unmanaged=(5, 20))
+    existing = thing({**SQUARE, "size": {"w": 1}}, labels=owned_labels())
+    story.see(existing, unmanaged=(5, 20))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
-    now = repainted(found, size={"w": 2})  # another client writes its own fields
+    now = repainted(existing, size={"w": 2})  # another client writes its own fields
     row, _ = rows(story)
     assembler = ListingAssembler(
         ListingBegan(CONFIG, "Block", story.position),
@@ -547,33 +549,33 @@ def test_f1_what_is_claimed_by_its_label_is_looked_at_before_it_is_written():
         unique_names=story.context.capabilities.deterministic_names,
     )
     assembler.add([now])
-    told = asyncio.run(
+    findings = asyncio.run(
         compare_listing(assembler, assembler.complete(1), {str(FOO): row}, config, LOG_ID)
     )
-    for _key, said in told.observed:
-        if said.exclusive == UnmanagedCount(5, 20):
-            story.turn(said)
+    for _key, observation in findings.observed:
+        if observation.exclusive == UnmanagedCount(5, 20):
+            story.turn(observation)
     story.declare({"type": "Square", "color": "Blue"})
     assert story.idle or story.action.fields.get("size") == {"w": 2}, story.action.fields
 
 
 def test_r18_what_a_lookup_found_is_not_forgotten_when_it_is_ours_again():
     """Found by its label it has no result: back from `retiring` it is taken for absent."""
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
-    found = story.written(story.action)
+    existing = story.written(story.action)
     while not story.flight.is_lookup:
         story.fail("Unknown")
         story.wake(3600)
-    story.look(found)
+    story.look(existing)
     story.succeed()  # the first one is retired
-    assert (owned(story).uid, story.idle) == (found.uid, True)
+    assert (owned(story).uid, story.idle) == (existing.uid, True)
     story.declare(TRIANGLE)
     succeed_starting(story)
-    assert retiring(story).uid == found.uid
+    assert retiring(story).uid == existing.uid
     story.declare(SQUARE)  # before it is ready: it goes, the found one is ours again
     story.succeed()
-    assert owned(story).uid == found.uid
+    assert owned(story).uid == existing.uid
     story.succeed()
     ours = {e.uid for e in (story.state.owned, story.state.retiring) if e is not None}
-    assert found.uid in ours, "leaked: another was created under the plain name"
+    assert existing.uid in ours, "leaked: another was created under the plain name"

@@ -107,11 +107,11 @@ def lived(history: list[tuple[Any, ...]]) -> World:
     return world
 
 
-def as_declared(found: ExternalObject | None) -> object:
+def as_declared(existing: ExternalObject | None) -> object:
     """Give what the reconciler answers for: not the note, which humans write and may lose."""
-    if found is None:
+    if existing is None:
         return None
-    return {name: each for name, each in found.fields.items() if name != "note"}, found.labels
+    return {name: each for name, each in existing.fields.items() if name != "note"}, existing.labels
 
 
 def is_quiet(world: World) -> None:
@@ -159,14 +159,18 @@ def test_after_any_history_what_is_declared_exists_as_declared(
     world = lived(history)
     world.declare({**fields, "color": "White"}, {"adoption": "Adopt"})
     world.settle()
-    found = world.api.object
-    note(f"{found} {world.story.outcome}")
+    existing = world.api.object
+    note(f"{existing} {world.story.outcome}")
     assert world.story.outcome == "Converged"
-    assert found is not None
-    assert world.owner_label_is_ours
-    left = {name: value for name, value in found.fields.items() if name != "note"}
-    wanted: Fields = {**fields, "color": "White"}
-    assert left == wanted if not let_go_once(world) else left | wanted == left
+    assert existing is not None
+    assert world.has_own_owner_label
+    other_fields = {name: value for name, value in existing.fields.items() if name != "note"}
+    expected: Fields = {**fields, "color": "White"}
+    assert (
+        other_fields == expected
+        if not let_go_once(world)
+        else other_fields | expected == other_fields
+    )
     is_quiet(world)
     world.check()
 
@@ -178,9 +182,9 @@ def test_after_any_history_what_is_withdrawn_leaks_nothing(history: list[tuple[A
     world.declare({"color": "White"}, {})
     world.withdraw()
     world.settle()
-    found = world.api.object
-    note(f"{found} {world.story.outcome} {world.story.reason}")
-    assert found is None or found.uid not in world.judge.ledger.ours
+    existing = world.api.object
+    note(f"{existing} {world.story.outcome} {world.story.reason}")
+    assert existing is None or existing.uid not in world.judge.ledger.ours
     world.check()
     assert world.story.outcome in ("Deleted", "Unowned", "Released", "Disputed")
     is_quiet(world)

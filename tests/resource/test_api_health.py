@@ -49,9 +49,9 @@ def declare(story: Story, fields: dict[str, Any]) -> list[ResourceEvent]:
 
 
 def failing(story: Story, *, as_of: int | None = None, failures: int = 3) -> list[ResourceEvent]:
-    known = story.state.api.version if as_of is None else as_of
+    known_version = story.state.api.version if as_of is None else as_of
     return story.turn(
-        ApiReported("Failing", "w1", story.now, known, failures=failures, message="refused")
+        ApiReported("Failing", "w1", story.now, known_version, failures=failures, message="refused")
     )
 
 
@@ -68,8 +68,10 @@ def test_a_decider_with_a_wrong_clock_records_throttling_and_the_breaker_by_the_
         story.turn(ApiReported("Throttled", "w1", right, 0, retry_after_seconds=10.0)),
     )
     assert (throttled.until, throttled.delay_seconds) == (right + timedelta(seconds=10), 10.0)
-    known = story.state.api.version
-    opened = only(BreakerOpened, story.turn(ApiReported("Failing", "w1", right, known, failures=3)))
+    known_version = story.state.api.version
+    opened = only(
+        BreakerOpened, story.turn(ApiReported("Failing", "w1", right, known_version, failures=3))
+    )
     assert right < opened.until <= right + timedelta(seconds=4)
     assert story.turn(ApiReported("Probing", "w1", right, story.state.api.version)) == []
     story.stored_at = right + timedelta(seconds=5)
@@ -83,9 +85,9 @@ def probing(story: Story, reporter: str = "w1") -> list[ResourceEvent]:
     return story.turn(ApiReported("Probing", reporter, story.now, story.state.api.version))
 
 
-def answered(story: Story, *, as_of: int | None = None) -> list[ResourceEvent]:
-    known = story.state.api.version if as_of is None else as_of
-    return story.turn(ApiReported("Responding", "w1", story.now, known))
+def report_responding(story: Story, *, as_of: int | None = None) -> list[ResourceEvent]:
+    known_version = story.state.api.version if as_of is None else as_of
+    return story.turn(ApiReported("Responding", "w1", story.now, known_version))
 
 
 def throttled(story: Story, seconds: float, *, late: float = 0.0) -> list[ResourceEvent]:
@@ -97,25 +99,25 @@ def unlisted(
     story: Story, kind: str = "Block", *, minutes: float = 5, as_of: int | None = None
 ) -> list[ResourceEvent]:
     failure = ListingFailure(story.now - timedelta(minutes=minutes), "page 2: refused")
-    known = story.state.desired.generation if as_of is None else as_of
+    known_generation = story.state.desired.generation if as_of is None else as_of
     return story.turn(
-        ApiReported("ListingsFailed", "o1", story.now, known, kind=kind, failure=failure)
+        ApiReported("ListingsFailed", "o1", story.now, known_generation, kind=kind, failure=failure)
     )
 
 
 def listed(story: Story, kind: str = "Block", *, as_of: int | None = None) -> list[ResourceEvent]:
-    known = story.state.desired.generation if as_of is None else as_of
-    return story.turn(ApiReported("ListingsResumed", "o1", story.now, known, kind=kind))
+    known_generation = story.state.desired.generation if as_of is None else as_of
+    return story.turn(ApiReported("ListingsResumed", "o1", story.now, known_generation, kind=kind))
 
 
-def test_a_breaker_opens_for_a_while_and_says_why():
+def test_a_breaker_opens_for_a_while_and_gives_the_reason():
     story = configured()
     events = failing(story)
     opened = only(BreakerOpened, events)
     assert (opened.failures, opened.delay_seconds) == (3, 1.5)  # jitter 0.5 of 2 s
-    told = only(OutcomeRecorded, events)
-    assert (told.outcome, told.reason) == ("Degraded", "BreakerOpen")
-    assert "after 3 consecutive failures: refused" in told.message
+    outcome = only(OutcomeRecorded, events)
+    assert (outcome.outcome, outcome.reason) == ("Degraded", "BreakerOpen")
+    assert "after 3 consecutive failures: refused" in outcome.message
 
 
 def test_what_several_workers_report_of_one_state_is_recorded_once():
@@ -123,7 +125,7 @@ def test_what_several_workers_report_of_one_state_is_recorded_once():
     assert names(failing(story)) == ["BreakerOpened", "OutcomeRecorded"]
     story.wake(3600)
     assert failing(story, as_of=0) == []  # their calls began before the breaker opened
-    assert answered(story, as_of=0) == []
+    assert report_responding(story, as_of=0) == []
 
 
 def test_one_probe_is_let_through_and_closes_the_breaker():
@@ -133,7 +135,7 @@ def test_one_probe_is_let_through_and_closes_the_breaker():
     story.wake(1.5)
     assert only(BreakerProbed, probing(story)).by == "w1"
     assert probing(story, "w2") == []
-    events = answered(story)
+    events = report_responding(story)
     assert names(events) == ["BreakerClosed", "OutcomeRecorded"]
     assert only(OutcomeRecorded, events).outcome == "Converged"
     assert story.state.api == ApiHealth(version=story.state.version - 1)
@@ -173,7 +175,7 @@ def test_a_probe_that_fails_doubles_the_time_up_to_the_most():
     assert waits == [1.5, 3.0, 6.0, 12.0, 24.0, 45.0, 45.0]
     story.wake(45)
     probing(story)
-    answered(story)
+    report_responding(story)
     assert only(BreakerOpened, failing(story)).delay_seconds == 1.5
 
 
@@ -252,7 +254,7 @@ def test_a_breaker_survives_a_restart():
 
 
 @pytest.mark.parametrize("state", ["Failing", "Responding", "Probing", "Throttled"])
-def test_a_report_that_comes_twice_says_nothing_the_second_time(state: Any):
+def test_a_repeated_report_is_ignored(state: Any):
     story = configured()
     if state != "Failing":
         failing(story)
@@ -266,7 +268,7 @@ def test_a_report_that_comes_twice_says_nothing_the_second_time(state: Any):
 
 def test_closing_a_closed_breaker_is_no_news():
     story = configured()
-    assert answered(story) == []
+    assert report_responding(story) == []
     assert every(BreakerClosed, [event.data for event in story.log]) == []
 
 
@@ -277,12 +279,12 @@ def test_a_configuration_whose_listings_fail_is_degraded_until_one_completes():
     story = configured()
     events = unlisted(story)
     assert names(events) == ["ListingsFailed", "OutcomeRecorded"]
-    told = only(OutcomeRecorded, events)
-    assert (told.outcome, told.reason) == ("Degraded", "ListingsFailed")
+    outcome = only(OutcomeRecorded, events)
+    assert (outcome.outcome, outcome.reason) == ("Degraded", "ListingsFailed")
     assert "no listing of Block has completed since 2025-12-31T23:55:00Z: page 2: refused" in (
-        told.message
+        outcome.message
     )
-    degraded = {each.type: each.status for each in told.conditions}
+    degraded = {each.type: each.status for each in outcome.conditions}
     assert degraded == {"Converged": "False", "Ready": "True", "Degraded": "True"}
     assert unlisted(story, minutes=9) == []
     events = listed(story)
@@ -295,10 +297,12 @@ def test_the_failed_listings_of_each_kind_are_reported_separately():
     story = configured()
     unlisted(story, "Block")
     unlisted(story, "Anvil", minutes=7)
-    told = story.state.outcome
-    assert told is not None
-    assert told.message.startswith("no listing of Anvil has completed since 2025-12-31T23:53:00Z")
-    assert "no listing of Block" in told.message
+    outcome = story.state.outcome
+    assert outcome is not None
+    assert outcome.message.startswith(
+        "no listing of Anvil has completed since 2025-12-31T23:53:00Z"
+    )
+    assert "no listing of Block" in outcome.message
     events = listed(story, "Anvil")
     assert names(events) == ["ListingsResumed", "OutcomeRecorded"]
     assert only(OutcomeRecorded, events).outcome == "Degraded"
@@ -311,7 +315,7 @@ def test_an_open_breaker_hides_failed_listings_and_does_not_end_them():
     assert only(OutcomeRecorded, failing(story)).reason == "BreakerOpen"
     story.wake(1.5)
     probing(story)
-    assert only(OutcomeRecorded, answered(story)).reason == "ListingsFailed"
+    assert only(OutcomeRecorded, report_responding(story)).reason == "ListingsFailed"
 
 
 def test_a_report_about_listings_of_an_older_declaration_changes_nothing():

@@ -43,7 +43,7 @@ def story_of(approve: ApprovalLevel, **kind: object) -> Story:
     return Story(kind=replace(BLOCK, **kind), configs={CONFIG: config})
 
 
-def made(approve: ApprovalLevel, **kind: object) -> Story:
+def converged_story(approve: ApprovalLevel, **kind: object) -> Story:
     story = story_of("Never", **kind)
     story.declare(RED)
     story.succeed()
@@ -51,17 +51,19 @@ def made(approve: ApprovalLevel, **kind: object) -> Story:
     return story
 
 
-def asked(story: Story) -> ApprovalRequested:
+def last_request(story: Story) -> ApprovalRequested:
     *_, last = every(ApprovalRequested, [event.data for event in story.log])
     return last
 
 
 def approve(story: Story, plan: str | None = None) -> list[ResourceEvent]:
-    return list(story.turn(Approved("Approval", plan=asked(story).plan if plan is None else plan)))
+    return list(
+        story.turn(Approved("Approval", plan=last_request(story).plan if plan is None else plan))
+    )
 
 
 def reject(story: Story, reason: str = "") -> list[ResourceEvent]:
-    return list(story.turn(Approved("Approval", "Reject", reason, asked(story).plan)))
+    return list(story.turn(Approved("Approval", "Reject", reason, last_request(story).plan)))
 
 
 def operations(story: Story) -> list[tuple[str, str]]:
@@ -70,19 +72,19 @@ def operations(story: Story) -> list[tuple[str, str]]:
 
 
 def test_28_a_change_waits_and_what_was_approved_is_done():
-    story = made("Always")
-    before = len(operations(story))
+    story = converged_story("Always")
+    count_before = len(operations(story))
     story.declare(BLUE)
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "Approval")
-    (difference,) = asked(story).changes
+    (difference,) = last_request(story).changes
     assert (difference.path, difference.observed, difference.desired) == ("color", "Red", "Blue")
     assert 'color: "Red" → "Blue"' in story.state.outcome.message  # pyright: ignore[reportOptionalMemberAccess]
     assert story.wake() == [], "it is asked once"
     events = approve(story)
-    assert only(HoldApproved, events).plan == asked(story).plan
+    assert only(HoldApproved, events).plan == last_request(story).plan
     assert only(ActionDecided, events).action.fields["color"] == "Blue"
-    assert len(operations(story)) == before + 1
+    assert len(operations(story)) == count_before + 1
     story.succeed()
     assert story.outcome == "Converged"
 
@@ -90,11 +92,11 @@ def test_28_a_change_waits_and_what_was_approved_is_done():
 def test_a_creation_and_a_deletion_wait_too():
     story = story_of("Always")
     story.declare(RED)
-    assert (asked(story).operation, story.reason) == ("Create", "Approval")
+    assert (last_request(story).operation, story.reason) == ("Create", "Approval")
     approve(story)
     story.succeed()
     story.withdraw()
-    assert (asked(story).operation, story.reason) == ("Delete", "Approval")
+    assert (last_request(story).operation, story.reason) == ("Delete", "Approval")
     approve(story)
     story.succeed()
     assert story.outcome == "Deleted"
@@ -108,14 +110,14 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     story.withdraw()
     assert not rebuild(of(story)).status
     story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
-    assert (asked(story).operation, story.reason) == ("Delete", "Approval")
+    assert (last_request(story).operation, story.reason) == ("Delete", "Approval")
     [row] = rebuild(of(story)).status.values()
     assert (row.approve, row.pending_level) == ("Deletions", "Deletions")
     kinds = KindRegistry([BLOCK])
     assert not is_configuration_ready(row, {CONFIG: config}, kinds)
 
 
-def test_deletions_alone_wait_where_the_configuration_says_so():
+def test_only_deletions_wait_where_the_configuration_requires_it():
     story = story_of("Deletions")
     story.declare(RED)
     story.succeed()
@@ -136,55 +138,57 @@ def test_a_policy_can_only_ask_for_more(config: ApprovalLevel, policy: ApprovalL
 
 
 def test_what_changes_meanwhile_voids_an_approval():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
-    first = asked(story).plan
+    first = last_request(story).plan
     story.declare({"type": "Square", "color": "Green"})
     approve(story, first)
     assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
-    second = asked(story).plan
-    story.see(changed(story.seen, fields={"type": "Square", "color": "Black"}, version="9"))
-    assert asked(story).plan not in (first, second), "others have changed the object"
+    second = last_request(story).plan
+    story.see(changed(story.existing, fields={"type": "Square", "color": "Black"}, version="9"))
+    assert last_request(story).plan not in (first, second), "others have changed the object"
     approve(story, second)
     assert (story.answer.reason, story.idle) == ("PlanOutdated", True)
     approve(story)
     assert story.action.fields["color"] == "Green"
 
 
-def test_a_look_that_shows_nothing_new_voids_nothing():
-    story = made("Always")
+def test_an_observation_that_shows_nothing_new_voids_nothing():
+    story = converged_story("Always")
     story.declare(BLUE)
-    assert not every(ApprovalRequested, story.see(changed(story.seen, version="another")))
+    assert not every(ApprovalRequested, story.see(changed(story.existing, version="another")))
 
 
 def test_an_approval_names_its_plan():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
     approve(story, "")
     assert not story.answer.accepted
     assert "the decision names none" in story.answer.message
-    story.turn(Approved("Approval", "Abandon", plan=asked(story).plan))
+    story.turn(Approved("Approval", "Abandon", plan=last_request(story).plan))
     assert story.answer.reason == "Invalid"
     assert story.idle
 
 
 def test_an_approval_is_for_once():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
     story.succeed()
-    story.see(changed(story.seen, fields=RED, version="by hand"))
+    story.see(changed(story.existing, fields=RED, version="by hand"))
     assert (story.outcome, story.reason) == ("Held", "Approval"), "the drift is another question"
     assert story.idle
 
 
-def test_what_was_approved_goes_on_after_a_conflict_that_changed_nothing_of_it():
-    story = made("Always")
+def test_what_was_approved_continues_after_a_conflict_that_changed_nothing_of_it():
+    story = converged_story("Always")
     story.declare(BLUE)
     approve(story)
-    story.fail("Conflict", shown=changed(story.seen, version="moved"))
+    story.fail("Conflict", shown=changed(story.existing, version="moved"))
     assert (story.action.operation, len(every(ApprovalRequested, _data(story)))) == ("Update", 1)
-    story.fail("Conflict", shown=changed(story.seen, fields={"type": "Square", "color": "Black"}))
+    story.fail(
+        "Conflict", shown=changed(story.existing, fields={"type": "Square", "color": "Black"})
+    )
     assert (story.idle, story.reason) == (True, "Approval")
 
 
@@ -193,7 +197,7 @@ def _data(story: Story) -> list[ResourceEvent]:
 
 
 def test_a_rejected_plan_stays_undone_and_can_be_thought_over():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
     events = reject(story, "not on a Friday")
     assert only(ApprovalRefused, events).reason == "not on a Friday"
@@ -205,7 +209,7 @@ def test_a_rejected_plan_stays_undone_and_can_be_thought_over():
 
 
 def test_a_new_declaration_is_asked_for_anew_after_a_rejection():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
     reject(story)
     story.declare({"type": "Square", "color": "Green"})
@@ -219,22 +223,24 @@ def test_a_new_declaration_is_asked_for_anew_after_a_rejection():
 @pytest.mark.parametrize("approve_at", ["Always", "Deletions"])
 @pytest.mark.parametrize("has_second_name", [True, False])
 def test_a_replacement_is_approved_as_a_whole(approve_at: ApprovalLevel, has_second_name: bool):
-    story = made(approve_at, immutable=frozenset({"type"}), has_second_name=has_second_name)
+    story = converged_story(
+        approve_at, immutable=frozenset({"type"}), has_second_name=has_second_name
+    )
     story.declare(CIRCLE)
-    assert (story.idle, asked(story).purpose) == (True, "Replace")
+    assert (story.idle, last_request(story).purpose) == (True, "Replace")
     approve(story)
     story.succeed()
     assert not story.idle, "the other half needs no second approval"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(changed(story.seen, fields=BLUE, version="by hand"))
+    story.see(changed(story.existing, fields=BLUE, version="by hand"))
     assert story.idle
 
 
 def test_a_plan_that_nobody_approved_ends_when_another_action_is_in_flight():
-    story = made("Deletions", immutable=frozenset({"type"}))
+    story = converged_story("Deletions", immutable=frozenset({"type"}))
     story.declare({"type": "Circle"})
-    assert asked(story).purpose == "Replace"
+    assert last_request(story).purpose == "Replace"
     story.see(None)
     assert story.action.operation == "Create", "the object is missing: nothing is replaced"
     story.fail("NotDone")
@@ -246,13 +252,13 @@ def test_an_undeclared_object_of_an_exclusive_scope_waits():
     config = changed(EXCLUSIVE, scope=Scope(mode="Exclusive"), approve="Deletions")
     story = Story(configs={CONFIG: config})
     story.see_twice(thing(uid="h1"), unmanaged=(1, 60))
-    assert (story.idle, story.reason, asked(story).operation) == (True, "Approval", "Delete")
+    assert (story.idle, story.reason, last_request(story).operation) == (True, "Approval", "Delete")
     approve(story)
     assert story.action.uid == "h1"
 
 
 def test_where_nothing_needs_approval_any_more_it_is_done():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
     story.configs = {CONFIG: SHARED}
     story.wake()
@@ -260,22 +266,22 @@ def test_where_nothing_needs_approval_any_more_it_is_done():
 
 
 def test_the_row_says_what_waits_until_it_does_no_more():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
     row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
     position = 0
     for position, event in enumerate(story.log, 1):
         fold_status(row, position, event)
-    assert (row.pending_plan, row.pending_level) == (asked(story).plan, "Always")
-    told = len(story.log)
+    assert (row.pending_plan, row.pending_level) == (last_request(story).plan, "Always")
+    length_before = len(story.log)
     approve(story)
-    for later, event in enumerate(story.log[told:], position + 1):
+    for later, event in enumerate(story.log[length_before:], position + 1):
         fold_status(row, later, event)
     assert (row.pending_plan, row.pending_level) == ("", "Never")
 
 
 def test_the_row_names_no_plan_while_another_hold_is_in_the_way():
-    story = made("Always")
+    story = converged_story("Always")
     story.declare(BLUE)
     story.configs = {}
     story.wake()

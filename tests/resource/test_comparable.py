@@ -21,7 +21,7 @@ SHY = replace(BLOCK, comparable=initial)
 """Its API shows of a colour only the first letter."""
 
 
-def kept() -> Story:
+def created_story() -> Story:
     story = Story(kind=SHY)
     story.declare({"type": "Square", "color": "Red"})
     assert story.action.fields["color"] == "Red", "what is written is whole"
@@ -30,14 +30,14 @@ def kept() -> Story:
 
 
 def test_what_is_compared_the_same_is_as_declared() -> None:
-    story = kept()
+    story = created_story()
     assert story.outcome == "Converged"
-    assert story.see(story.seen) == []
+    assert story.see(story.existing) == []
 
 
-def test_drift_shows_what_is_compared_and_is_mended_with_the_whole() -> None:
-    story = kept()
-    events = story.see(repainted(story.seen, color={"initial": "B"}))
+def test_drift_shows_what_is_compared_and_is_repaired_with_the_whole() -> None:
+    story = created_story()
+    events = story.see(repainted(story.existing, color={"initial": "B"}))
     assert only(DriftDetected, events).differences == (FieldDifference("color.initial", "R", "B"),)
     assert only(ActionDecided, events).action.fields == {"type": "Square", "color": "Red"}
     story.succeed(color={"initial": "R"})
@@ -45,7 +45,7 @@ def test_drift_shows_what_is_compared_and_is_mended_with_the_whole() -> None:
 
 
 def test_a_new_declaration_that_compares_the_same_is_not_written() -> None:
-    story = kept()
+    story = created_story()
     events = story.declare({"type": "Square", "color": "Rose"})
     assert every(ActionDecided, events) == []
     assert story.outcome == "Converged"
@@ -66,14 +66,16 @@ def test_an_update_whose_answer_was_lost_is_found_by_what_is_compared() -> None:
     story.declare({"type": "Square", "color": "Red"})
     story.succeed(color={"initial": "R"})
     story.declare({"type": "Square", "color": "Blue"})
-    written = story.written(story.action, color={"initial": "B"})
+    written_object = story.written(story.action, color={"initial": "B"})
     story.fail("Unknown")
     story.wake(3600)
-    assert only(ActionSucceeded, story.fail("Conflict", shown=written)).found_by == "Content"
+    assert only(ActionSucceeded, story.fail("Conflict", shown=written_object)).found_by == "Content"
     assert story.outcome == "Converged"
 
 
 def test_a_kind_without_it_compares_all() -> None:
-    seen = thing({"color": "Red"})
-    assert differences(Wanted({"color": "Rose"}, {}), seen, replace(SHY, comparable=None))
-    assert not differences(Wanted({"color": "Rose"}, {}), seen, SHY)
+    observed_object = thing({"color": "Red"})
+    assert differences(
+        Wanted({"color": "Rose"}, {}), observed_object, replace(SHY, comparable=None)
+    )
+    assert not differences(Wanted({"color": "Rose"}, {}), observed_object, SHY)

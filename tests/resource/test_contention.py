@@ -15,7 +15,7 @@ RED, BLUE = {"type": "Square", "color": "Red"}, {"type": "Square", "color": "Blu
 RESYNC = 8.0
 
 
-def made() -> Story:
+def converged_story() -> Story:
     story = Story(configs={CONFIG: replace(SHARED, resync_seconds=RESYNC)})
     story.declare(RED)
     story.succeed()
@@ -23,11 +23,13 @@ def made() -> Story:
 
 
 def overwrite(story: Story, **fields: str) -> None:
-    shown = replace(story.seen, fields={**RED, "color": "Blue", **fields}, version="by hand")
-    story.see(shown)
+    observed_object = replace(
+        story.existing, fields={**RED, "color": "Blue", **fields}, version="by hand"
+    )
+    story.see(observed_object)
 
 
-def fight(story: Story, times: int = CONTENTION_DRIFTS - 1) -> None:
+def overwrite_repeatedly(story: Story, times: int = CONTENTION_DRIFTS - 1) -> None:
     for _ in range(times):
         overwrite(story)
         if story.idle:
@@ -39,15 +41,15 @@ def wait_of(story: Story) -> float:
     return every(RetryScheduled, [event.data for event in story.log])[-1].delay_seconds
 
 
-def test_a_change_by_hand_or_two_is_mended_at_once():
-    story = made()
-    fight(story)
+def test_one_or_two_out_of_band_changes_are_repaired_immediately():
+    story = converged_story()
+    overwrite_repeatedly(story)
     assert story.outcome == "Converged"
 
 
-def test_42_the_third_time_the_repair_waits_and_says_why():
-    story = made()
-    fight(story)
+def test_42_the_third_time_the_repair_waits_and_gives_the_reason():
+    story = converged_story()
+    overwrite_repeatedly(story)
     overwrite(story)
     assert story.idle
     assert (story.outcome, story.reason) == ("Degraded", "RepeatedDrift")
@@ -60,8 +62,8 @@ def test_42_the_third_time_the_repair_waits_and_says_why():
 
 
 def test_42_it_waits_longer_each_time_and_never_longer_than_a_resync():
-    story = made()
-    fight(story)
+    story = converged_story()
+    overwrite_repeatedly(story)
     waits: list[float] = []
     for _ in range(10):
         overwrite(story)
@@ -73,9 +75,9 @@ def test_42_it_waits_longer_each_time_and_never_longer_than_a_resync():
     assert RESYNC / 2 <= waits[-1] <= RESYNC
 
 
-def test_another_value_by_them_does_not_put_the_repair_off():
-    story = made()
-    fight(story, 5)
+def test_another_value_of_the_other_client_does_not_delay_the_repair():
+    story = converged_story()
+    overwrite_repeatedly(story, 5)
     overwrite(story)
     until = story.state.waits.until
     overwrite(story, color="Green")
@@ -84,39 +86,39 @@ def test_another_value_by_them_does_not_put_the_repair_off():
     assert story.action.fields["color"] == "Red"
 
 
-def test_what_nobody_fights_about_is_mended_at_once():
-    story = made()
-    fight(story)
+def test_drift_without_contention_is_repaired_immediately():
+    story = converged_story()
+    overwrite_repeatedly(story)
     overwrite(story)
     assert story.idle
     overwrite(story, type="Circle")
     assert story.action.fields == RED
 
 
-def test_a_new_declaration_acts_at_once_and_begins_anew():
-    story = made()
-    fight(story)
+def test_a_new_declaration_acts_immediately_and_resets_the_count():
+    story = converged_story()
+    overwrite_repeatedly(story)
     overwrite(story)
     story.declare({"type": "Square", "color": "Green"})
     assert story.action.fields["color"] == "Green"
     story.succeed()
-    story.see(replace(story.seen, fields=BLUE, version="by hand"))
+    story.see(replace(story.existing, fields=BLUE, version="by hand"))
     assert not story.idle
 
 
-def test_what_they_take_back_themselves_needs_no_repair():
-    story = made()
-    fight(story)
-    before = story.seen
+def test_a_change_that_the_other_client_reverts_needs_no_repair():
+    story = converged_story()
+    overwrite_repeatedly(story)
+    original = story.existing
     overwrite(story)
-    story.see(replace(before, version="again"))
+    story.see(replace(original, version="again"))
     assert story.outcome == "Converged"
     overwrite(story)
     assert (story.reason, story.idle) == ("RepeatedDrift", True), "the next one waits again"
 
 
-def test_who_deletes_it_again_and_again_is_met_more_slowly():
-    story = made()
+def test_repeated_deletions_are_repaired_with_growing_delays():
+    story = converged_story()
     for _ in range(CONTENTION_DRIFTS - 1):
         story.see(None)
         story.succeed()
@@ -129,26 +131,26 @@ def test_who_deletes_it_again_and_again_is_met_more_slowly():
 
 
 def test_a_withdrawal_does_not_wait():
-    story = made()
-    fight(story)
+    story = converged_story()
+    overwrite_repeatedly(story)
     overwrite(story)
     story.withdraw()
     assert story.action.operation == "Delete"
 
 
 @pytest.mark.parametrize(("pause", "times"), [(CONTENTION_WINDOW, 3), (2 * CONTENTION_WINDOW, 1)])
-def test_what_is_long_past_counts_no_more(pause: timedelta, times: int):
-    known = (PathDrift("color", 2, START, START), PathDrift("size", 9, START, START))
+def test_drifts_of_long_ago_do_not_count(pause: timedelta, times: int):
+    path_drifts = (PathDrift("color", 2, START, START), PathDrift("size", 9, START, START))
     drift = only(DriftDetected, [_drift()])
-    (*_, color) = count_drift(known, drift, START + pause)
+    (*_, color) = count_drift(path_drifts, drift, START + pause)
     assert (color.path, color.times) == ("color", times)
 
 
-def test_what_may_have_been_our_own_is_no_fight():
+def test_a_change_that_may_be_our_own_is_no_contention():
     assert count_drift((), replace(_drift(), suspected_action="default/Block/Foo@3"), START) == ()
 
 
 def _drift() -> DriftDetected:
-    story = made()
-    shown = replace(story.seen, fields=BLUE, version="by hand")
-    return only(DriftDetected, story.see(shown))
+    story = converged_story()
+    observed_object = replace(story.existing, fields=BLUE, version="by hand")
+    return only(DriftDetected, story.see(observed_object))

@@ -43,7 +43,7 @@ def test_a_declared_resource_is_created_and_converges_as_generation_1():
 
 def test_a_new_colour_is_one_update_of_the_same_object():
     story = converged()
-    uid = story.seen.uid
+    uid = story.existing.uid
     events = story.declare({"type": "Square", "color": "Purple"})
     assert names(events) == ["SpecDeclared", "ActionDecided"]
     assert (story.action.operation, story.action.uid) == ("Update", uid)
@@ -52,7 +52,7 @@ def test_a_new_colour_is_one_update_of_the_same_object():
     assert story.outcomes() == [("Converged", 1), ("Converged", 2)]
 
 
-def test_what_a_human_deleted_is_drift_and_is_made_again():
+def test_what_a_human_deleted_is_drift_and_is_recreated():
     story = converged()
     events = story.see(None)
     assert names(events) == [
@@ -70,7 +70,7 @@ def test_what_a_human_deleted_is_drift_and_is_made_again():
 
 def test_what_a_human_painted_is_recorded_with_both_values_and_painted_back():
     story = converged()
-    events = story.see(repainted(story.seen, color="Green"))
+    events = story.see(repainted(story.existing, color="Green"))
     drift = only(DriftDetected, events)
     assert drift.differences == (FieldDifference("color", "Red", "Green"),)
     assert story.action.operation == "Update"
@@ -83,33 +83,33 @@ def test_what_a_human_painted_is_recorded_with_both_values_and_painted_back():
 
 def test_drift_rests_on_the_drift_event():
     story = converged()
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     (drift,) = [event for event in story.log if isinstance(event.data, DriftDetected)]
     assert story.action.causes == (drift.id,)
 
 
 def test_two_ways_to_write_a_value_are_no_difference():
     story = converged({"color": "red"})
-    events = story.see(repainted(story.seen, color="RED"))
+    events = story.see(repainted(story.existing, color="RED"))
     assert names(events) == ["ExternalObserved"]
 
 
 def test_an_unchanged_observation_is_no_event():
     story = converged()
     for _ in range(10):
-        assert story.see(story.seen) == []
+        assert story.see(story.existing) == []
         assert story.wake(30) == []
 
 
 def test_a_new_version_without_a_change_is_no_event():
     story = converged()
-    seen = story.seen
-    assert story.see(repainted(seen)) == []
+    existing = story.existing
+    assert story.see(repainted(existing)) == []
 
 
 def test_fields_that_others_added_stay():
     story = converged({"color": "Red"})
-    assert names(story.see(repainted(story.seen, owner="someone"))) == ["ExternalObserved"]
+    assert names(story.see(repainted(story.existing, owner="someone"))) == ["ExternalObserved"]
     story.declare({"color": "Blue"})
     assert story.action.fields == {"color": "Blue", "owner": "someone"}
 
@@ -117,7 +117,7 @@ def test_fields_that_others_added_stay():
 @pytest.mark.parametrize("others", [{}, {"owner": "someone"}], ids=["alone", "beside others'"])
 def test_a_field_removed_from_the_spec_is_removed_from_the_object(others: dict[str, str]):
     story = converged({"type": "Square", "color": "Red"})
-    story.see(repainted(story.seen, **others))
+    story.see(repainted(story.existing, **others))
     story.declare({"type": "Square"})
     assert story.action.operation == "Update"
     assert story.action.fields == {"type": "Square", **others}
@@ -127,7 +127,7 @@ def test_a_field_removed_from_the_spec_is_removed_from_the_object(others: dict[s
 
 def test_a_nested_field_is_compared_merged_and_removed_at_its_own_path():
     story = converged({"size": {"w": 1, "h": 2}})
-    events = story.see(repainted(story.seen, size={"w": 9, "h": 2, "depth": 3}))
+    events = story.see(repainted(story.existing, size={"w": 9, "h": 2, "depth": 3}))
     assert only(DriftDetected, events).differences == (FieldDifference("size.w", 1, 9),)
     assert story.action.fields == {"size": {"w": 1, "h": 2, "depth": 3}}
     story.succeed()
@@ -139,7 +139,7 @@ def test_an_ignored_field_stays_as_the_human_left_it():
     story = converged(policy={"ignoreFields": ["color"]})
     assert story.state.owned is not None
     assert story.state.owned.applied is not None
-    assert names(story.see(repainted(story.seen, color="Green"))) == ["ExternalObserved"]
+    assert names(story.see(repainted(story.existing, color="Green"))) == ["ExternalObserved"]
     assert story.outcome == "Converged"
     story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
     assert story.action.fields == {"type": "Circle", "color": "Green"}
@@ -147,14 +147,14 @@ def test_an_ignored_field_stays_as_the_human_left_it():
 
 def test_drift_is_still_found_beside_an_ignored_field():
     story = converged(policy={"ignoreFields": ["color"]})
-    events = story.see(repainted(story.seen, color="Green", type="Circle"))
+    events = story.see(repainted(story.existing, color="Green", type="Circle"))
     assert only(DriftDetected, events).differences == (FieldDifference("type", "Square", "Circle"),)
 
 
-def test_an_ignored_field_that_a_human_removed_is_not_put_back():
+def test_an_ignored_field_that_a_human_removed_is_not_restored():
     story = converged(policy={"ignoreFields": ["color"]})
-    seen = story.seen
-    without = relabelled(seen, seen.labels)
+    existing = story.existing
+    without = relabelled(existing, existing.labels)
     del without.fields["color"]
     story.see(without)
     story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
@@ -163,14 +163,16 @@ def test_an_ignored_field_that_a_human_removed_is_not_put_back():
 
 def test_an_ignored_nested_field_is_left_to_others():
     story = converged({"size": {"w": 1, "h": 2}}, policy={"ignoreFields": ["size.w"]})
-    assert names(story.see(repainted(story.seen, size={"w": 9, "h": 2}))) == ["ExternalObserved"]
+    assert names(story.see(repainted(story.existing, size={"w": 9, "h": 2}))) == [
+        "ExternalObserved"
+    ]
     story.declare({"size": {"w": 1, "h": 5}}, policy={"ignoreFields": ["size.w"]})
     assert story.action.fields == {"size": {"w": 9, "h": 5}}
 
 
 def test_a_field_that_is_no_longer_ignored_is_written():
     story = converged(policy={"ignoreFields": ["color"]})
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     story.declare({"type": "Circle", "color": "Red"}, policy={"ignoreFields": ["color"]})
     story.succeed()
     story.declare({"type": "Circle", "color": "Red"})
@@ -179,7 +181,7 @@ def test_a_field_that_is_no_longer_ignored_is_written():
 
 def test_labels_are_declared_changed_and_removed_like_fields():
     story = converged(labels={"team": "a", "tier": "x"})
-    assert story.seen.labels == owned_labels(team="a", tier="x")
+    assert story.existing.labels == owned_labels(team="a", tier="x")
     story.declare(labels={"team": "b", "tier": "x"})
     assert story.action.labels == owned_labels(team="b", tier="x")
     story.succeed()
@@ -192,14 +194,16 @@ def test_labels_are_declared_changed_and_removed_like_fields():
 def test_an_ignored_label_is_left_to_others():
     policy = {"ignoreFields": ["labels.team"]}
     story = converged(labels={"team": "a"}, policy=policy)
-    assert names(story.see(relabelled(story.seen, owned_labels(team="z")))) == ["ExternalObserved"]
+    assert names(story.see(relabelled(story.existing, owned_labels(team="z")))) == [
+        "ExternalObserved"
+    ]
     story.declare({"color": "Blue"}, labels={"team": "a"}, policy=policy)
     assert story.action.labels == owned_labels(team="z")
 
 
-def test_a_stripped_owner_label_is_put_back_and_no_second_object_is_made():
+def test_a_stripped_owner_label_is_restored_and_no_second_object_is_made():
     story = converged()
-    events = story.see(relabelled(story.seen, {}))
+    events = story.see(relabelled(story.existing, {}))
     assert only(DriftDetected, events).differences == (
         FieldDifference(f"labels.{OWNER_LABEL}", FOO_OWNER, None),
     )
@@ -209,7 +213,7 @@ def test_a_stripped_owner_label_is_put_back_and_no_second_object_is_made():
 
 def test_an_api_without_labels_gets_none():
     story = converged(kind=UNLABELLED, labels={"team": "a"})
-    assert story.seen.labels == {}
+    assert story.existing.labels == {}
     assert story.outcome == "Converged"
 
 
@@ -218,12 +222,12 @@ def test_an_api_without_labels_gets_none():
 )
 def test_a_value_that_the_api_keeps_as_its_own_makes_no_hot_loop(policy: dict[str, object] | None):
     story = converged(labels={"team": "a"}, policy=policy)
-    story.see(relabelled(story.seen, owned_labels(team="z" if policy else "a")))
+    story.see(relabelled(story.existing, owned_labels(team="z" if policy else "a")))
     story.declare({"type": "Square", "color": "Purple"}, labels={"team": "a"}, policy=policy)
     story.succeed(color="Violet")
     assert story.idle
     assert (story.outcome, story.reason) == ("Degraded", "NotAccepted")
-    assert story.see(story.seen) == []
+    assert story.see(story.existing) == []
     assert story.wake(3600) == []
 
 
@@ -280,7 +284,7 @@ def test_a_completed_generation_is_followed_and_not_superseded():
 def test_what_differs_before_a_generation_was_applied_is_not_drift():
     story = converged({"type": "Square", "color": "Red"})
     story.declare({"type": "Square"}, policy={"paused": True})
-    events = story.see(repainted(story.seen, note="of a human"))
+    events = story.see(repainted(story.existing, note="of a human"))
     assert every(DriftDetected, events) == []
 
 
@@ -289,4 +293,4 @@ def test_an_api_that_shows_nothing_after_a_write_is_taken_at_its_word():
     story.declare()
     story.report()
     assert story.outcome == "Converged"
-    assert story.seen.fields == {"type": "Square", "color": "Red"}
+    assert story.existing.fields == {"type": "Square", "color": "Red"}

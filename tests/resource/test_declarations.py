@@ -70,11 +70,11 @@ def test_a_declaration_that_came_late_is_no_news_when_it_is_sent_again():
     late = story.command(Declared(manifest({"color": "Red"})), message_id="late")
     story.declare({"color": "Blue"})
     story.give([late])
-    assert story.give([sent_again(story, late)]) == []
+    assert story.give([republish(story, late)]) == []
     assert story.answer.reason == "Duplicate"
 
 
-def sent_again(story: Story, command: Command) -> Command:
+def republish(story: Story, command: Command) -> Command:
     """The same message at another place of the intake, as its publisher's retry leaves it."""
     return story.command(command.data, message_id=command.message_id, actor=command.actor)
 
@@ -83,12 +83,12 @@ def looked_up(command: Command, first: Command) -> Command:
     return replace(command, first_position=first.position)
 
 
-def test_a_declaration_that_changed_nothing_reverts_nothing_when_it_is_sent_again():
+def test_a_declaration_without_a_change_reverts_nothing_when_it_is_published_again():
     story = converged()
     again = story.command(Declared(manifest()), message_id="again")
     assert story.give([again]) == []
     story.declare({"color": "Blue"})
-    copy = sent_again(story, again)
+    copy = republish(story, again)
     doubtful = decide(story.state, [copy], story.context)
     assert doubtful.repeats == [copy], "the intake is asked where it came first"
     assert story.give([looked_up(copy, again)]) == []
@@ -100,10 +100,10 @@ def test_a_repeat_whose_first_copy_is_not_decided_yet_is_remembered():
     story = Story()
     first = story.command(Declared(manifest({"color": "Red"})), message_id="first")
     story.declare({"color": "Blue"})
-    copy = looked_up(sent_again(story, first), first)
+    copy = looked_up(republish(story, first), first)
     assert names(story.give([copy])) == ["DeclarationSuperseded"]
     assert story.answer.reason == "Duplicate"
-    assert story.give([sent_again(story, first)]) == []
+    assert story.give([republish(story, first)]) == []
     assert story.answer.reason == "Duplicate"
 
 
@@ -112,7 +112,7 @@ def test_a_withdrawal_of_nothing_withdraws_nothing_when_it_is_sent_again():
     early = story.command(Withdrawn(), message_id="early")
     story.give([early])
     story.declare()
-    copy = sent_again(story, early)
+    copy = republish(story, early)
     assert decide(story.state, [copy], story.context).repeats == [copy]
     assert story.give([looked_up(copy, early)]) == []
     assert story.state.desired.is_declared
@@ -123,7 +123,7 @@ def test_what_came_after_the_first_copy_is_newer_than_a_repeat_that_was_decided_
     story = converged()
     first = story.command(Withdrawn(), message_id="first")
     newer = story.command(Declared(manifest({"color": "Blue"})))
-    story.give([looked_up(sent_again(story, first), first)])
+    story.give([looked_up(republish(story, first), first)])
     assert not story.state.desired.is_declared
     story.give([newer])
     assert (story.answer.reason, story.state.desired.is_declared) == ("Accepted", True)
@@ -131,7 +131,7 @@ def test_what_came_after_the_first_copy_is_newer_than_a_repeat_that_was_decided_
     assert story.answer.reason == "Duplicate"
 
 
-def test_who_goes_back_to_what_was_declared_before_is_followed():
+def test_a_return_to_an_earlier_declaration_is_followed():
     story = converged()
     story.declare({"color": "Blue"})
     back = story.command(Declared(manifest()))
@@ -139,7 +139,7 @@ def test_who_goes_back_to_what_was_declared_before_is_followed():
     assert (story.answer.reason, story.answer.generation) == ("Accepted", 3)
 
 
-def test_what_is_declared_for_the_first_time_needs_no_look_at_the_intake():
+def test_a_first_declaration_needs_no_read_of_the_intake():
     story = converged()
     new = story.command(Declared(manifest({"color": "Blue"})))
     assert decide(story.state, [new], story.context).repeats == []
@@ -168,7 +168,7 @@ def test_any_change_is_a_new_generation(changed: Declared):
     assert (story.answer.reason, story.answer.generation) == ("Accepted", 2)
 
 
-def test_a_reason_is_kept_and_alone_is_nothing_new():
+def test_a_reason_is_kept_and_alone_is_no_new_generation():
     story = Story()
     story.turn(Declared(manifest(), reason="CHG-1"))
     assert only(SpecDeclared, _log(story)).reason == "CHG-1"
@@ -178,7 +178,7 @@ def test_a_reason_is_kept_and_alone_is_nothing_new():
     assert only(SpecWithdrawn, _log(story)).reason == "CHG-3"
 
 
-def test_the_annotation_says_why_where_the_message_does_not():
+def test_the_annotation_gives_the_reason_where_the_message_does_not():
     story = Story()
     why = {REASON_ANNOTATION: "CHG-1", "team": "a"}
     story.turn(Declared(manifest(annotations=why)))
@@ -229,7 +229,7 @@ def test_generation_0_means_that_it_does_not_exist_yet():
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (manifest({"colour": "Red"}), "colour"),
         (manifest({"color": 1}), "color"),
@@ -241,11 +241,11 @@ def test_generation_0_means_that_it_does_not_exist_yet():
         (Manifest("tests/v1", "Block", Metadata("a.*")), "not allowed"),
     ],
 )
-def test_a_bad_manifest_is_refused_with_the_reason_and_no_event(bad: Manifest, said: str):
+def test_a_bad_manifest_is_refused_with_the_reason_and_no_event(bad: Manifest, message: str):
     story = Story()
     assert story.turn(Declared(bad)) == []
     assert (story.answer.accepted, story.answer.reason) == (False, "Invalid")
-    assert said in story.answer.message
+    assert message in story.answer.message
 
 
 def test_a_bad_manifest_does_not_hurt_the_good_ones_in_its_batch():
@@ -340,7 +340,7 @@ def test_a_resource_is_held_whose_configuration_is_of_another_provider():
     assert "ActionDecided" in names(story.declare(config="right"))
 
 
-def test_a_resource_goes_on_when_its_configuration_has_the_right_provider():
+def test_a_resource_continues_when_its_configuration_has_the_right_provider():
     story = Story(configs={CONFIG: OF_ANOTHER})
     story.declare()
     story.configs[CONFIG] = SHARED

@@ -22,7 +22,7 @@ from events.log import (
 )
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.definition import kind_of
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.resource.evolve import evolve
@@ -48,51 +48,53 @@ def toy(generation: int = 1, over: Kind = BLOCK, **changes: Any) -> Kind:
     return replace(kind_of("Toy", spec, generation, over), provider=BLOCK.provider)
 
 
-def story(over: Kind = BLOCK, shade: str = " red ") -> Story:
-    told = Story(kind=toy(over=over), key=TOY)
-    told.declare({"shade": shade}, api_version="toys/v1")
-    return told
+def declared_story(over: Kind = BLOCK, shade: str = " red ") -> Story:
+    story = Story(kind=toy(over=over), key=TOY)
+    story.declare({"shade": shade}, api_version="toys/v1")
+    return story
 
 
 def redefined(told: Story, affected: int = 1, total: int = 1, **changes: Any) -> list[Any]:
-    before = told.kind
-    assert before is not None
-    assert before.definition is not None
+    previous_kind = told.kind
+    assert previous_kind is not None
+    assert previous_kind.definition is not None
     told.kind = replace(
-        toy(before.definition.generation + 1, **changes), immutable=before.immutable
+        toy(previous_kind.definition.generation + 1, **changes), immutable=previous_kind.immutable
     )
     assert told.kind.definition is not None
     ref = told.kind.definition
     return list(told.turn(DefinitionReported(ref.generation, ref.digest, affected, total)))
 
 
-def seen_again(told: Story, **changes: Any) -> list[Any]:
+def observe_again(told: Story, **changes: Any) -> list[Any]:
     """A listing shows the object, unchanged or as another client has changed it."""
-    known = told.state.observed.object
-    assert known is not None
-    version = f"{known.version}+" if changes else known.version
-    shown = replace_struct(known, fields={**known.fields, **changes}, version=version)
-    return list(told.see(shown, name=known.name))
+    known_object = told.state.observed.object
+    assert known_object is not None
+    version = f"{known_object.version}+" if changes else known_object.version
+    observed_object = replace_struct(
+        known_object, fields={**known_object.fields, **changes}, version=version
+    )
+    return list(told.see(observed_object, name=known_object.name))
 
 
 def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
-    told = story()
-    assert told.kind is not None
-    assert told.kind.definition is not None
-    digest = told.kind.definition.digest
-    events = [each.data for each in told.log]
-    assert only(SpecDeclared, events).definition == told.kind.definition
+    story = declared_story()
+    assert story.kind is not None
+    assert story.kind.definition is not None
+    digest = story.kind.definition.digest
+    events = [each.data for each in story.log]
+    assert only(SpecDeclared, events).definition == story.kind.definition
     assert only(SpecResolved, events).definition == digest
     action = only(ActionDecided, events).action
     assert action.fields == {"type": "Square", "color": "Red"}
     assert (action.external_name, action.definition) == ("toy-Foo", digest)
-    told.succeed()
-    assert told.outcome == "Converged"
-    assert seen_again(told) == [], "two spellings are no difference"
+    story.succeed()
+    assert story.outcome == "Converged"
+    assert observe_again(story) == [], "two spellings are no difference"
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"shade": "Green"}, "spec.shade: 'Green' is not allowed; use one of Red, Blue"),
         ({"shade": 7}, "spec.shade: must be a string, not an integer; put it in quotes"),
@@ -103,79 +105,79 @@ def test_what_is_declared_becomes_an_object_of_the_kind_beneath():
         ),
     ],
 )
-def test_what_a_definition_does_not_allow_is_refused(fields: dict[str, Any], said: str):
-    told = Story(kind=toy(), key=TOY)
-    told.declare(fields, api_version="toys/v1")
-    [answer] = told.answers
+def test_what_a_definition_does_not_allow_is_refused(fields: dict[str, Any], message: str):
+    story = Story(kind=toy(), key=TOY)
+    story.declare(fields, api_version="toys/v1")
+    [answer] = story.answers
     assert answer is not None
-    assert (answer.reason, answer.message) == ("Invalid", said)
+    assert (answer.reason, answer.message) == ("Invalid", message)
 
 
 def test_another_mapping_is_another_input_and_says_which_definition_it_is_of():
-    told = story()
-    told.succeed()
-    events = redefined(told, constants={"type": "Circle"})
+    story = declared_story()
+    story.succeed()
+    events = redefined(story, constants={"type": "Circle"})
     assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
     action = only(ActionDecided, events).action
-    assert told.kind is not None
-    assert told.kind.definition is not None
+    assert story.kind is not None
+    assert story.kind.definition is not None
     assert (action.operation, action.fields["type"]) == ("Update", "Circle")
-    assert action.definition == told.kind.definition.digest
-    told.succeed()
-    assert told.outcome == "Converged"
+    assert action.definition == story.kind.definition.digest
+    story.succeed()
+    assert story.outcome == "Converged"
 
 
 def test_a_decider_that_knows_an_older_definition_takes_nothing_back():
-    told = story()
-    told.succeed()
-    older = told.kind
-    redefined(told, constants={"type": "Circle"})
-    told.succeed()
-    told.kind = older
-    assert seen_again(told) == []
-    assert every(ActionDecided, seen_again(told, color="Blue")) != []
-    assert told.action.fields["type"] == "Circle"
-    told.succeed()
-    assert told.turn(DefinitionReported(1, "older", 1, 1)) == []
+    story = declared_story()
+    story.succeed()
+    older = story.kind
+    redefined(story, constants={"type": "Circle"})
+    story.succeed()
+    story.kind = older
+    assert observe_again(story) == []
+    assert every(ActionDecided, observe_again(story, color="Blue")) != []
+    assert story.action.fields["type"] == "Circle"
+    story.succeed()
+    assert story.turn(DefinitionReported(1, "older", 1, 1)) == []
 
 
 def test_a_value_that_is_not_allowed_any_more_fails_and_changes_nothing():
-    told = story()
-    told.succeed()
+    story = declared_story()
+    story.succeed()
     events = redefined(
-        told, fields={"shade": {"to": "color", "normalize": ["Title"], "values": ["Blue"]}}
+        story, fields={"shade": {"to": "color", "normalize": ["Title"], "values": ["Blue"]}}
     )
     assert every(ActionDecided, events) == []
-    assert (told.outcome, told.reason) == ("Failed", "InvalidInput")
+    assert (story.outcome, story.reason) == ("Failed", "InvalidInput")
 
 
 def test_a_definition_that_replaces_too_many_waits_for_a_person():
-    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
-    told.succeed()
-    events = redefined(told, affected=11, total=100, constants={"type": "Circle"})
+    story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    story.succeed()
+    events = redefined(story, affected=11, total=100, constants={"type": "Circle"})
     assert every(ActionDecided, events) == []
-    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
-    events = told.turn(Approved("DefinitionGuard", reason="it is meant"))
+    assert (story.outcome, story.reason) == ("Held", "DefinitionGuard")
+    events = story.turn(Approved("DefinitionGuard", reason="it is meant"))
     assert only(ActionDecided, events).action.operation == "Delete"
-    told.succeed()
-    told.succeed()
-    assert told.outcome == "Converged"
-    assert told.state.desired.definition is not None
-    assert told.state.desired.definition.affected == 0, "a later replacement has other causes"
+    story.succeed()
+    story.succeed()
+    assert story.outcome == "Converged"
+    assert story.state.desired.definition is not None
+    assert story.state.desired.definition.affected == 0, "a later replacement has other causes"
 
 
-def test_a_few_go_without_a_question():
-    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
-    told.succeed()
-    events = redefined(told, affected=10, total=100, constants={"type": "Circle"})
+def test_a_few_replacements_need_no_approval():
+    story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    story.succeed()
+    events = redefined(story, affected=10, total=100, constants={"type": "Circle"})
     assert only(ActionDecided, events).action.operation == "Delete"
 
 
-def test_what_was_made_by_the_definition_before_is_not_replaced_unasked():
-    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
-    redefined(told, affected=11, total=100, constants={"type": "Circle"})
-    assert every(ActionDecided, told.succeed()) == [], "its creation was under way"
-    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
+def test_objects_of_the_former_definition_are_not_replaced_without_approval():
+    story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    redefined(story, affected=11, total=100, constants={"type": "Circle"})
+    assert every(ActionDecided, story.succeed()) == [], "its creation was under way"
+    assert (story.outcome, story.reason) == ("Held", "DefinitionGuard")
 
 
 @pytest.mark.parametrize(
@@ -184,25 +186,25 @@ def test_what_was_made_by_the_definition_before_is_not_replaced_unasked():
     ids=["written", "the same"],
 )
 def test_a_drift_is_not_held_for_a_definition_that_is_done_with(changes: dict[str, Any]):
-    told = story(over=replace(BLOCK, immutable=frozenset({"color"})))
-    told.succeed()
+    story = declared_story(over=replace(BLOCK, immutable=frozenset({"color"})))
+    story.succeed()
     widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
-    redefined(told, affected=11, total=100, **changes, fields={"shade": widened})
-    if told.state.actions.in_flight is not None:
-        told.succeed()
-    assert told.outcome == "Converged"
-    assert only(ActionDecided, seen_again(told, color="Blue")).action.operation == "Delete"
+    redefined(story, affected=11, total=100, **changes, fields={"shade": widened})
+    if story.state.actions.in_flight is not None:
+        story.succeed()
+    assert story.outcome == "Converged"
+    assert only(ActionDecided, observe_again(story, color="Blue")).action.operation == "Delete"
 
 
 def test_a_held_replacement_stays_held_if_the_next_definition_asks_for_the_same():
-    told = story(over=replace(BLOCK, immutable=frozenset({"type"})))
-    told.succeed()
+    story = declared_story(over=replace(BLOCK, immutable=frozenset({"type"})))
+    story.succeed()
     circle = {"type": "Circle"}
-    redefined(told, affected=11, total=100, constants=circle)
+    redefined(story, affected=11, total=100, constants=circle)
     widened = {**SPEC["fields"]["shade"], "values": ["Red", "Blue", "Green"]}
-    events = redefined(told, affected=11, total=100, constants=circle, fields={"shade": widened})
+    events = redefined(story, affected=11, total=100, constants=circle, fields={"shade": widened})
     assert every(ActionDecided, events) == []
-    assert (told.outcome, told.reason) == ("Held", "DefinitionGuard")
+    assert (story.outcome, story.reason) == ("Held", "DefinitionGuard")
 
 
 def test_an_approval_is_of_one_definition():
@@ -213,27 +215,27 @@ def test_an_approval_is_of_one_definition():
 
 
 def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go():
-    told = story()
-    told.succeed()
-    assert isinstance(told.kind, DefinedKind)
-    told.kind = replace(told.kind, is_withdrawn=True)
-    told.declare({"shade": "Blue"}, api_version="toys/v1")
-    [answer] = told.answers
+    story = declared_story()
+    story.succeed()
+    assert isinstance(story.kind, DefinedKind)
+    story.kind = replace(story.kind, is_withdrawn=True)
+    story.declare({"shade": "Blue"}, api_version="toys/v1")
+    [answer] = story.answers
     assert answer is not None
     assert answer.reason == "UnknownKind"
     assert answer.message == "kind 'Toy': its KindDefinition was withdrawn; declare it again"
-    seen_again(told)
-    events = told.withdraw()
+    observe_again(story)
+    events = story.withdraw()
     assert only(ActionDecided, events).action.operation == "Delete"
-    told.succeed()
-    assert told.outcome == "Deleted"
+    story.succeed()
+    assert story.outcome == "Deleted"
 
 
 # --- definitions themselves
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"over": "Nothing"},
@@ -296,17 +298,19 @@ def test_after_its_withdrawal_nothing_new_is_declared_and_what_is_there_can_go()
         ),
     ],
 )
-def test_a_definition_that_cannot_work_says_why(changes: dict[str, Any], said: str):
+def test_a_definition_that_cannot_work_gives_the_reason(changes: dict[str, Any], message: str):
     with pytest.raises(InvalidManifestError) as caught:
-        defined(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
-    assert str(caught.value) == said
+        build_defined_kind(KindRegistry([BLOCK, SHAPE]), "Toy", {**SPEC, **changes}, 1)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize("name", ["__init__", "__dict__", "__slots__", "class", "field0"])
 @pytest.mark.parametrize("default", [{}, {"default": "Red"}])
 def test_a_field_may_have_any_name_that_its_pattern_allows(name: str, default: dict[str, str]):
     fields = {"type": {"default": "Circle"}, name: {"to": "color", **default}}
-    kind = defined(KindRegistry([BLOCK]), "Toy", {**SPEC, "fields": fields, "constants": {}}, 1)
+    kind = build_defined_kind(
+        KindRegistry([BLOCK]), "Toy", {**SPEC, "fields": fields, "constants": {}}, 1
+    )
     checked = kind.check_declared({} if default else {name: "Red"})
     assert kind.object_fields(checked) == {"type": "Circle", "color": "Red"}
 
@@ -315,10 +319,10 @@ def test_a_list_has_allowed_values_and_a_default():
     values = {"type": "Strings", "normalize": ["Lower"], "values": ["a", "b"], "default": ["A"]}
     fields = {"type": {}, "values": values}
     spec = {**SPEC, "over": "Record", "fields": fields, "constants": {}}
-    kind = defined(KindRegistry([RECORD]), "Toy", spec, 1)
-    for declared, made in (({}, ["a"]), ({"values": ["B", "A"]}, ["a", "b"])):
+    kind = build_defined_kind(KindRegistry([RECORD]), "Toy", spec, 1)
+    for declared, resolved in (({}, ["a"]), ({"values": ["B", "A"]}, ["a", "b"])):
         checked = kind.check_declared({"type": "A", **declared})
-        assert kind.object_fields(checked)["values"] == made
+        assert kind.object_fields(checked)["values"] == resolved
     with pytest.raises(
         InvalidManifestError, match=re.escape("['c'] is not allowed; use one of a, b")
     ):
@@ -327,21 +331,21 @@ def test_a_list_has_allowed_values_and_a_default():
 
 def test_an_installed_kind_is_not_defined_anew():
     with pytest.raises(InvalidManifestError, match="'Block' is an installed kind"):
-        defined(KindRegistry([BLOCK]), "Block", SPEC, 1)
+        build_defined_kind(KindRegistry([BLOCK]), "Block", SPEC, 1)
 
 
 @pytest.mark.parametrize("field", ["over", "provider", "namePrefix"])
 def test_what_would_part_resources_from_their_objects_stays(field: str):
-    told = Story(
+    story = Story(
         kind=KIND_DEFINITION,
         configs={},
         key=ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Toy"),
     )
-    told.declare(SPEC, api_version="reconciler/v1")
-    assert told.outcome == "Converged"
-    told.withdraw()
-    told.declare({**SPEC, field: "other"}, api_version="reconciler/v1")
-    [answer] = told.answers
+    story.declare(SPEC, api_version="reconciler/v1")
+    assert story.outcome == "Converged"
+    story.withdraw()
+    story.declare({**SPEC, field: "other"}, api_version="reconciler/v1")
+    [answer] = story.answers
     assert answer is not None
     assert answer.reason == "Immutable"
     assert answer.message.startswith(f"spec.{field}: cannot be changed from ")

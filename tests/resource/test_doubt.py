@@ -48,7 +48,7 @@ from tests.resource.building import (
     repainted,
     thing,
 )
-from tests.resource.test_unknown_results import KEYLESS, begun, kind_that_can
+from tests.resource.test_unknown_results import KEYLESS, declared_story, kind_that_can
 
 REFUSALS: list[ErrorClass] = ["NotDone", "Throttled"]
 
@@ -83,20 +83,20 @@ def test_scenario_31_a_refused_redelivery_of_a_deletion_is_looked_up_before_the_
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_scenario_31_a_refused_redelivery_of_an_update_is_looked_up_too(refusal: ErrorClass):
     story = converged({"color": "Red"})
-    before = story.seen
+    original = story.existing
     story.declare({"color": "Purple"})
     story.fail(refusal, redelivered=True)
     assert not every(ActionAbandoned, story.declare({"color": "Red"}))
     assert only(LookupDecided, story.wake(3600))
-    events = story.look(repainted(before, color="Purple"))
+    events = story.look(repainted(original, color="Purple"))
     assert only(ActionSucceeded, events).found_by == "Content"
     assert only(ActionDecided, events).action.fields == {"color": "Red"}
 
 
-def test_what_a_look_shows_as_not_done_and_nobody_wants_is_given_up_in_doubt():
+def test_an_unwanted_write_that_a_lookup_shows_as_not_done_is_abandoned_in_doubt():
     """The worker that had it may stand still before its call."""
     story = withdrawn()
-    there = story.seen
+    there = story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -122,21 +122,21 @@ def test_what_is_still_wanted_is_repeated_with_the_same_key():
 
 
 @pytest.mark.parametrize("redelivered", [False, True])
-def test_a_failed_look_at_what_nobody_wants_is_followed_by_another_look(redelivered: bool):
+def test_a_failed_lookup_of_an_unwanted_object_is_followed_by_another_lookup(redelivered: bool):
     story = withdrawn()
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
     story.wake(3600)
     unknown = story.flight.unknown_results
-    told = Reported(story.action.action_id, story.flight.attempt, story.now, story.now, "w1")
+    report = Reported(story.action.action_id, story.flight.attempt, story.now, story.now, "w1")
     failed = ActionError("NotDone", "try again later", 503)
-    story.turn(replace(told, error=failed, is_lookup=True, redelivered=redelivered))
+    story.turn(replace(report, error=failed, is_lookup=True, redelivered=redelivered))
     assert story.flight.unknown_results == unknown, "a look has no effect, whoever had it before"
     assert only(LookupDecided, story.wake(3600))
     assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
 
 
-def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
+def test_a_lookup_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
@@ -146,7 +146,7 @@ def test_a_look_that_was_timed_as_a_call_waits_for_the_grace_of_the_api():
     assert every(LookupDecided, story.wake(3600))
 
 
-def test_a_look_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grace():
+def test_a_lookup_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grace():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
@@ -156,7 +156,7 @@ def test_a_look_that_was_timed_as_a_call_waits_only_for_what_is_left_of_the_grac
     assert every(LookupDecided, story.wake(waits.delay_seconds))
 
 
-def test_the_end_of_a_wait_on_request_leaves_a_look_what_is_left_of_the_grace():
+def test_a_wait_ended_on_request_keeps_the_rest_of_the_grace_for_the_lookup():
     story = converged(kind=kind_that_can(keys=True, grace=60.0))
     story.withdraw()
     story.fail("NotDone", redelivered=True)
@@ -168,20 +168,20 @@ def test_the_end_of_a_wait_on_request_leaves_a_look_what_is_left_of_the_grace():
 
 def test_the_fields_of_an_update_in_doubt_count_as_ours():
     story = converged({"type": "Square"})
-    before = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
-    story.fail("Conflict", shown=repainted(before, color="Blue"), redelivered=True)
+    story.fail("Conflict", shown=repainted(original, color="Blue"), redelivered=True)
     story.declare({"type": "Circle"})
-    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    story.fail("Conflict", shown=repainted(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 
 # --- a success that is told late
 
 
-def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
+def test_a_zombies_deletion_is_in_the_history_and_the_object_is_recreated():
     story = withdrawn()
-    deletion, there = story.action, story.seen
+    deletion, there = story.action, story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -197,7 +197,7 @@ def test_a_zombies_deletion_is_in_the_history_and_the_object_is_made_again():
     assert not every(OwnershipReleased, events)
 
 
-def test_a_zombies_deletion_that_is_told_while_an_update_is_under_way_makes_it_anew():
+def test_a_zombies_deletion_reported_during_an_update_leads_to_a_recreation():
     story = withdrawn()
     deletion = story.action
     story.fail("NotDone")
@@ -212,17 +212,17 @@ def test_a_zombies_deletion_that_is_told_while_an_update_is_under_way_makes_it_a
     assert only(ActionDecided, events).action.operation == "Create"
 
 
-def test_a_zombies_update_is_in_the_history_and_is_put_right():
+def test_a_zombies_update_is_in_the_history_and_is_corrected():
     story = converged({"color": "Red"})
-    before = story.seen
+    original = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    story.look(before)
+    story.look(original)
     assert story.outcome == "Converged"
-    painted = repainted(before, color="Purple")
+    painted = repainted(original, color="Purple")
     events = story.report(action_id=update.action_id, shown=painted, redelivered=True)
     assert only(ActionSucceeded, events).late
     put_right = only(ActionDecided, events).action
@@ -232,29 +232,29 @@ def test_a_zombies_update_is_in_the_history_and_is_put_right():
 def test_a_late_update_does_not_count_while_another_action_is_under_way():
     """The other one may have been done since: which of them the object shows is not known."""
     story = converged({"color": "Red"})
-    before = story.seen
+    original = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Blue"})
     story.wake(3600)
-    assert only(ActionDecided, story.look(before)).action.fields == {"color": "Blue"}
-    painted = repainted(before, color="Purple")
+    assert only(ActionDecided, story.look(original)).action.fields == {"color": "Blue"}
+    painted = repainted(original, color="Purple")
     events = story.report(action_id=update.action_id, shown=painted, redelivered=True)
     assert [(each.late, each.outdated) for each in every(ActionSucceeded, events)] == [(True, True)]
-    assert story.seen == before
+    assert story.existing == original
     story.succeed()
     assert story.outcome == "Converged"
 
 
 def test_a_late_creation_does_not_count_while_another_one_is_under_way():
-    story = begun()
+    story = declared_story()
     creation = story.action
     story.fail("Refused")
     story.declare({"color": "Blue"})
     assert story.action.operation == "Create"
-    made = story.written(creation)
-    late = only(ActionSucceeded, story.report(action_id=creation.action_id, shown=made))
+    created_object = story.written(creation)
+    late = only(ActionSucceeded, story.report(action_id=creation.action_id, shown=created_object))
     assert (late.late, late.outdated) == (True, True)
     assert story.state.owned is None
     assert not story.idle
@@ -262,7 +262,7 @@ def test_a_late_creation_does_not_count_while_another_one_is_under_way():
 
 def test_a_late_success_of_what_is_long_replaced_explains_and_changes_nothing():
     story = withdrawn()
-    deletion, there = story.action, story.seen
+    deletion, there = story.action, story.existing
     story.fail("NotDone", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -295,7 +295,7 @@ def test_a_late_success_after_a_forced_release_explains_the_effect():
 
 def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
     story = withdrawn()
-    deletion, there = story.action, story.seen
+    deletion, there = story.action, story.existing
     story.fail("Throttled", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
@@ -305,7 +305,7 @@ def test_what_is_missing_may_be_the_work_of_an_action_that_ended_in_doubt():
 
 def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
     story = converged({"color": "Red"})
-    there = story.seen
+    there = story.existing
     story.declare({"color": "Purple"})
     update = story.action
     story.fail("Throttled", redelivered=True)
@@ -313,15 +313,15 @@ def test_a_write_is_suspected_of_what_it_would_have_left_and_of_nothing_else():
     story.wake(3600)
     story.look(there)
     assert story.outcome == "Converged"
-    drift = only(DriftDetected, story.see(repainted(story.seen, color="Green")))
+    drift = only(DriftDetected, story.see(repainted(story.existing, color="Green")))
     assert drift.suspected_action == "", "a person painted it green"
     story.succeed()
-    drift = only(DriftDetected, story.see(repainted(story.seen, color="Purple")))
+    drift = only(DriftDetected, story.see(repainted(story.existing, color="Purple")))
     assert drift.suspected_action == update.action_id
 
 
 def test_a_worker_that_reports_of_what_is_held_by_now_ends_it_no_second_time():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     story.fail("Conflict", shown=thing(uid="h1"), redelivered=True)
     assert story.outcome == "Held"
     assert story.fail("Conflict", shown=thing(uid="h1")) == []
@@ -335,7 +335,7 @@ def test_what_was_certainly_not_done_is_not_suspected():
 
 
 def test_an_abandonment_by_a_person_is_in_doubt():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     story.fail("Conflict", shown=thing(uid="u1"), redelivered=True)
     story.withdraw()
     events = story.turn(Approved("UnknownResult", "Abandon", "it is not there"))
@@ -356,7 +356,7 @@ def test_a_deletion_that_a_second_worker_found_done_is_suspected_when_the_next_o
     assert only(DriftDetected, story.see(None)).suspected_action == "", "each is suspected once"
 
 
-def test_what_a_woken_worker_did_to_the_next_object_is_told_late():
+def test_what_a_woken_worker_did_to_the_next_object_is_reported_late():
     story = withdrawn()
     deletion = story.action
     story.report(redelivered=True)
@@ -370,8 +370,8 @@ def test_what_a_woken_worker_did_to_the_next_object_is_told_late():
 
 def test_a_report_that_is_delivered_again_is_no_late_success():
     story = withdrawn()
-    told = Reported(story.action.action_id, 1, story.now, story.now, "w1", redelivered=True)
-    command = story.command(told)
+    report = Reported(story.action.action_id, 1, story.now, story.now, "w1", redelivered=True)
+    command = story.command(report)
     assert every(ActionSucceeded, story.give([command]))
     assert story.give([command]) == []
 
@@ -379,9 +379,9 @@ def test_a_report_that_is_delivered_again_is_no_late_success():
 def test_a_report_that_was_overtaken_makes_no_older_observation_count():
     """A decider that died held the first; that of the second worker was decided before."""
     story = withdrawn()
-    told = Reported(story.action.action_id, 1, story.now, story.now, "w1")
-    overtaken = story.command(told)
-    story.turn(replace(told, worker="w2", redelivered=True))
+    report = Reported(story.action.action_id, 1, story.now, story.now, "w1")
+    overtaken = story.command(report)
+    story.turn(replace(report, worker="w2", redelivered=True))
     story.declare({"color": "Blue"})
     story.succeed()
     story.now += timedelta(seconds=5)
@@ -392,7 +392,7 @@ def test_a_report_that_was_overtaken_makes_no_older_observation_count():
 def test_a_late_unknown_result_is_why_an_action_is_looked_up_before_it_is_given_up():
     """The first worker was refused; the second, which had the attempt too, heard no answer."""
     story = withdrawn()
-    there = story.seen
+    there = story.existing
     story.fail("NotDone")
     doubted = story.fail("Unknown", redelivered=True)
     assert names(doubted)[0] == "ActionDoubted"
@@ -423,7 +423,7 @@ def test_a_late_refusal_is_no_doubt():
 
 @pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
 def test_a_late_unknown_creation_that_was_refused_makes_the_next_one_careful(kind: object):
-    story = begun(BLOCK if kind is BLOCK else KEYLESS)
+    story = declared_story(BLOCK if kind is BLOCK else KEYLESS)
     creation = story.action
     story.fail("Refused")
     assert not story.state.actions.uncertain_create
@@ -438,7 +438,7 @@ def test_a_late_update_counts_by_the_object_that_it_met():
     story.fail("NotFound", redelivered=True)
     story.succeed()
     assert story.outcome == "Converged"
-    met = repainted(story.seen, color="Green")
+    met = repainted(story.existing, color="Green")
     events = story.report(action_id=update.action_id, shown=met, redelivered=True)
     assert not only(ActionSucceeded, events).outdated
     assert only(ActionDecided, events).action.fields == {"color": "Purple"}
@@ -457,7 +457,7 @@ def test_what_was_never_made_is_gone_when_it_is_withdrawn_whatever_is_missing():
 
 def test_a_conflict_whose_cause_is_gone_ends_the_action_and_the_next_has_a_new_key():
     """The API may keep its first answer, a 409, with the key: a repeat would never end."""
-    story = begun(BLOCK)
+    story = declared_story(BLOCK)
     first = story.action
     events = story.fail("Conflict")
     assert only(ActionFailed, events).error.error_class == "Conflict"
@@ -467,7 +467,7 @@ def test_a_conflict_whose_cause_is_gone_ends_the_action_and_the_next_has_a_new_k
 
 
 def test_a_conflict_that_the_api_has_kept_ends_the_action_whatever_went_before():
-    story = begun(BLOCK)
+    story = declared_story(BLOCK)
     first = story.action
     story.fail("Unknown")
     story.wake(3600)
@@ -476,7 +476,7 @@ def test_a_conflict_that_the_api_has_kept_ends_the_action_whatever_went_before()
 
 
 def test_conflicts_whose_cause_is_never_seen_are_no_hot_loop():
-    story = begun(BLOCK)
+    story = declared_story(BLOCK)
     for _ in range(3):
         assert every(ActionDecided, story.fail("Conflict"))
     assert every(RetryScheduled, story.fail("Conflict"))
@@ -485,7 +485,7 @@ def test_conflicts_whose_cause_is_never_seen_are_no_hot_loop():
 @pytest.mark.parametrize("kind", [BLOCK, KEYLESS])
 def test_after_doubt_a_conflict_whose_cause_is_gone_is_looked_up_first(kind: object):
     """It may have been our own object, or our own call that still runs."""
-    story = begun(BLOCK if kind is BLOCK else KEYLESS)
+    story = declared_story(BLOCK if kind is BLOCK else KEYLESS)
     action = story.action
     events = story.fail("Conflict", redelivered=True)
     assert only(ActionFailed, events).error.error_class == "Unknown"
@@ -499,9 +499,9 @@ def test_after_doubt_a_conflict_whose_cause_is_gone_is_looked_up_first(kind: obj
 
 def test_without_keys_an_update_that_meets_its_own_work_was_done():
     story = converged({"color": "Red"}, kind=KEYLESS)
-    before = story.seen
+    original = story.existing
     story.declare({"color": "Blue"})
-    painted = repainted(before, color="Blue")
+    painted = repainted(original, color="Blue")
     events = story.fail("Conflict", shown=painted, redelivered=True)
     assert only(ActionSucceeded, events).found_by == "Content"
     assert story.outcome == "Converged"
@@ -509,9 +509,9 @@ def test_without_keys_an_update_that_meets_its_own_work_was_done():
 
 def test_at_its_first_delivery_an_update_that_meets_another_version_conflicts():
     story = converged({"color": "Red"}, kind=KEYLESS)
-    before = story.seen
+    original = story.existing
     story.declare({"color": "Blue"})
-    events = story.fail("Conflict", shown=repainted(before, color="Blue"))
+    events = story.fail("Conflict", shown=repainted(original, color="Blue"))
     assert only(ActionFailed, events).error.error_class == "Conflict"
 
 
@@ -552,9 +552,9 @@ def test_a_kept_refusal_settles_the_call_of_another_worker():
 def test_a_write_that_perhaps_never_happened_is_decided_again():
     """The API still has what the write before it left, so it has not refused this one."""
     story = converged({"color": "Red"})
-    before = story.seen
+    original = story.existing
     story.declare({"color": "Red", "size": {"w": 2, "h": 1}})
-    events = story.fail("Conflict", shown=before, redelivered=True)
+    events = story.fail("Conflict", shown=original, redelivered=True)
     assert not every(DriftDetected, events), "nobody changed the size"
     assert (story.action.operation, story.reason) != ("Update", "NotAccepted")
     assert story.action.fields["size"] == {"w": 2, "h": 1}
@@ -562,32 +562,32 @@ def test_a_write_that_perhaps_never_happened_is_decided_again():
 
 def test_a_write_in_doubt_that_was_done_counts_as_written():
     story = converged({"color": "Red"})
-    before = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Red"})
-    written = repainted(before, type="Square")
-    story.fail("Conflict", shown=written, redelivered=True)
+    written_object = repainted(original, type="Square")
+    story.fail("Conflict", shown=written_object, redelivered=True)
     assert story.outcome == "Converged"
-    assert every(DriftDetected, story.see(repainted(written, type="Circle")))
+    assert every(DriftDetected, story.see(repainted(written_object, type="Circle")))
 
 
 def test_what_confirms_a_write_is_reported_once():
     story = converged({"color": "Red"})
-    before = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Red"})
-    written = repainted(before, type="Square")
-    events = story.fail("Conflict", shown=written, redelivered=True)
+    written_object = repainted(original, type="Square")
+    events = story.fail("Conflict", shown=written_object, redelivered=True)
     assert only(OutcomeRecorded, events).confirms_write
-    assert not every(OutcomeRecorded, story.see(written))
+    assert not every(OutcomeRecorded, story.see(written_object))
 
 
 @pytest.mark.parametrize("keys", [True, False])
 def test_a_conflict_that_shows_the_key_of_the_update_shows_its_own_work(keys: bool):
     story = converged({"color": "Red"}, kind=kind_that_can(keys=keys))
-    before = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Red"})
-    written = repainted(before, type="Square")
-    written = replace(written, written_by=story.action.idempotency_key)
-    events = story.fail("Conflict", shown=written)
+    written_object = repainted(original, type="Square")
+    written_object = replace(written_object, written_by=story.action.idempotency_key)
+    events = story.fail("Conflict", shown=written_object)
     assert only(ActionSucceeded, events).found_by == "Key"
 
 
@@ -613,20 +613,20 @@ def test_a_grace_above_the_longest_wait_ends_after_that_wait():
 
 def test_an_abandoned_write_that_never_happened_is_decided_again():
     story = converged({"color": "Red"})
-    before = story.seen
+    original = story.existing
     larger = {"color": "Red", "size": {"w": 2, "h": 1}}
     story.declare(larger)
     story.fail("Throttled", redelivered=True)
     story.declare({"color": "Red"})
     story.wake(3600)
-    assert every(ActionAbandoned, story.look(before))
+    assert every(ActionAbandoned, story.look(original))
     assert story.outcome == "Converged"
     assert only(ActionDecided, story.declare(larger)).action.fields == larger
 
 
 def test_a_creation_that_a_listing_found_first_is_recorded_when_its_report_arrives():
     """The worker that was refused reports first; the one that created the object, last."""
-    story = begun(BLOCK)
+    story = declared_story(BLOCK)
     creation = story.action
     story.fail("NotDone")
     story.withdraw()
@@ -675,19 +675,19 @@ def test_a_late_report_of_a_creation_does_not_own_what_was_adopted_meanwhile(
 def test_an_id_that_returns_is_owned_by_the_late_report_of_its_creation():
     """Where the name serves as the id, another object of the resource had the same id before."""
     story = converged({"color": "Red"}, kind=KEYLESS)
-    before = story.seen
+    original = story.existing
     story.withdraw()
     story.succeed()
     story.declare({"color": "Red"})
     creation = story.action
     story.fail("Refused", redelivered=True)
-    late = story.report(shown=before, action_id=creation.action_id)
+    late = story.report(shown=original, action_id=creation.action_id)
     assert not only(ActionSucceeded, late).outdated
     assert story.outcome == "Converged"
 
 
 def test_a_released_object_is_not_claimed_for_an_earlier_creation_of_unknown_result():
-    story = begun(BLOCK)
+    story = declared_story(BLOCK)
     creation = story.action
     created = replace(story.written(creation), written_by=creation.idempotency_key)
     story.fail("Unknown")

@@ -17,8 +17,8 @@ from tests.resource.building import BLOCK, START, Story, names, only, repainted
 LIFE = timedelta(hours=24)
 
 
-def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
-    ends = shown.outputs.get("ends")
+def _renewal_time(_fields: Fields, observed_object: ExternalObject) -> datetime | None:
+    ends = observed_object.outputs.get("ends")
     return None if ends is None else datetime.fromisoformat(ends) - LIFE / 3
 
 
@@ -37,9 +37,11 @@ class Passes:
 
     def issued(self, ends: datetime | None = None) -> list[object]:
         ends = ends or self.bus_time + LIFE
-        shown = self.story.written(self.story.action)
+        observed_object = self.story.written(self.story.action)
         outputs = {"ends": ends.isoformat()}
-        return list(self.story.report(shown=msgspec.structs.replace(shown, outputs=outputs)))
+        return list(
+            self.story.report(shown=msgspec.structs.replace(observed_object, outputs=outputs))
+        )
 
     def fires(self, at: timedelta) -> list[object]:
         """The bus's timer comes, by its clock."""
@@ -71,12 +73,14 @@ def test_what_the_api_has_rejected_is_not_written_again_when_it_is_due():
     """Another client can make the object so, and the same write would be rejected each time."""
     passes = Passes()
     story = passes.story
-    outputs = story.seen.outputs
+    outputs = story.existing.outputs
     story.declare({"color": "Invisible"})
     story.fail("Refused", message="color Invisible is unknown")
     assert story.outcome == "Failed"
-    made = repainted(story.seen, color="Invisible")
-    story.see(msgspec.structs.replace(made, fields={"color": "Invisible"}, outputs=outputs))
+    created_object = repainted(story.existing, color="Invisible")
+    story.see(
+        msgspec.structs.replace(created_object, fields={"color": "Invisible"}, outputs=outputs)
+    )
     assert (story.outcome, story.idle) == ("Converged", True)
     passes.fires(timedelta(hours=17))
     assert (story.outcome, story.outcome_message) == ("Failed", "color Invisible is unknown")
@@ -127,7 +131,7 @@ def test_a_renewal_is_tried_again_under_its_key(error_class: str):
 def test_a_renewal_that_met_another_object_state_is_timed_again():
     passes = Passes()
     passes.fires(timedelta(hours=17))
-    passes.story.fail("Conflict", shown=repainted(passes.story.seen))
+    passes.story.fail("Conflict", shown=repainted(passes.story.existing))
     assert (passes.story.action.operation, passes.story.action.purpose) == ("Update", "Renew")
 
 

@@ -15,7 +15,7 @@ KNOWN = {"Absent": ("Converged", "Absent"), "ObserveOnly": ("Drifted", "ObserveO
 AWAITING_LISTING = ("Waiting", "AwaitingListing")
 
 
-def told(story: Story) -> tuple[str, str]:
+def outcome_of(story: Story) -> tuple[str, str]:
     return (story.outcome, story.reason)
 
 
@@ -26,16 +26,16 @@ def declared(mode: str, **rest: Any) -> Story:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_before_the_first_look_nothing_is_said_of_the_object(mode: str):
+def test_before_the_first_read_nothing_is_reported_of_the_object(mode: str):
     story = declared(mode)
     assert story.idle
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
     assert names(story.see(None)) == ["ExternalObserved", "OutcomeRecorded"]
-    assert told(story) == KNOWN[mode]
+    assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_look_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
+def test_one_read_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
     story = declared(mode)
     story.see(None)
     assert story.see(None) == []
@@ -43,22 +43,22 @@ def test_one_look_is_recorded_and_an_idle_resource_costs_no_event(mode: str):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_look_that_began_before_the_declaration_proves_nothing(mode: str):
+def test_a_read_that_began_before_the_declaration_proves_nothing(mode: str):
     story = Story()
     story.turn(ReconcileRequested())
     story.declare(policy={"mode": mode})
     assert story.see(None, as_of=story.position - 1) == []
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_declaration_has_a_first_look_of_its_own(mode: str):
+def test_each_declaration_has_a_first_read_of_its_own(mode: str):
     story = declared(mode)
     story.see(None)
     story.declare(policy={"mode": mode}, labels={"team": "a"})
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
     assert len(every(ExternalObserved, story.see(None))) == 1
-    assert told(story) == KNOWN[mode]
+    assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -67,35 +67,35 @@ def test_what_another_api_does_not_show_proves_nothing_of_this_one(mode: str):
     story.see(None)
     story.configs["other"] = SHARED
     story.declare(policy={"mode": mode}, config="other")
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
     story.see(None)
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
     story.see(None, config="other")
-    assert told(story) == KNOWN[mode]
+    assert outcome_of(story) == KNOWN[mode]
 
 
 def test_what_we_deleted_after_the_declaration_is_absent():
     story = converged()
     story.declare(policy={"mode": "Absent"})
     story.succeed()
-    assert told(story) == KNOWN["Absent"]
+    assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_look():
+def test_a_deletion_that_another_client_was_ahead_of_is_followed_by_a_read():
     story = converged()
     story.declare(policy={"mode": "Absent"})
     story.fail("NotFound")
-    assert told(story) == AWAITING_LISTING, "another object may have its name"
+    assert outcome_of(story) == AWAITING_LISTING, "another object may have its name"
     story.see(None)
-    assert told(story) == KNOWN["Absent"]
+    assert outcome_of(story) == KNOWN["Absent"]
 
 
-def test_what_we_deleted_before_the_declaration_may_have_been_made_again():
+def test_what_we_deleted_before_the_declaration_may_have_been_recreated():
     story = converged()
     story.withdraw()
     story.succeed()
     story.declare(policy={"mode": "ObserveOnly"})
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -104,9 +104,9 @@ def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_own
     end: str, mode: str
 ):
     story = converged(policy={"deletion": "Orphan"} if end == "released" else {})
-    known = story.seen
+    known_object = story.existing
     story.see(None)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.outcome == "Converged"
     assert story.see(None) == [], "a listing was wrong about this object"
     story.withdraw()
@@ -117,30 +117,30 @@ def test_a_listing_is_believed_again_once_the_object_that_it_left_out_is_not_own
         story.fail("NotFound")
     assert story.outcome == "Deleted"
     story.declare(policy={"mode": mode})
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
     story.see(None)
-    assert told(story) == KNOWN[mode]
+    assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_first_look_may_show_an_object(mode: str):
+def test_the_first_read_may_show_an_object(mode: str):
     story = declared(mode)
     story.see(thing({"type": "Square", "color": "Blue"}))
-    assert told(story)[0] == {"Absent": "Conflict", "ObserveOnly": "Drifted"}[mode]
+    assert outcome_of(story)[0] == {"Absent": "Conflict", "ObserveOnly": "Drifted"}[mode]
     story.see(None)
-    assert told(story) == KNOWN[mode]
+    assert outcome_of(story) == KNOWN[mode]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_while_it_is_paused_it_is_not_looked_for(mode: str):
+def test_while_it_is_paused_it_is_not_looked_up(mode: str):
     story = Story()
     story.declare(policy={"mode": mode, "paused": True})
-    assert told(story) == ("Paused", "PausedByPolicy")
+    assert outcome_of(story) == ("Paused", "PausedByPolicy")
     story.declare(policy={"mode": mode})
-    assert told(story) == AWAITING_LISTING
+    assert outcome_of(story) == AWAITING_LISTING
 
 
-def test_what_is_withdrawn_is_not_looked_for():
+def test_what_is_withdrawn_is_not_looked_up():
     story = declared("Absent")
     story.withdraw()
     assert story.outcome == "Deleted"
@@ -150,4 +150,4 @@ def test_where_a_loss_is_doubted_an_object_that_was_never_ours_is_not():
     story = Story(configs={"default": EXCLUSIVE})
     story.declare(policy={"mode": "Absent"})
     story.see(None)
-    assert told(story) == KNOWN["Absent"]
+    assert outcome_of(story) == KNOWN["Absent"]

@@ -21,24 +21,26 @@ GREEN = {"type": "Square", "color": "Green"}
 
 def planned(story: Story, fields: Fields = GREEN) -> Declared:
     """Declare what was planned with the story as it is."""
-    said = Declared(manifest(fields))
-    turn = decide(story.state, [story.command(said)], story.context)
-    return Declared(said.manifest, plan=PlanRef(story.state.version, turn_digest(turn.events)))
+    declaration = Declared(manifest(fields))
+    turn = decide(story.state, [story.command(declaration)], story.context)
+    return Declared(
+        declaration.manifest, plan=PlanRef(story.state.version, turn_digest(turn.events))
+    )
 
 
 def test_what_was_planned_is_done():
     story = converged()
-    said = planned(story)
-    assert names(story.turn(said)) == ["SpecDeclared", "ActionDecided"]
+    declaration = planned(story)
+    assert names(story.turn(declaration)) == ["SpecDeclared", "ActionDecided"]
     assert story.answer.accepted
 
 
 def test_what_was_planned_before_something_happened_is_refused_and_changes_nothing():
     story = converged()
-    said = planned(story)
+    declaration = planned(story)
     version = story.state.version
-    story.see(repainted(story.seen, color="Blue"))
-    assert story.turn(said) == []
+    story.see(repainted(story.existing, color="Blue"))
+    assert story.turn(declaration) == []
     assert story.answer == Reply(
         False,
         PLAN_OUTDATED,
@@ -53,28 +55,28 @@ def test_what_was_planned_before_something_happened_is_refused_and_changes_nothi
 
 def test_what_was_planned_for_another_configuration_is_refused():
     story = Story()
-    said = planned(story)
+    declaration = planned(story)
     story.configs = {CONFIG: ProviderConfigSpec("other", "http://other")}
-    assert story.turn(said) == []
+    assert story.turn(declaration) == []
     assert story.answer.reason == PLAN_OUTDATED
     assert story.answer.message.startswith("the result would now differ from the plan (")
 
 
 def test_a_planned_declaration_that_comes_twice_is_a_duplicate():
     story = Story()
-    said = planned(story)
-    first = story.command(said, message_id="same")
+    declaration = planned(story)
+    first = story.command(declaration, message_id="same")
     story.give([first])
-    story.give([story.command(said, message_id="same")])
+    story.give([story.command(declaration, message_id="same")])
     assert (story.answer.accepted, story.answer.reason) == (True, "Duplicate")
 
 
-def test_what_is_refused_anyway_says_why():
+def test_what_is_refused_anyway_gives_the_reason():
     story = converged()
-    said = planned(story)
+    declaration = planned(story)
     bad = manifest()
     bad = msgspec.structs.replace(bad, spec={"colour": "Green"})
-    story.turn(Declared(bad, plan=said.plan))
+    story.turn(Declared(bad, plan=declaration.plan))
     assert story.answer.reason == "Invalid"
 
 
@@ -86,9 +88,9 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def test_a_value_that_nobody_knows_yet_may_be_any_that_the_kind_takes():
     kind = with_unknown_values(dataclasses.replace(BLOCK, schema=_Fields))
-    given = {"port": UNKNOWN, "shape": "Circle", "names": ["a"]}
-    assert kind.checked_fields(given) == given
-    given = {"port": 1, "shape": UNKNOWN}
-    assert kind.checked_fields(given) == {**given, "names": []}
+    values = {"port": UNKNOWN, "shape": "Circle", "names": ["a"]}
+    assert kind.checked_fields(values) == values
+    values = {"port": 1, "shape": UNKNOWN}
+    assert kind.checked_fields(values) == {**values, "names": []}
     with pytest.raises(InvalidManifestError, match="port"):
         kind.checked_fields({"port": "none", "shape": "Circle"})

@@ -22,7 +22,7 @@ from reconciler.resource.owner_label import OWNER_LABEL
 from tests.judge.history import Effect, History, Recorded
 from tests.judge.judging import findings
 from tests.resource.building import BLOCK, UNLABELLED, Story, every, only, thing
-from tests.resource.test_replacement import BESIDE, check_rows, decided, made
+from tests.resource.test_replacement import BESIDE, check_rows, created_story, decided
 
 RED: Fields = {"type": "Square", "color": "Red"}
 HALF: Fields = {"type": "Square"}
@@ -31,8 +31,8 @@ HALF: Fields = {"type": "Square"}
 def half_of(story: Story) -> ExternalObject:
     """What the first call has made."""
     action = story.action
-    shown = msgspec.structs.replace(story.written(action), fields=HALF)
-    return msgspec.structs.replace(shown, written_by=action.idempotency_key)
+    observed_object = msgspec.structs.replace(story.written(action), fields=HALF)
+    return msgspec.structs.replace(observed_object, written_by=action.idempotency_key)
 
 
 def refused(kind: Kind = BLOCK) -> Story:
@@ -43,10 +43,10 @@ def refused(kind: Kind = BLOCK) -> Story:
 
 
 @pytest.mark.parametrize("kind", [BLOCK, UNLABELLED])
-def test_what_was_made_is_owned_and_the_refusal_is_told(kind: Kind):
+def test_what_was_made_is_owned_and_the_refusal_is_reported(kind: Kind):
     story = refused(kind)
     assert story.state.owned is not None
-    assert story.state.owned.uid == story.seen.uid
+    assert story.state.owned.uid == story.existing.uid
     assert (story.outcome, story.reason) == ("Failed", "Refused")
     assert story.state.outcome is not None
     assert story.state.outcome.message == "Red is not painted here"
@@ -57,18 +57,18 @@ def test_what_was_made_is_owned_and_the_refusal_is_told(kind: Kind):
 
 def test_the_log_explains_the_effect():
     story = refused()
-    done = only(ActionSucceeded, [event.data for event in story.log])
-    assert done.refused is not None
+    success = only(ActionSucceeded, [event.data for event in story.log])
+    assert success.refused is not None
     [action] = [each.data.action for each in story.log if isinstance(each.data, ActionDecided)]
-    assert done.action_id == action.action_id
-    effect = Effect(1.0, "Create", "Foo", story.seen.uid or "", action.idempotency_key)
+    assert success.action_id == action.action_id
+    effect = Effect(1.0, "Create", "Foo", story.existing.uid or "", action.idempotency_key)
     log = [Recorded(position, 0.0, event) for position, event in enumerate(story.log, start=1)]
     assert findings(History(log=log, messages=None, effects=[effect])) == []
 
 
 def test_what_was_made_goes_when_it_is_withdrawn():
     story = refused()
-    uid = story.seen.uid
+    uid = story.existing.uid
     story.withdraw()
     assert (story.action.operation, story.action.uid) == ("Delete", uid)
     story.succeed()
@@ -87,21 +87,21 @@ def test_what_was_made_goes_though_it_was_withdrawn_before_the_refusal():
     assert story.outcome == "Deleted"
 
 
-def test_a_look_at_it_is_no_drift_and_calls_nothing():
+def test_an_observation_of_it_is_no_drift_and_calls_nothing():
     story = refused()
-    assert story.see(story.seen) == []
-    story.see(msgspec.structs.replace(story.seen, outputs={"port": 1}))
+    assert story.see(story.existing) == []
+    story.see(msgspec.structs.replace(story.existing, outputs={"port": 1}))
     assert not any(type(each.data).__name__ == "DriftDetected" for each in story.log)
     assert story.idle
     assert story.outcome == "Failed"
 
 
-def test_a_new_generation_goes_on_from_it():
+def test_a_new_generation_continues_from_it():
     story = refused()
     story.declare({"type": "Square", "color": "Blue"})
     assert story.action.operation == "Update"
     story.succeed()
-    assert (story.outcome, story.seen.fields["color"]) == ("Converged", "Blue")
+    assert (story.outcome, story.existing.fields["color"]) == ("Converged", "Blue")
 
 
 def test_a_refusal_before_anything_was_made_is_one_as_ever():
@@ -123,8 +123,8 @@ def test_what_carries_neither_the_key_nor_our_label_is_not_ours(labels: dict[str
 
 
 def test_a_half_made_replacement_stands_beside_and_both_go():
-    story = made(replace(BESIDE, name="Block"))
-    old = story.seen
+    story = created_story(replace(BESIDE, name="Block"))
+    old = story.existing
     story.declare({"type": "Circle", "color": "Red"})
     half = msgspec.structs.replace(half_of(story), fields={"type": "Circle"})
     story.fail("Refused", shown=half)
@@ -133,16 +133,16 @@ def test_a_half_made_replacement_stands_beside_and_both_go():
     assert story.state.retiring is not None
     assert story.state.retiring.uid == old.uid, "what was there stays until the new one is whole"
     story.withdraw()
-    gone = [story.action.uid]
+    deleted_uids = [story.action.uid]
     story.succeed()
-    gone.append(story.action.uid)
+    deleted_uids.append(story.action.uid)
     story.succeed()
-    assert sorted(map(str, gone)) == sorted(map(str, [old.uid, half.uid]))
+    assert sorted(map(str, deleted_uids)) == sorted(map(str, [old.uid, half.uid]))
     assert story.outcome == "Deleted"
     assert len(every(ActionSucceeded, [event.data for event in story.log])) == 4
 
 
-def test_what_a_look_finds_half_made_is_completed():
+def test_what_a_lookup_finds_half_made_is_completed():
     """The answer to the second call never came, three times: a look finds what the first made."""
     story = Story()
     story.declare(RED)

@@ -104,7 +104,7 @@ def test_a_finalizer_holds_what_is_to_be_kept_away():
 
 def test_what_is_declared_is_corrected_though_it_has_a_finalizer():
     story = finalized()
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     assert story.action.operation == "Update"
 
 
@@ -200,17 +200,17 @@ def test_a_reference_that_ignores_does_not_hold():
     assert story.action.operation == "Delete"
 
 
-def test_a_forced_release_counts_against_references_that_are_told_again():
+def test_a_forced_release_counts_against_references_that_are_reported_again():
     story = referenced("Keep")
     story.withdraw()
     story.turn(ForcedRelease("shop is gone"))
-    story.fail("Conflict", shown=story.seen)
+    story.fail("Conflict", shown=story.existing)
     story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
     assert story.outcome != "Held"
     assert story.action.operation == "Delete"
 
 
-def test_a_stray_that_somebody_refers_to_is_disputed_and_not_removed():
+def test_an_unmanaged_object_that_somebody_refers_to_is_disputed_and_not_removed():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.turn(Referenced("shop/ShapeRef/needs-foo", "Keep"))
     story.see(thing(), unmanaged=(1, 5))
@@ -266,7 +266,7 @@ def test_a_loss_of_nearly_everything_at_once_is_not_believed():
     assert story.idle
     assert (story.outcome, story.reason) == ("Held", "LossGuard")
     assert missing(story, 12, 14) == [], "the same again is no event"
-    story.see(story.seen)
+    story.see(story.existing)
     assert story.outcome == "Converged"
 
 
@@ -294,7 +294,7 @@ def test_an_approved_loss_is_believed_at_the_next_listing():
     assert story.action.operation == "Create"
 
 
-def test_a_stray_that_the_guard_holds_goes_when_a_person_approves():
+def test_an_unmanaged_object_that_the_guard_holds_goes_when_a_person_approves():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), unmanaged=(50, 60))
     assert (story.outcome, story.reason) == ("Held", "DeletionGuard")
@@ -354,14 +354,16 @@ def test_nothing_is_approved_that_is_not_held():
 
 def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
     restored = "the log was restored from a backup made at 2026-11-25T03:00:00Z"
-    lost = converged()
-    lost.restored_as_of = "2026-11-25T03:00:00Z"
-    missing(lost, 12, 14)
-    assert f"; {restored}: repeat the withdrawals made after it; check" in lost.outcome_message
-    stray = Story(configs={CONFIG: EXCLUSIVE})
-    stray.restored_as_of = "2026-11-25T03:00:00Z"
-    stray.see(thing(uid="h1"), unmanaged=(50, 60))
-    assert f"; {restored}: repeat the declarations made after it; approve" in stray.outcome_message
+    story = converged()
+    story.restored_as_of = "2026-11-25T03:00:00Z"
+    missing(story, 12, 14)
+    assert f"; {restored}: repeat the withdrawals made after it; check" in story.outcome_message
+    unmanaged = Story(configs={CONFIG: EXCLUSIVE})
+    unmanaged.restored_as_of = "2026-11-25T03:00:00Z"
+    unmanaged.see(thing(uid="h1"), unmanaged=(50, 60))
+    assert (
+        f"; {restored}: repeat the declarations made after it; approve" in unmanaged.outcome_message
+    )
     ghost = Story()
     ghost.restored_as_of = "2026-11-25T03:00:00Z"
     ghost.see(thing(uid="h1", labels={OWNER_LABEL: FOO_OWNER}))
@@ -378,10 +380,10 @@ def test_what_a_restoration_may_explain_names_it_and_the_ways_out():
 
 def test_an_object_with_an_id_that_the_log_lacks_names_the_restoration_and_can_be_adopted():
     restored = "the log was restored from a backup made at 2026-11-25T03:00:00Z"
-    found = thing(uid="u9", labels={OWNER_LABEL: FOO_OWNER})
+    existing = thing(uid="u9", labels={OWNER_LABEL: FOO_OWNER})
     story = Story(kind=BY_ID, key=ResourceKey("default", "Block", "foo-u9"))
     story.restored_as_of = "2026-11-25T03:00:00Z"
-    story.see(found)
+    story.see(existing)
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
     assert (
         f"; {restored}, and the object may have been created after it. To manage it, declare that "
@@ -392,7 +394,7 @@ def test_an_object_with_an_id_that_the_log_lacks_names_the_restoration_and_can_b
     named.restored_as_of = "2026-11-25T03:00:00Z"
     named.declare(policy={"adoption": "Adopt"})
     assert (named.outcome, named.idle) == ("Waiting", True), "no second object"
-    named.see(found)
+    named.see(existing)
     assert named.state.owned is not None
     assert named.state.owned.uid == "u9"
     absent = Story(kind=BY_ID)

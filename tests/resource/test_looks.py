@@ -15,14 +15,14 @@ from tests.resource.building import (
     provider_config_story,
     repainted,
 )
-from tests.resource.test_contention import fight, made, overwrite
+from tests.resource.test_contention import converged_story, overwrite, overwrite_repeatedly
 
 
 def ask(story: Story) -> list[str]:
     return names(story.turn(ReconcileRequested("the API is back")))
 
 
-def test_an_attempt_that_waits_is_made_at_once():
+def test_a_waiting_attempt_is_made_immediately():
     story = Story()
     story.declare()
     story.fail("NotDone", message="connection refused")
@@ -32,33 +32,33 @@ def test_an_attempt_that_waits_is_made_at_once():
     assert story.outcome == "Converged"
 
 
-def test_a_repair_that_a_fight_puts_off_is_made_at_once():
-    story = made()
-    fight(story)
+def test_a_repair_delayed_by_contention_is_made_immediately():
+    story = converged_story()
+    overwrite_repeatedly(story)
     overwrite(story)
     assert story.idle
     events = story.turn(ReconcileRequested())
     assert only(ActionDecided, events).action.fields["color"] == "Red"
 
 
-def test_the_next_look_is_recorded_though_it_shows_nothing_new():
+def test_the_next_read_is_recorded_though_it_shows_nothing_new():
     story = converged()
-    assert story.see(story.seen) == []
+    assert story.see(story.existing) == []
     assert ask(story) == ["ReconcileAccepted"]
-    assert every(ExternalObserved, story.see(story.seen))
-    assert story.see(story.seen) == [], "it was asked for once"
+    assert every(ExternalObserved, story.see(story.existing))
+    assert story.see(story.existing) == [], "it was asked for once"
 
 
-def test_a_look_from_before_it_was_asked_for_is_no_answer():
+def test_a_read_from_before_the_request_does_not_answer_it():
     story = converged()
-    before = story.state.observed.position
+    position_before = story.state.observed.position
     ask(story)
-    seen = Observed(CONFIG, story.seen.name, story.seen, as_of=before)
-    assert story.turn(seen) == []
-    assert every(ExternalObserved, story.see(story.seen))
+    existing = Observed(CONFIG, story.existing.name, story.existing, as_of=position_before)
+    assert story.turn(existing) == []
+    assert every(ExternalObserved, story.see(story.existing))
 
 
-def test_who_asks_twice_with_one_message_is_answered_once_more():
+def test_a_repeated_request_message_is_answered_again():
     story = converged()
     command = story.command(ReconcileRequested())
     assert names(story.give([command])) == ["ReconcileAccepted"]
@@ -66,13 +66,13 @@ def test_who_asks_twice_with_one_message_is_answered_once_more():
     assert story.answer.accepted
 
 
-def test_what_nobody_declared_is_not_looked_at():
+def test_an_undeclared_resource_is_not_refreshed():
     story = Story()
     assert ask(story) == []
     assert (story.answer.accepted, story.answer.reason) == (False, "NotDeclared")
 
 
-def test_a_configuration_has_no_object_to_look_at():
+def test_a_configuration_has_no_object_to_refresh():
     story = provider_config_story()
     metadata = Metadata("default", "system")
     spec = {"provider": "tests", "endpoint": "http://localhost"}
@@ -81,8 +81,8 @@ def test_a_configuration_has_no_object_to_look_at():
     assert story.state.observed.read_requested_at is None
 
 
-def test_a_paused_resource_is_looked_at_and_left_as_it_is():
+def test_a_paused_resource_is_refreshed_and_left_as_it_is():
     story = converged()
     story.declare(policy=Policy(paused=True))
     assert ask(story) == ["ReconcileAccepted"]
-    assert every(ActionDecided, story.see(repainted(story.seen))) == []
+    assert every(ActionDecided, story.see(repainted(story.existing))) == []

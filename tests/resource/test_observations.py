@@ -62,18 +62,18 @@ def test_an_observation_is_ignored_while_an_action_is_in_flight():
 
 def test_an_older_observation_never_reverts_a_newer():
     story = converged()
-    green = repainted(story.seen, color="Green")
+    green = repainted(story.existing, color="Green")
     story.declare({"type": "Square", "color": "Red"}, policy={"mode": "CreateOnly"})
     story.see(green)
     newest = story.state.observed.position
     assert story.see(None, as_of=newest - 1) == []
-    assert story.seen == green
+    assert story.existing == green
 
 
-def test_an_observation_of_the_future_does_not_blind_the_resource():
+def test_an_observation_from_the_future_does_not_block_later_ones():
     story = converged(policy={"mode": "CreateOnly"})
-    story.see(repainted(story.seen, color="Green"), as_of=10**9)
-    assert names(story.see(repainted(story.seen, color="Blue")))[0] == "ExternalObserved"
+    story.see(repainted(story.existing, color="Green"), as_of=10**9)
+    assert names(story.see(repainted(story.existing, color="Blue")))[0] == "ExternalObserved"
 
 
 @pytest.mark.parametrize(("after_seconds", "believed"), [(4.0, False), (5.0, True), (6.0, True)])
@@ -128,11 +128,11 @@ def test_a_raised_grace_counts_from_the_write_that_raised_it_by_the_clock_of_the
     story.now += clock_ahead
     story.declare()
     story.succeed()
-    known = story.seen
+    known_object = story.existing
     story.stored_at += timedelta(seconds=5)
     story.see(None)
     story.stored_at += timedelta(seconds=1)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.state.observed.grace_seconds == 10
     story.stored_at += timedelta(seconds=9)
     assert story.see(None, evidence="Read") == []
@@ -163,9 +163,9 @@ def test_a_worker_that_stood_still_after_its_call_proves_nothing_within_the_grac
     story.declare()
     story.succeed()
     story.withdraw()
-    told = Reported(story.action.action_id, 1, story.now, story.now, "w1", absent=True)
+    report = Reported(story.action.action_id, 1, story.now, story.now, "w1", absent=True)
     story.now += timedelta(seconds=30)
-    assert "ActionFailed" in names(story.turn(told))
+    assert "ActionFailed" in names(story.turn(report))
 
 
 def test_an_observation_that_only_the_clock_of_its_observer_dates_proves_nothing():
@@ -199,7 +199,7 @@ def test_a_call_that_meets_nothing_proves_nothing_within_the_grace(is_withdrawn:
     assert story.state.owned is None, "past the grace, it counts"
 
 
-def test_who_stood_still_before_it_told_what_it_had_seen_is_not_believed_too_early():
+def test_an_observation_reported_after_a_pause_is_not_believed_too_early():
     story = Story(configs={CONFIG: SLOW})
     story.declare()
     story.stored_at = bus_time = story.now
@@ -223,11 +223,11 @@ def test_while_the_grace_is_not_known_an_observation_proves_nothing():
 def returned_after(seconds: float) -> Story:
     """A listing lacks an object so long after its creation; then it exists all the same."""
     story = converged()
-    known = story.seen
+    known_object = story.existing
     story.now += timedelta(seconds=seconds)
     story.see(None)
     story.now += timedelta(seconds=1)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.outcome == "Converged"
     return story
 
@@ -240,22 +240,24 @@ def test_an_object_that_returns_soon_after_it_was_gone_proves_lag_and_raises_the
     story.declare({"color": "Blue"})
     story.succeed()
     began = story.now + timedelta(seconds=9)
-    assert story.see(repainted(story.seen, color="Red"), began_at=began) == []
+    assert story.see(repainted(story.existing, color="Red"), began_at=began) == []
     began = story.now + timedelta(seconds=10)
-    assert "DriftDetected" in names(story.see(repainted(story.seen, color="Red"), began_at=began))
+    assert "DriftDetected" in names(
+        story.see(repainted(story.existing, color="Red"), began_at=began)
+    )
 
 
 def test_a_raised_grace_lasts_for_the_next_object_and_is_raised_again():
     story = returned_after(5)
     story.now += timedelta(hours=2)
-    gone = story.see(None, began_at=story.now, evidence="Read")
-    assert "ActionDecided" in names(gone)
+    absence_events = story.see(None, began_at=story.now, evidence="Read")
+    assert "ActionDecided" in names(absence_events)
     story.succeed()
-    known, made_at = story.seen, story.now
+    known_object, made_at = story.existing, story.now
     assert story.see(None, began_at=made_at + timedelta(seconds=9)) == []
     story.now = made_at + timedelta(seconds=12)
     assert "ActionDecided" in names(story.see(None, began_at=story.now))
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.state.observed.grace_seconds == 24
 
 
@@ -282,17 +284,17 @@ def test_a_raised_grace_does_not_lower_a_declared_one():
     story.declare()
     story.stored_at = story.now
     story.succeed()
-    known = story.seen
+    known_object = story.existing
     story.stored_at += timedelta(seconds=40)
     story.see(None, age_seconds=2.0)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     assert story.state.observed.grace_seconds == 76
     story.configs[CONFIG] = msgspec.structs.replace(SHARED, consistency_grace_seconds=90.0)
     story.stored_at += timedelta(seconds=85)
-    assert story.see(repainted(known), age_seconds=0.0) == []
+    assert story.see(repainted(known_object), age_seconds=0.0) == []
 
 
-def test_what_is_seen_in_another_place_is_not_about_us():
+def test_observations_of_another_configuration_are_ignored():
     story = converged()
     assert story.see(None, config="elsewhere") == []
     assert story.see(None, name="Bar") == []
@@ -306,11 +308,13 @@ def test_where_names_are_not_unique_another_of_its_name_says_nothing_of_ours():
     story = Story(kind=replace(BLOCK, capabilities=by_id))
     story.declare()
     story.succeed()
-    gone = Observed(CONFIG, "Foo", None, as_of=story.position, absent_uid="another")
-    assert story.turn(gone) == []
+    deleted_observation = Observed(CONFIG, "Foo", None, as_of=story.position, absent_uid="another")
+    assert story.turn(deleted_observation) == []
     assert story.see(thing(uid="another")) == []
-    gone = msgspec.structs.replace(gone, as_of=story.position, absent_uid=story.seen.uid)
-    assert "OwnershipReleased" in names(story.turn(gone))
+    deleted_observation = msgspec.structs.replace(
+        deleted_observation, as_of=story.position, absent_uid=story.existing.uid
+    )
+    assert "OwnershipReleased" in names(story.turn(deleted_observation))
 
 
 def test_the_same_observation_twice_is_one_event():
@@ -321,13 +325,13 @@ def test_the_same_observation_twice_is_one_event():
     assert story.see(thing(), as_of=1) == []
 
 
-def test_gone_with_nothing_ever_declared_says_nothing():
+def test_an_absence_without_a_declaration_is_not_recorded():
     story = Story()
     assert story.see(None) == []
     assert story.wake() == []
 
 
-def test_an_unowned_object_that_goes_is_told():
+def test_the_absence_of_an_unowned_object_is_reported():
     story = Story()
     story.see(thing())
     assert story.outcome == "Unowned"
@@ -344,7 +348,7 @@ def test_what_is_adopted_is_written_as_it_is_and_not_as_it_was_first_seen():
     assert (story.action.version, story.action.fields["type"]) == ("2", "Circle")
 
 
-def test_without_conditional_writes_an_adoption_waits_for_a_look():
+def test_without_conditional_writes_an_adoption_waits_for_a_read():
     story = Story(kind=replace(BLOCK, capabilities=UNCONDITIONAL))
     story.see(thing({"type": "Square", "color": "Red"}))
     story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
@@ -353,7 +357,7 @@ def test_without_conditional_writes_an_adoption_waits_for_a_look():
     assert story.action.fields == {"type": "Circle", "color": "Blue"}
 
 
-def test_an_adoption_waits_for_a_look_even_at_what_has_not_changed():
+def test_an_adoption_waits_for_a_read_even_of_an_unchanged_object():
     story = Story(kind=replace(BLOCK, capabilities=UNCONDITIONAL))
     story.see(thing({"color": "Blue"}))
     story.declare({"color": "Blue"}, policy={"adoption": "Adopt"})
@@ -367,30 +371,30 @@ def test_a_new_version_resolves_a_conflict_that_showed_no_object():
     for _ in range(4):
         story.fail("Conflict")
     assert story.idle
-    touched = repainted(story.seen)
+    touched = repainted(story.existing)
     assert names(story.see(touched)) == ["ExternalObserved"]
     story.wake(600)
     assert story.action.version == touched.version
 
 
-def test_of_two_looks_that_began_together_the_later_told_stands():
+def test_of_two_observations_that_began_together_the_last_reported_counts():
     story = Story()
     story.declare(policy={"mode": "ObserveOnly"})
     first = story.command(Observed(CONFIG, "Foo", thing({"color": "Red"}), as_of=1))
     second = story.command(Observed(CONFIG, "Foo", thing({"color": "Blue"}), as_of=1))
     story.give([first, second])
-    assert story.seen.fields == {"color": "Blue"}
+    assert story.existing.fields == {"color": "Blue"}
     assert story.give([first]) == []
 
 
 def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion():
     story = converged()
-    known = story.seen
+    known_object = story.existing
     story.see(None)
-    story.fail("Conflict", shown=known)
+    story.fail("Conflict", shown=known_object)
     story.withdraw()
     story.succeed()
-    story.see(known)
+    story.see(known_object)
     assert story.outcome == "Disputed"
     story.see(None)
     assert story.state.observed.object is None
@@ -399,9 +403,9 @@ def test_what_a_listing_had_missed_once_may_be_absent_again_after_its_deletion()
 
 def test_what_a_crash_has_left_of_a_turn_is_decided_from_the_state():
     story = converged()
-    before = len(story.log)
+    count_before = len(story.log)
     story.see(thing(uid="h9"))
-    story.log = story.log[: before + 1]  # the observation without the events after it
+    story.log = story.log[: count_before + 1]  # the observation without the events after it
     story.state = fold(story.log)
     assert story.state.owned is not None
     assert only(OwnershipReleased, story.wake()).reason == "Replaced"

@@ -126,7 +126,7 @@ def test_an_object_of_another_owner_is_never_removed_from_an_exclusive_scope():
 
 def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
     story = converged(policy={"mode": "CreateOnly"})
-    story.see(relabelled(story.seen, ANOTHER))
+    story.see(relabelled(story.existing, ANOTHER))
     story.withdraw()
     assert story.idle
     assert story.outcome == "Disputed"
@@ -136,18 +136,18 @@ def test_an_object_that_another_owner_took_is_not_deleted_at_withdrawal():
 def test_an_object_that_another_owner_took_is_not_written_over():
     """Two owners that each restore their label would never stop."""
     story = converged()
-    ours = story.seen
-    story.see(relabelled(ours, ANOTHER))
+    own_object = story.existing
+    story.see(relabelled(own_object, ANOTHER))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
-    story.see(relabelled(ours, owned_labels()))
+    story.see(relabelled(own_object, owned_labels()))
     assert story.idle
     assert story.outcome == "Converged"
 
 
 def test_an_object_whose_owner_label_was_only_stripped_is_deleted_at_withdrawal():
     story = converged(policy={"mode": "CreateOnly"})
-    story.see(relabelled(story.seen, {}))
+    story.see(relabelled(story.existing, {}))
     story.withdraw()
     assert story.action.operation == "Delete"
 
@@ -163,7 +163,7 @@ def test_an_object_with_another_uid_is_not_the_one_we_knew():
     assert (story.outcome, story.reason) == ("Deleted", "NotOurs")
 
 
-def test_a_withdrawal_that_finds_another_object_is_told_once():
+def test_a_withdrawal_that_finds_another_object_is_reported_once():
     story = converged()
     story.see(thing(uid="human-2"))
     story.withdraw()
@@ -195,7 +195,7 @@ def test_a_delete_that_met_another_object_leaves_it_alone():
 def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdrawn: bool):
     """Some APIs have no ids: the uid is in the object's metadata, which any client may remove."""
     story = converged()
-    bare = replace(relabelled(story.seen, {}), uid=None)
+    bare = replace(relabelled(story.existing, {}), uid=None)
     if is_withdrawn:
         story.withdraw()
     else:
@@ -212,7 +212,7 @@ def test_an_object_without_the_uid_that_a_write_requires_is_not_ours(is_withdraw
 # --- exclusive scope
 
 
-def test_a_stray_of_an_exclusive_scope_is_removed():
+def test_an_unmanaged_object_of_an_exclusive_scope_is_removed():
     story = Story(configs={CONFIG: EXCLUSIVE})
     events = story.see_twice(thing(uid="h1"), unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
@@ -226,7 +226,9 @@ def test_a_stray_of_an_exclusive_scope_is_removed():
     ("unmanaged", "removed"),
     [((2, 9), True), ((3, 9), False), ((2, 10), True), ((0, 9), False)],
 )
-def test_the_guard_lets_few_strays_go(unmanaged: tuple[int, int], removed: bool):
+def test_the_guard_allows_a_few_removals_of_unmanaged_objects(
+    unmanaged: tuple[int, int], removed: bool
+):
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see_twice(thing(), unmanaged=unmanaged)
     assert story.idle is not removed
@@ -244,7 +246,7 @@ def test_the_guard_counts_percent_in_scopes_of_ten_and_more():
         assert story.idle is not removed
 
 
-def test_a_held_stray_goes_when_a_listing_shows_other_numbers():
+def test_a_held_unmanaged_object_goes_when_a_listing_shows_other_numbers():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(), unmanaged=(5, 9))
     assert story.outcome == "Held"
@@ -253,13 +255,13 @@ def test_a_held_stray_goes_when_a_listing_shows_other_numbers():
     assert story.action.operation == "Delete"
 
 
-def test_a_stray_that_was_not_counted_is_held():
+def test_an_unmanaged_object_that_was_not_counted_is_held():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing())
     assert story.outcome == "Held"
 
 
-def test_a_declared_object_of_an_exclusive_scope_is_no_stray_but_ours():
+def test_a_declared_object_of_an_exclusive_scope_is_not_unmanaged_but_ours():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.declare()
     claimed = only(OwnershipClaimed, story.fail("Conflict", shown=thing()))
@@ -311,10 +313,10 @@ def test_the_owner_label_names_the_log_and_the_resource():
 
 def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
     story = converged()
-    seen = story.seen
+    existing = story.existing
     story.see(None)
     assert story.action.operation == "Create"
-    events = story.fail("Conflict", shown=seen)
+    events = story.fail("Conflict", shown=existing)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Converged"
     assert not story.see(None), "that listing was wrong before"
@@ -322,9 +324,9 @@ def test_an_object_that_a_listing_wrongly_left_out_is_ours_again():
 
 def test_an_object_that_was_wrongly_said_to_be_replaced_is_ours_again():
     story = converged()
-    seen = story.seen
-    events = story.see(replace(seen, uid="forged", labels={}))
+    existing = story.existing
+    events = story.see(replace(existing, uid="forged", labels={}))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert story.outcome == "Conflict"
-    assert only(OwnershipClaimed, story.see(seen)).reason == "Returned"
+    assert only(OwnershipClaimed, story.see(existing)).reason == "Returned"
     assert story.outcome == "Converged"

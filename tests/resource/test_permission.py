@@ -79,18 +79,18 @@ def test_a_resource_is_held_that_uses_of_the_host_what_is_not_allowed(mode: str)
 def test_what_is_not_allowed_any_more_is_neither_changed_nor_deleted():
     story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
     story.configs[CONFIG] = SHARED
-    events = story.see(repainted(story.seen, color="Green"))
+    events = story.see(repainted(story.existing, color="Green"))
     assert "ActionDecided" not in names(events)
     assert (story.outcome, story.reason) == ("Held", "NotPermitted")
     assert story.state.owned is not None
 
 
-@pytest.mark.parametrize("taken", [SHARED, replace(FOR_OTHERS, allow=Allow(binds=("/Red",)))])
+@pytest.mark.parametrize("operation", [SHARED, replace(FOR_OTHERS, allow=Allow(binds=("/Red",)))])
 @pytest.mark.parametrize("by", ["withdrawal", "Absent"])
-def test_what_is_not_permitted_any_more_can_be_deleted(taken: object, by: str):
+def test_what_is_not_permitted_any_more_can_be_deleted(operation: object, by: str):
     story = converged(kind=PAINTED, configs={CONFIG: RED_ALLOWED})
-    assert isinstance(taken, type(SHARED))
-    story.configs[CONFIG] = taken
+    assert isinstance(operation, type(SHARED))
+    story.configs[CONFIG] = operation
     if by == "withdrawal":
         story.withdraw()
     else:

@@ -28,7 +28,7 @@ from tests.resource.building import (
 
 def test_a_withdrawn_resource_is_deleted_with_its_uid():
     story = converged()
-    uid = story.seen.uid
+    uid = story.existing.uid
     assert names(story.withdraw()) == ["SpecWithdrawn", "ActionDecided"]
     assert (story.action.operation, story.action.uid) == ("Delete", uid)
     assert names(story.succeed()) == ["ActionSucceeded", "OutcomeRecorded"]
@@ -85,14 +85,18 @@ def orphan(**policy: str | bool) -> Story:
 
 def test_an_orphan_is_released_and_stays():
     story = orphan()
-    before = story.seen
+    original = story.existing
     withdrawn = story.withdraw()
     assert every(OwnershipReleased, withdrawn) == []
     action = only(ActionDecided, withdrawn).action
-    assert (action.operation, action.uid, action.version) == ("Update", before.uid, before.version)
-    assert action.fields == before.fields
+    assert (action.operation, action.uid, action.version) == (
+        "Update",
+        original.uid,
+        original.version,
+    )
+    assert action.fields == original.fields
     assert action.labels == {
-        name: value for name, value in before.labels.items() if name != OWNER_LABEL
+        name: value for name, value in original.labels.items() if name != OWNER_LABEL
     }
     events = story.succeed()
     assert only(OwnershipReleased, events).reason == "Orphaned"
@@ -100,18 +104,18 @@ def test_an_orphan_is_released_and_stays():
     assert message_of(story) == "the object stays in the API, and Reconciler no longer manages it"
     assert story.outcomes()[-1] == ("Released", 2)
     assert story.wake(3600) == []
-    assert names(story.see(repainted(story.seen, color="Green"))) == ["ExternalObserved"]
+    assert names(story.see(repainted(story.existing, color="Green"))) == ["ExternalObserved"]
 
 
-def test_an_orphan_that_a_listing_has_left_out_is_no_stray_when_it_is_listed_again():
+def test_an_orphan_that_a_listing_has_left_out_is_not_unmanaged_when_it_is_listed_again():
     story = orphan()
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
     story.succeed()
-    kept = story.seen
+    kept_object = story.existing
     story.see(None)
     assert story.outcome == "Deleted"
-    assert not every(OwnershipClaimed, story.see_twice(kept, unmanaged=(1, 60)))
+    assert not every(OwnershipClaimed, story.see_twice(kept_object, unmanaged=(1, 60)))
     assert story.outcome == "Released"
 
 
@@ -121,15 +125,18 @@ def test_an_orphan_that_a_read_has_shown_to_be_missing_is_forgotten():
     story.configs[CONFIG] = EXCLUSIVE
     story.withdraw()
     story.succeed()
-    kept = story.seen
+    kept_object = story.existing
     story.see(None, evidence="Read")
-    assert only(OwnershipClaimed, story.see_twice(kept, unmanaged=(1, 60))).uid == kept.uid
+    assert (
+        only(OwnershipClaimed, story.see_twice(kept_object, unmanaged=(1, 60))).uid
+        == kept_object.uid
+    )
 
 
 def test_an_orphan_that_was_only_adopted_is_released_too():
     story = Story()
-    found = thing(labels=owned_labels())
-    story.see(found)
+    existing = thing(labels=owned_labels())
+    story.see(existing)
     story.declare(policy={"adoption": "Adopt", "deletion": "Orphan"})
     assert story.outcome == "Converged"
     story.withdraw()
@@ -141,7 +148,7 @@ def test_an_orphan_that_was_only_adopted_is_released_too():
 
 def test_the_drift_of_an_orphan_is_not_corrected_with_its_label():
     story = orphan(mode="CreateOnly")
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.withdraw()
     assert story.action.fields["color"] == "Blue"
     story.succeed()
@@ -150,7 +157,7 @@ def test_the_drift_of_an_orphan_is_not_corrected_with_its_label():
 
 def test_an_orphan_whose_label_is_gone_already_is_released_without_a_call():
     story = orphan(ownerLabel="Report")
-    story.see(relabelled(story.seen, {}))
+    story.see(relabelled(story.existing, {}))
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
 
@@ -164,11 +171,11 @@ def test_an_orphan_whose_labels_are_fixed_is_released_without_a_call():
     assert message_of(story).endswith("it still has its owner label")
 
 
-def test_a_change_by_hand_is_a_drift_where_labels_are_fixed_too():
+def test_an_out_of_band_change_is_a_drift_where_labels_are_fixed_too():
     story = Story(kind=dataclasses.replace(BLOCK, immutable=frozenset({"labels"})))
     story.declare()
     story.succeed()
-    drift = only(DriftDetected, story.see(repainted(story.seen, color="Green")))
+    drift = only(DriftDetected, story.see(repainted(story.existing, color="Green")))
     assert [each.path for each in drift.differences] == ["color"]
 
 
@@ -180,13 +187,13 @@ def test_nothing_is_written_to_an_orphan_that_is_paused_or_disputed():
     assert message_of(story).endswith("no longer manages it; it still has its owner label")
 
     story = orphan()
-    story.see(relabelled(story.seen, {OWNER_LABEL: "another.default.Block.foo"}))
+    story.see(relabelled(story.existing, {OWNER_LABEL: "another.default.Block.foo"}))
     assert story.outcome == "Disputed"
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"
     assert story.idle
 
 
-def test_a_label_that_the_api_does_not_let_go_does_not_hold_the_release():
+def test_a_label_that_the_api_does_not_remove_does_not_hold_the_release():
     story = orphan()
     story.withdraw()
     events = story.fail("Refused")
@@ -198,11 +205,11 @@ def test_a_label_that_the_api_does_not_let_go_does_not_hold_the_release():
 
 def test_a_label_that_the_api_puts_back_does_not_hold_the_release():
     story = orphan()
-    labels = story.seen.labels
+    labels = story.existing.labels
     story.withdraw()
     action = story.action
-    shown = thing(action.fields, uid=str(action.uid), labels=labels)
-    assert only(OwnershipReleased, story.report(shown=shown)).reason == "Orphaned"
+    observed_object = thing(action.fields, uid=str(action.uid), labels=labels)
+    assert only(OwnershipReleased, story.report(shown=observed_object)).reason == "Orphaned"
     assert "the API accepted the write but kept the label" in message_of(story)
     assert story.wake(3600) == []
 
@@ -212,7 +219,7 @@ def test_conflicts_do_not_hold_the_release_of_an_orphan_for_ever():
     story.withdraw()
     for tries in range(MAX_CONFLICTS + 1):
         assert story.outcome != "Released", tries
-        story.fail("Conflict", shown=replace(story.seen, version=f"other-{tries}"))
+        story.fail("Conflict", shown=replace(story.existing, version=f"other-{tries}"))
     assert story.outcome == "Released"
     assert story.idle
 
@@ -285,7 +292,7 @@ def test_observe_only_never_creates_and_says_what_it_would_do():
 def test_observe_only_leaves_drift_of_an_owned_object():
     story = converged()
     story.declare(policy={"mode": "ObserveOnly"})
-    events = story.see(repainted(story.seen, color="Blue"))
+    events = story.see(repainted(story.existing, color="Blue"))
     assert every(DriftDetected, events)
     assert story.idle
     assert story.outcome == "Drifted"
@@ -306,7 +313,7 @@ def test_create_only_makes_it_once_and_then_reports():
     assert story.action.operation == "Create"
     story.succeed()
     assert story.outcome == "Converged"
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     assert story.idle
     assert (story.outcome, story.reason) == ("Drifted", "CreateOnly")
     story.see(None)
@@ -333,7 +340,7 @@ def test_a_paused_resource_reports_and_does_nothing():
     assert story.outcome == "Paused"
     story = converged()
     story.declare(policy={"paused": True})
-    events = story.see(repainted(story.seen, color="Blue"))
+    events = story.see(repainted(story.existing, color="Blue"))
     assert every(DriftDetected, events)
     assert story.idle
     assert story.outcome == "Paused"
@@ -341,7 +348,7 @@ def test_a_paused_resource_reports_and_does_nothing():
     assert story.action.operation == "Update"
 
 
-def test_a_paused_resource_starts_no_new_attempt_and_says_so():
+def test_a_paused_resource_starts_no_new_attempt_and_reports_it():
     story = Story()
     story.declare()
     story.fail("Unknown")
@@ -378,15 +385,15 @@ def test_absent_leaves_what_is_not_ours_unless_it_may_adopt():
 def test_an_object_that_a_listing_had_missed_is_ours_again_though_the_resource_is_paused():
     story = converged()
     story.declare({"type": "Square", "color": "Blue"}, policy={"paused": True})
-    known = story.seen
+    known_object = story.existing
     story.see(None)
-    events = story.see(known)
+    events = story.see(known_object)
     assert only(OwnershipClaimed, events).reason == "Returned"
     assert story.outcome == "Paused"
     assert story.idle
 
 
-def test_what_was_let_go_untouched_is_told_from_what_never_was_ours():
+def test_an_object_released_untouched_differs_from_one_never_owned():
     story = converged()
     story.declare(policy={"mode": "ObserveOnly"})
     assert only(OwnershipReleased, story.withdraw()).reason == "Orphaned"

@@ -21,19 +21,19 @@ from tests.resource.building import BLOCK, START, Story, names, only
 DEADLINE = 600.0
 
 
-def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
-    percent = shown.outputs.get("percent", 0)
+def _ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
+    percent = observed_object.outputs.get("percent", 0)
     return READY if percent == 100 else Readiness(False, "Progressing", f"{percent} %")
 
 
-def _progress(fields: Fields, shown: ExternalObject) -> Progress | None:
+def _progress(fields: Fields, observed_object: ExternalObject) -> Progress | None:
     if fields.get("color") == "Black":
         return None
-    return Progress(str(shown.outputs.get("percent", 0)), DEADLINE)
+    return Progress(str(observed_object.outputs.get("percent", 0)), DEADLINE)
 
 
-def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
-    at = shown.outputs.get("retryAt")
+def _renewal_time(_fields: Fields, observed_object: ExternalObject) -> datetime | None:
+    at = observed_object.outputs.get("retryAt")
     return None if at is None else datetime.fromisoformat(at)
 
 
@@ -58,8 +58,10 @@ class Slow:
 
     def reaches(self, percent: int, seconds: float, **outputs: str) -> list[str]:
         self.story.stored_at = START + timedelta(seconds=seconds)
-        seen = msgspec.structs.replace(self.story.seen, outputs={"percent": percent, **outputs})
-        return names(self.story.see(seen))
+        existing = msgspec.structs.replace(
+            self.story.existing, outputs={"percent": percent, **outputs}
+        )
+        return names(self.story.see(existing))
 
     @property
     def ready(self) -> tuple[str, str]:

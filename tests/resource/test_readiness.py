@@ -13,9 +13,9 @@ from reconciler.provider.kind import READY, Readiness
 from tests.resource.building import BLOCK, Story, names
 
 
-def _ready(fields: Fields, shown: ExternalObject) -> Readiness:
+def _ready(fields: Fields, observed_object: ExternalObject) -> Readiness:
     assert fields["type"] == "Square", "the fields are those that were declared"
-    health = shown.outputs.get("health")
+    health = observed_object.outputs.get("health")
     return READY if health == "up" else Readiness(False, "Starting", f"its health is {health}")
 
 
@@ -24,8 +24,8 @@ SERVER = replace(BLOCK, ready=_ready)
 
 def condition(story: Story, name: str) -> Condition:
     assert story.state.outcome is not None
-    (found,) = [each for each in story.state.outcome.conditions if each.type == name]
-    return found
+    (existing_condition,) = [each for each in story.state.outcome.conditions if each.type == name]
+    return existing_condition
 
 
 def started(health: str | None = None) -> Story:
@@ -48,16 +48,18 @@ def test_what_is_as_declared_may_not_be_ready():
 def test_an_outcome_says_that_it_became_ready_and_that_it_is_no_more():
     story = started("down")
     for health, status in (("up", "True"), ("down", "False")):
-        shown = msgspec.structs.replace(story.seen, outputs={"health": health})
-        assert names(story.see(shown)) == ["ExternalObserved", "OutcomeRecorded"]
+        observed_object = msgspec.structs.replace(story.existing, outputs={"health": health})
+        assert names(story.see(observed_object)) == ["ExternalObserved", "OutcomeRecorded"]
         assert (story.outcome, condition(story, "Ready").status) == ("Converged", status)
-    assert story.see(story.seen) == [], "the same again is no event"
+    assert story.see(story.existing) == [], "the same again is no event"
 
 
 def test_a_changed_output_is_no_drift_and_no_action():
     story = started("up")
-    shown = msgspec.structs.replace(story.seen, outputs={"health": "up", "port": 5432})
-    assert names(story.see(shown)) == ["ExternalObserved"]
+    observed_object = msgspec.structs.replace(
+        story.existing, outputs={"health": "up", "port": 5432}
+    )
+    assert names(story.see(observed_object)) == ["ExternalObserved"]
     assert story.idle
 
 

@@ -54,26 +54,26 @@ def row_of(story: Story) -> StatusRow:
     return rebuild(of(story)).status[str(story.key)]
 
 
-def seen(story: Story, **state: Any) -> list[Any]:
+def report_target(story: Story, **state: Any) -> list[Any]:
     return list(story.turn(TargetReported(DATABASE, TargetState(**state))))
 
 
-def known(host: str = "db-1", **state: Any) -> dict[str, Any]:
+def known_target(host: str = "db-1", **state: Any) -> dict[str, Any]:
     return {"declared": True, "ready": True, "values": {"outputs.host": host}, **state}
 
 
 def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
     story = server()
     assert (story.outcome, story.reason, story.idle) == ("Waiting", "ReferenceUnknown", True)
-    seen(story, declared=False)
+    report_target(story, declared=False)
     assert story.reason == "ReferenceMissing"
-    seen(story, declared=True, ready=True)
+    report_target(story, declared=True, ready=True)
     assert story.reason == "ValueMissing"
-    seen(story, **known(ready=False))
+    report_target(story, **known_target(ready=False))
     assert story.reason == "NotReady"
     assert story.state.outcome is not None
     assert story.state.outcome.message == f"waits for {DATABASE}: it is not ready"
-    events = seen(story, **known())
+    events = report_target(story, **known_target())
     assert names(events)[:3] == ["TargetObserved", "SpecResolved", "ActionDecided"]
     assert story.action.fields == {"type": "db-1"}
     story.succeed()
@@ -81,18 +81,18 @@ def test_36_a_value_is_waited_for_visibly_and_used_when_it_is_known():
 
 
 @pytest.mark.parametrize("is_seen", [False, True], ids=["row-forgotten", "row-kept"])
-def test_a_withdrawn_resource_that_claims_a_stray_references_nothing(is_seen: bool):
+def test_a_withdrawn_resource_that_claims_an_unmanaged_object_references_nothing(is_seen: bool):
     """A target would be kept for an object that was created without it."""
     story = Story(kind=SERVER, configs={CONFIG: EXCLUSIVE})
     story.declare({"type": HOST}, policy={"referencedFrom": ["shop"]})
-    found = thing({"type": "Square"})
+    existing = thing({"type": "Square"})
     if is_seen:
-        story.see(found, unmanaged=(5, 5))
+        story.see(existing, unmanaged=(5, 5))
     assert row_of(story).refers
     assert row_of(story).referenced_from
     story.withdraw()
     assert (str(story.key) in rebuild(of(story)).status) is is_seen
-    events = story.see_twice(found, unmanaged=(1, 5))
+    events = story.see_twice(existing, unmanaged=(1, 5))
     assert only(OwnershipClaimed, events).reason == "ExclusiveScope"
     assert row_of(story).owned
     assert not row_of(story).refers
@@ -101,7 +101,7 @@ def test_a_withdrawn_resource_that_claims_a_stray_references_nothing(is_seen: bo
 
 def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted():
     story = server()
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
     story.withdraw()
     assert story.action.operation == "Delete"
@@ -112,9 +112,9 @@ def test_a_withdrawn_resource_references_its_targets_until_its_object_is_deleted
 
 def test_a_changed_output_is_a_changed_input():
     story = server()
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
-    events = seen(story, **known("db-2"))
+    events = report_target(story, **known_target("db-2"))
     assert only(SpecResolved, events).fields == {"type": "db-2"}
     assert (story.action.operation, story.action.fields) == ("Update", {"type": "db-2"})
     because = story.action.causes
@@ -124,49 +124,49 @@ def test_a_changed_output_is_a_changed_input():
 
 def test_the_same_again_is_no_event():
     story = server()
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
-    assert seen(story, **known()) == []
+    assert report_target(story, **known_target()) == []
 
 
 def test_what_is_not_ready_any_more_stops_nothing():
     story = server()
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
-    seen(story, **known(ready=False))
+    report_target(story, **known_target(ready=False))
     assert story.outcome == "Converged"
 
 
 def test_what_loses_its_value_is_waited_for_and_nothing_is_undone():
     story = server()
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
-    seen(story, declared=False)
+    report_target(story, declared=False)
     assert (story.outcome, story.reason, story.idle) == ("Waiting", "ReferenceMissing", True)
-    seen(story, **known())
+    report_target(story, **known_target())
     assert story.outcome == "Converged"
 
 
 def test_withdrawn_it_goes_whatever_it_waits_for():
     story = server()
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
-    seen(story, declared=False)
+    report_target(story, declared=False)
     story.withdraw()
     assert story.action.operation == "Delete"
 
 
-def test_a_value_that_the_kind_does_not_take_is_said_with_its_reason():
+def test_a_value_that_the_kind_does_not_take_is_reported_with_its_reason():
     story = server(port={"$ref": "Block/Orders", "field": "outputs.port"})
-    seen(story, **known(values={"outputs.host": "db-1", "outputs.port": "five"}))
+    report_target(story, **known_target(values={"outputs.host": "db-1", "outputs.port": "five"}))
     assert (story.outcome, story.reason, story.idle) == ("Failed", "InvalidInput", True)
-    seen(story, **known(values={"outputs.host": "db-1", "outputs.port": 5}))
+    report_target(story, **known_target(values={"outputs.host": "db-1", "outputs.port": 5}))
     assert story.action.fields["port"] == 5
 
 
 def test_references_may_be_anywhere_in_a_spec():
     story = server(tags=[{"host": HOST}, {"plain": "x"}])
-    seen(story, **known())
+    report_target(story, **known_target())
     assert story.action.fields["tags"] == [{"host": "db-1"}, {"plain": "x"}]
 
 
@@ -195,7 +195,7 @@ def test_a_circle_that_is_known_is_refused():
 
 def test_a_circle_that_closed_at_the_same_moment_is_named():
     story = server()
-    seen(story, declared=True, cycle=("default/Block/Foo", DATABASE, "default/Block/Foo"))
+    report_target(story, declared=True, cycle=("default/Block/Foo", DATABASE, "default/Block/Foo"))
     assert (story.outcome, story.reason) == ("Waiting", "DependencyCycle")
     assert story.state.outcome is not None
     assert "default/Block/Foo → default/Block/Orders → default/Block/Foo" in (
@@ -205,13 +205,13 @@ def test_a_circle_that_closed_at_the_same_moment_is_named():
 
 def test_what_is_declared_anew_with_other_references_forgets_the_old_ones():
     story = server()
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
     declared = only(SpecDeclared, story.declare({"type": "plain"}))
     assert declared.references == ()
     assert story.state.desired.targets == {}
     assert story.action.fields == {"type": "plain"}
-    assert seen(story, **known("db-3")) == [], "it is not about this declaration"
+    assert report_target(story, **known_target("db-3")) == [], "it is not about this declaration"
 
 
 def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
@@ -221,7 +221,7 @@ def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
     """
     story = server(password={"$secret": "db-password"})
     story.turn(SecretReported("files/db-password", "d1"))
-    seen(story, **known())
+    report_target(story, **known_target())
     story.succeed()
     story.withdraw()
     story.succeed()
@@ -238,19 +238,22 @@ def test_declared_after_its_end_it_knows_as_little_of_others_as_its_row():
 def test_a_report_that_was_overtaken_undoes_nothing():
     """Two observers report; one had not read what the other one's report led to."""
     story = server()
-    before = story.state.version
-    story.turn(TargetReported(DATABASE, TargetState(**known("db-2")), before))
-    assert story.turn(TargetReported(DATABASE, TargetState(**known("db-1")), before)) == []
-    newer = TargetReported(DATABASE, TargetState(**known("db-3")), story.state.version)
+    version_before = story.state.version
+    story.turn(TargetReported(DATABASE, TargetState(**known_target("db-2")), version_before))
+    assert (
+        story.turn(TargetReported(DATABASE, TargetState(**known_target("db-1")), version_before))
+        == []
+    )
+    newer = TargetReported(DATABASE, TargetState(**known_target("db-3")), story.state.version)
     assert only(TargetObserved, story.turn(newer)).state.values["outputs.host"] == "db-3"
 
 
 def test_a_digest_that_was_overtaken_undoes_nothing():
     story = Story(kind=SERVER)
     story.declare(PASSWORD)
-    before = story.state.version
-    story.turn(SecretReported("files/db-password", "new", before))
-    assert story.turn(SecretReported("files/db-password", "old", before)) == []
+    version_before = story.state.version
+    story.turn(SecretReported("files/db-password", "new", version_before))
+    assert story.turn(SecretReported("files/db-password", "old", version_before)) == []
     assert story.state.desired.secrets == {"files/db-password": "new"}
 
 
@@ -311,11 +314,11 @@ def test_a_spec_does_not_grow_by_one_value_in_many_places():
     """A message of 20 KB would lead to events of a megabyte, and hundreds to a full memory."""
     tags: list[Any] = [{"a": HOST}] * 500
     story = server(tags=tags)
-    seen(story, **known("x" * 1_000))
+    report_target(story, **known_target("x" * 1_000))
     assert (story.outcome, story.reason) == ("Failed", "InvalidInput")
     assert "more than the limit of 65536" in story.outcome_message
-    assert not every(SpecResolved, seen(story, **known("x" * 2_000)))
-    assert every(SpecResolved, seen(story, **known("x" * 100)))
+    assert not every(SpecResolved, report_target(story, **known_target("x" * 2_000)))
+    assert every(SpecResolved, report_target(story, **known_target("x" * 100)))
 
 
 def test_a_policy_has_lists_of_limited_length():

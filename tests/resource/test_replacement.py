@@ -31,8 +31,8 @@ from tests.resource.building import (
 CIRCLE, SQUARE = {"type": "Circle", "color": "Red"}, {"type": "Square", "color": "Red"}
 
 
-def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
-    return Readiness(False, "Starting") if shown.outputs.get("starting") else READY
+def _ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
+    return Readiness(False, "Starting") if observed_object.outputs.get("starting") else READY
 
 
 IN_PLACE = replace(BLOCK, immutable=frozenset({"type"}), ready=_ready)
@@ -53,10 +53,10 @@ BY_ID = replace(
 
 @pytest.fixture(params=["in place", "beside", "by id"])
 def story(request: pytest.FixtureRequest) -> Story:
-    return made({"in place": IN_PLACE, "beside": BESIDE, "by id": BY_ID}[request.param])
+    return created_story({"in place": IN_PLACE, "beside": BESIDE, "by id": BY_ID}[request.param])
 
 
-def made(kind: Kind = BESIDE) -> Story:
+def created_story(kind: Kind = BESIDE) -> Story:
     story = Story(kind=kind)
     story.declare(SQUARE)
     story.succeed()
@@ -69,8 +69,10 @@ def decided(story: Story) -> list[tuple[str, str]]:
 
 
 def succeed_starting(story: Story) -> None:
-    shown = msgspec.structs.replace(story.written(story.action), outputs={"starting": True})
-    story.report(shown=shown)
+    observed_object = msgspec.structs.replace(
+        story.written(story.action), outputs={"starting": True}
+    )
+    story.report(shown=observed_object)
 
 
 def rows(story: Story) -> tuple[StatusRow, OwnershipRow]:
@@ -88,23 +90,23 @@ def check_rows(story: Story) -> None:
         assert row.owned == (owned is not None)
         if owned is not None:
             assert (row.external_name, row.uid) == (owned.external_name, owned.uid)
-        wanted = ("", None) if retiring is None else (retiring.external_name, retiring.uid)
-        assert (row.retiring, row.retiring_uid) == wanted
+        expected = ("", None) if retiring is None else (retiring.external_name, retiring.uid)
+        assert (row.retiring, row.retiring_uid) == expected
     status, released = rows(story)[0], state.released
     if released is not None:
         assert (status.external_name, status.observed_uid) == (released.name, released.uid)
 
 
 def test_34_a_replacement_is_two_recorded_actions(story: Story):
-    before = story.seen
+    original = story.existing
     story.declare(CIRCLE)
     story.succeed()
     check_rows(story)
     story.succeed()
     check_rows(story)
     assert story.outcome == "Converged"
-    assert story.seen.fields == CIRCLE
-    assert story.seen.uid != before.uid
+    assert story.existing.fields == CIRCLE
+    assert story.existing.uid != original.uid
     assert story.state.retiring is None
     first, second = decided(story)[1:]
     if story.kind is IN_PLACE:
@@ -114,18 +116,18 @@ def test_34_a_replacement_is_two_recorded_actions(story: Story):
 
 
 def test_a_replacement_stands_beside_until_it_is_ready():
-    story = made()
-    before = story.seen
+    story = created_story()
+    original = story.existing
     story.declare(CIRCLE)
     assert story.action.external_name.startswith("Foo-")
     succeed_starting(story)
     assert story.idle
     assert story.state.retiring is not None
-    assert (story.outcome, story.state.retiring.uid) == ("Converged", before.uid)
+    assert (story.outcome, story.state.retiring.uid) == ("Converged", original.uid)
     assert story.wake() == []
-    story.see(msgspec.structs.replace(story.seen, outputs={}), name=story.seen.name)
+    story.see(msgspec.structs.replace(story.existing, outputs={}), name=story.existing.name)
     assert (story.action.operation, story.action.purpose) == ("Delete", "Retire")
-    assert (story.action.external_name, story.action.uid) == ("Foo", before.uid)
+    assert (story.action.external_name, story.action.uid) == ("Foo", original.uid)
 
 
 def test_what_the_api_can_change_is_changed_in_place(story: Story):
@@ -134,8 +136,8 @@ def test_what_the_api_can_change_is_changed_in_place(story: Story):
 
 
 def test_a_listing_of_the_old_one_is_no_news_about_the_new_one():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     assert story.see(old) == []
@@ -143,11 +145,11 @@ def test_a_listing_of_the_old_one_is_no_news_about_the_new_one():
 
 
 def test_a_new_one_that_is_gone_gives_way_to_the_old_one():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    events = story.see(None, name=story.seen.name)
+    events = story.see(None, name=story.existing.name)
     assert every(OwnershipReleased, events)
     check_rows(story)
     assert story.state.owned is not None
@@ -156,11 +158,11 @@ def test_a_new_one_that_is_gone_gives_way_to_the_old_one():
 
 
 def test_of_a_second_change_the_one_that_nobody_wants_goes():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.seen
+    young = story.existing
     story.declare({"type": "Triangle", "color": "Red"})
     assert (story.action.operation, story.action.uid) == ("Delete", young.uid)
     story.succeed()
@@ -170,16 +172,16 @@ def test_of_a_second_change_the_one_that_nobody_wants_goes():
     story.succeed()
     story.succeed()
     check_rows(story)
-    assert (story.outcome, story.seen.fields["type"]) == ("Converged", "Triangle")
+    assert (story.outcome, story.existing.fields["type"]) == ("Converged", "Triangle")
     assert story.state.retiring is None
 
 
 def test_withdrawn_in_the_middle_both_are_removed():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
-    young = story.seen
+    young = story.existing
     story.withdraw()
     removed = [story.action.uid]
     story.succeed()
@@ -192,28 +194,28 @@ def test_withdrawn_in_the_middle_both_are_removed():
 
 
 def test_a_replacement_that_the_api_refuses_leaves_the_old_one():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     story.fail("Refused", message="no such type")
     check_rows(story)
     assert (story.outcome, story.state.retiring) == ("Failed", None)
-    assert story.seen == old
+    assert story.existing == old
 
 
 def test_a_second_name_that_is_taken_is_followed_by_another():
-    story = made()
-    old = story.seen
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     first = story.action.external_name
     story.fail("Conflict", shown=thing(CIRCLE, name=first))
     check_rows(story)
-    assert story.seen == old, "what is in the way of the new one is not our object"
+    assert story.existing == old, "what is in the way of the new one is not our object"
     assert story.action.external_name not in ("Foo", first)
 
 
-def test_an_old_one_that_somebody_else_removed_is_done_with():
-    story = made()
+def test_an_old_object_that_another_client_removed_needs_no_deletion():
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.report(absent=True)
@@ -221,18 +223,18 @@ def test_an_old_one_that_somebody_else_removed_is_done_with():
     assert (story.outcome, story.state.retiring) == ("Converged", None)
 
 
-def test_a_stranger_under_the_name_of_the_old_one_is_left_alone():
-    story = made()
+def test_a_foreign_object_under_the_name_of_the_old_one_is_left_alone():
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.fail("Conflict", shown=thing(SQUARE))
     check_rows(story)
     assert (story.outcome, story.state.retiring) == ("Converged", None)
-    assert story.seen.fields == CIRCLE
+    assert story.existing.fields == CIRCLE
 
 
 def test_a_replacement_whose_answer_was_lost_is_made_once():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     name, key = story.action.external_name, story.action.idempotency_key
     story.fail("Unknown")
@@ -244,7 +246,7 @@ def test_a_replacement_whose_answer_was_lost_is_made_once():
 
 def released(kind: Kind = BESIDE) -> Story:
     """Replace an object, and withdraw its resource so that the new object stays."""
-    story = made(kind)
+    story = created_story(kind)
     story.declare(CIRCLE, policy={"deletion": "Orphan"})
     story.succeed()
     story.succeed()
@@ -258,16 +260,19 @@ def released(kind: Kind = BESIDE) -> Story:
 @pytest.mark.parametrize("kind", [BESIDE, BY_ID], ids=["beside", "by id"])
 def test_a_released_replacement_is_in_the_way_of_its_resource_declared_again(kind: Kind):
     story = released(kind)
-    kept = story.seen
+    kept_object = story.existing
     story.declare(CIRCLE)
     check_rows(story)
     assert (story.idle, story.outcome, story.reason) == (True, "Conflict", "AlreadyExists")
     story.see(None, name="Foo", absent_uid="another")
-    assert story.seen == kept, "nothing is concluded from what the declared name shows"
+    assert story.existing == kept_object, "nothing is concluded from what the declared name shows"
     story.declare(CIRCLE, policy={"adoption": "Adopt"})
     check_rows(story)
     assert story.state.owned is not None
-    assert (story.state.owned.external_name, story.state.owned.uid) == (kept.name, kept.uid)
+    assert (story.state.owned.external_name, story.state.owned.uid) == (
+        kept_object.name,
+        kept_object.uid,
+    )
     assert story.action.operation == "Update", "it gets its label back"
     story.succeed()
     check_rows(story)
@@ -277,7 +282,7 @@ def test_a_released_replacement_is_in_the_way_of_its_resource_declared_again(kin
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_released_replacement_that_is_gone_is_not_in_the_way(is_replaced: bool):
     story = released()
-    name = story.seen.name
+    name = story.existing.name
     story.declare(CIRCLE, policy={"adoption": "Adopt", "mode": "ObserveOnly"})
     story.see(thing(CIRCLE, name=name) if is_replaced else None, name=name)
     check_rows(story)
@@ -296,15 +301,15 @@ def test_a_released_replacement_is_not_looked_for_in_another_api():
     assert rows(story)[0].external_name == "Foo"
 
 
-def test_a_replaced_object_that_is_released_with_its_replacement_is_no_stray():
-    story = made()
-    old = story.seen
+def test_a_replaced_object_that_is_released_with_its_replacement_is_not_unmanaged():
+    story = created_story()
+    old = story.existing
     story.declare(CIRCLE)
     succeed_starting(story)
     story.declare(CIRCLE, policy={"mode": "ObserveOnly"})
     story.withdraw()
     check_rows(story)
-    new = story.seen
+    new = story.existing
     assert rows(story)[0].released == ((old.name, old.uid), (new.name, new.uid))
 
 
@@ -334,15 +339,15 @@ def replaced_in_doubt(*, is_starting: bool = False) -> Story:
 
 def test_an_object_that_a_late_call_creates_beside_the_replacement_is_deleted():
     story = replaced_in_doubt()
-    kept = story.state.owned
+    owned = story.state.owned
     claimed = only(OwnershipClaimed, story.see(SECOND))
     assert (claimed.uid, claimed.reason, claimed.object) == ("late", "Found", SECOND)
     check_rows(story)
-    assert story.state.owned == kept
+    assert story.state.owned == owned
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
     story.succeed()
     check_rows(story)
-    assert (story.state.owned, story.state.retiring) == (kept, None)
+    assert (story.state.owned, story.state.retiring) == (owned, None)
     assert story.outcome == "Converged"
     story.withdraw()
     story.succeed()
@@ -358,21 +363,21 @@ def test_an_object_that_a_late_call_creates_after_a_refused_redelivery_is_delete
     story.succeed()
     story.succeed()
     check_rows(story)
-    kept = story.state.owned
+    owned = story.state.owned
     assert only(OwnershipClaimed, story.see(SECOND)).object == SECOND
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
     story.succeed()
-    assert (story.state.owned, story.state.retiring) == (kept, None)
+    assert (story.state.owned, story.state.retiring) == (owned, None)
 
 
 def in_doubt_under_its_second_name() -> tuple[Story, ExternalObject]:
     """Replace an object; the creation of the replacement had an unknown result."""
-    story = made(KEYLESS)
+    story = created_story(KEYLESS)
     story.declare(CIRCLE)
     story.fail("Unknown")
     story.wake(60)
     story.succeed()
-    late = msgspec.structs.replace(story.seen, uid="late")
+    late = msgspec.structs.replace(story.existing, uid="late")
     story.succeed()
     assert (story.idle, late.name != "Foo") == (True, True)
     return story, late
@@ -406,10 +411,10 @@ def test_a_copied_label_under_another_name_makes_nothing_ours():
 
 def test_a_replacement_that_was_created_under_another_uid_is_not_leaked():
     """The answer to the creation named a uid that its object does not have."""
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     succeed_starting(story)
-    real = msgspec.structs.replace(story.seen, uid="real")
+    real = msgspec.structs.replace(story.existing, uid="real")
     story.see(real, name=real.name)
     assert rows(story)[0].uncertain_names == (real.name,), "a listing reports it to the resource"
     check_rows(story)
@@ -421,10 +426,10 @@ def test_a_replacement_that_was_created_under_another_uid_is_not_leaked():
 
 
 def test_a_replacement_of_another_uid_that_its_deletion_did_not_meet_is_not_leaked():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
-    real = msgspec.structs.replace(story.seen, uid="real")
+    real = msgspec.structs.replace(story.existing, uid="real")
     story.succeed()
     story.withdraw()
     story.report(absent=True)
@@ -444,7 +449,7 @@ def test_a_late_object_waits_until_the_object_that_was_replaced_before_is_delete
 
 
 def test_a_copied_label_beside_a_replacement_makes_nothing_ours_if_no_creation_is_in_doubt():
-    story = made()
+    story = created_story()
     story.declare(CIRCLE)
     story.succeed()
     story.succeed()
@@ -455,16 +460,16 @@ def test_a_late_object_is_all_that_is_left_when_the_replacement_is_missing():
     story = replaced_in_doubt()
     assert story.state.owned is not None
     name = story.state.owned.external_name
-    story.see(msgspec.structs.replace(story.seen, outputs={"starting": True}), name=name)
+    story.see(msgspec.structs.replace(story.existing, outputs={"starting": True}), name=name)
     story.see(SECOND)
     assert story.idle, "nothing is deleted before the replacement is ready"
     story.see(None, name=name)
     check_rows(story)
     assert story.state.owned is not None
-    assert (story.state.owned.uid, story.seen) == ("late", SECOND)
+    assert (story.state.owned.uid, story.existing) == ("late", SECOND)
 
 
-def _loses(fields: Fields | None, shown: ExternalObject) -> str:
+def _loses(fields: Fields | None, observed_object: ExternalObject) -> str:
     is_smaller = fields is not None and fields.get("size", {}).get("w", 9) < 9
     return "the data of 3 tables would be lost" if fields is None or is_smaller else ""
 
@@ -473,7 +478,7 @@ PROTECTED = replace(BESIDE, loses=_loses)
 
 
 def test_a_replacement_that_would_lose_data_waits_for_a_person():
-    story = made(PROTECTED)
+    story = created_story(PROTECTED)
     story.declare(CIRCLE)
     assert (story.outcome, story.reason, story.idle) == ("Held", "DataLoss", True)
     story.turn(Approved("DataLoss"))
@@ -481,7 +486,7 @@ def test_a_replacement_that_would_lose_data_waits_for_a_person():
 
 
 def test_a_write_that_would_lose_data_waits_for_a_person():
-    story = made(PROTECTED)
+    story = created_story(PROTECTED)
     story.declare({**SQUARE, "size": {"w": 1}})
     assert (story.outcome, story.reason) == ("Held", "DataLoss")
     story.declare({**SQUARE, "color": "Blue"})
@@ -489,7 +494,7 @@ def test_a_write_that_would_lose_data_waits_for_a_person():
 
 
 def test_a_deletion_that_would_lose_data_waits_for_a_person():
-    story = made(PROTECTED)
+    story = created_story(PROTECTED)
     story.withdraw()
     assert (story.outcome, story.reason) == ("Held", "DataLoss")
     story.turn(Approved("DataLoss"))
@@ -499,7 +504,7 @@ def test_a_deletion_that_would_lose_data_waits_for_a_person():
 
 
 def test_an_approval_is_for_one_action_only():
-    story = made(PROTECTED)
+    story = created_story(PROTECTED)
     story.declare({**SQUARE, "size": {"w": 1}})
     story.turn(Approved("DataLoss"))
     story.succeed()
@@ -515,15 +520,15 @@ def test_our_label_alone_replaces_nothing_that_was_adopted():
     story.see(thing(SQUARE))
     story.declare(SQUARE, policy={"adoption": "Adopt"})
     assert (story.outcome, story.idle) == ("Converged", True)
-    assert OWNER_LABEL not in story.seen.labels
+    assert OWNER_LABEL not in story.existing.labels
 
 
 def test_a_declared_label_replaces_where_labels_cannot_be_changed():
-    story = made(FIXED_LABELS)
+    story = created_story(FIXED_LABELS)
     story.declare(SQUARE, labels={"team": "x"})
     assert (story.action.operation, story.action.purpose) == ("Create", "Replace")
 
 
 def test_drift_of_an_immutable_field_replaces_too(story: Story):
-    story.see(repainted(story.seen, type="Circle"))
+    story.see(repainted(story.existing, type="Circle"))
     assert story.action.purpose == "Replace"

@@ -52,7 +52,7 @@ def test_every_attempt_has_the_same_key_and_parameters(error_class: ErrorClass):
     assert story.outcome == "Converged"
 
 
-def test_a_failed_attempt_waits_for_its_time_and_says_so():
+def test_a_failed_attempt_waits_for_its_time_and_reports_it():
     story = Story()
     story.declare()
     events = story.fail("NotDone", message="connection refused")
@@ -66,7 +66,7 @@ def test_a_failed_attempt_waits_for_its_time_and_says_so():
     assert story.wake(3600) == []
 
 
-def test_the_same_trouble_again_is_not_told_again():
+def test_a_repeated_failure_is_not_recorded_again():
     story = Story()
     story.declare()
     story.fail("NotDone")
@@ -84,7 +84,7 @@ def test_the_wait_doubles_and_ends_at_the_most():
     assert waits == [0.75, 1.5, 3.0, 3.75, 3.75]
 
 
-def test_the_api_s_own_wish_is_honoured_beyond_the_most():
+def test_a_retry_after_beyond_the_longest_wait_is_honored():
     story = Story()
     story.declare()
     events = story.fail("Throttled", retry_after=1000.0)
@@ -108,7 +108,7 @@ def test_an_attempt_that_was_not_made_is_no_failure():
     assert only(RetryScheduled, story.fail("Unknown")).delay_seconds == 0.75
 
 
-def test_an_absurd_wish_of_the_api_is_bounded():
+def test_an_absurd_retry_after_is_bounded():
     story = Story()
     story.declare()
     events = story.fail("Throttled", retry_after=1e300)
@@ -144,13 +144,13 @@ def test_a_late_answer_of_an_earlier_attempt_is_folded_in():
     action = story.action
     story.fail("Unknown")
     story.wake(3600)
-    shown = story.written(action)
-    story.report(shown=shown, attempt=1)
+    observed_object = story.written(action)
+    story.report(shown=observed_object, attempt=1)
     assert story.outcome == "Converged"
-    assert story.report(shown=shown, attempt=2, action_id=action.action_id) == []
+    assert story.report(shown=observed_object, attempt=2, action_id=action.action_id) == []
 
 
-def test_a_late_failure_of_an_earlier_attempt_says_nothing():
+def test_a_late_failure_of_an_earlier_attempt_is_ignored():
     story = Story()
     story.declare()
     story.fail("Unknown")
@@ -167,7 +167,7 @@ def test_a_failure_reported_twice_counts_once():
     assert story.state.waits.failures == 1
 
 
-def test_a_result_of_another_action_says_nothing():
+def test_a_result_of_another_action_is_ignored():
     story = Story()
     story.declare()
     assert story.report(action_id="default/Block/Foo@999") == []
@@ -208,11 +208,11 @@ def test_an_update_of_two_attempts_is_not_abandoned():
 def test_an_abandoned_update_that_did_happen_leaves_no_field_behind():
     # The worker died after the call, and the redelivered attempt found the API down.
     story = converged({"type": "Square"})
-    before = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("NotDone")
     story.declare({"type": "Circle"})
-    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    story.fail("Conflict", shown=repainted(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 
@@ -287,8 +287,8 @@ def test_a_lookup_that_the_api_refuses_ends_the_action_too():
     story.wake(3600)
     refused = ActionError("Refused", "no object can have this name")
     flight = story.flight
-    told = Reported(flight.action.action_id, flight.attempt, story.now, story.now, "w1", refused)
-    events = story.turn(msgspec.structs.replace(told, is_lookup=True))
+    report = Reported(flight.action.action_id, flight.attempt, story.now, story.now, "w1", refused)
+    events = story.turn(msgspec.structs.replace(report, is_lookup=True))
     assert only(ActionFailed, events).consequence == "Refused"
     assert story.outcome == "Failed"
 
@@ -381,13 +381,13 @@ def test_a_refused_deletion_is_tried_at_the_longest_interval():
 
 def test_a_conflict_shows_what_is_there_and_is_answered_at_once():
     story = converged()
-    seen = story.seen
+    existing = story.existing
     story.declare({"type": "Circle"})
-    events = story.fail("Conflict", shown=repainted(seen, type="Circle", color="Green"))
-    assert only(ActionDecided, events).action.version == f"{seen.version}+"
+    events = story.fail("Conflict", shown=repainted(existing, type="Circle", color="Green"))
+    assert only(ActionDecided, events).action.version == f"{existing.version}+"
 
 
-def test_an_update_of_something_gone_makes_it_again():
+def test_an_update_of_a_missing_object_recreates_it():
     story = converged()
     story.declare({"type": "Circle"})
     events = story.fail("NotFound")
@@ -440,7 +440,7 @@ def test_a_failure_then_success_starts_the_back_off_anew():
         story.fail("Unknown")
         story.wake(3600)
     story.succeed()
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     assert only(RetryScheduled, story.fail("Unknown")).delay_seconds == 0.75
 
 
@@ -456,7 +456,7 @@ def test_an_intent_is_recorded_for_every_operation_before_its_result():
     assert all(each.action.causes for each in decided)
 
 
-def test_a_stranger_in_the_way_of_a_retry_is_left_alone():
+def test_a_foreign_object_in_the_way_of_a_retry_is_left_alone():
     story = Story()
     story.declare()
     story.fail("Unknown")
@@ -469,12 +469,12 @@ def test_a_stranger_in_the_way_of_a_retry_is_left_alone():
 def test_an_update_of_unknown_end_that_did_happen_leaves_no_field_behind():
     # The first attempt was done, and its key was forgotten by the API before the second.
     story = converged({"type": "Square"})
-    before = story.seen
+    original = story.existing
     story.declare({"type": "Square", "color": "Blue"})
     story.fail("Unknown")
     story.declare({"type": "Circle"})
     story.wake(3600)
-    story.fail("Conflict", shown=repainted(before, color="Blue"))
+    story.fail("Conflict", shown=repainted(original, color="Blue"))
     assert story.action.fields == {"type": "Circle"}
 
 

@@ -413,7 +413,7 @@ def test_a_state_comes_back_equal(state: ResourceState):
 @pytest.mark.parametrize(
     "stored", [b"", b"{", b"null", b"\xff", b'{"data":{"event":"Unheard"}}', b"[1]"]
 )
-def test_what_is_no_event_is_told_so(stored: bytes):
+def test_what_is_no_event_is_reported(stored: bytes):
     with pytest.raises(InvalidMessageError):
         decode_log(stored)
 
@@ -426,14 +426,14 @@ def test_no_text_breaks_the_decoder(text: str):
 
 def test_a_stored_history_folds_to_the_same_state_in_two_parts():
     story = converged(labels={"team": "a"})
-    story.see(repainted(story.seen, color="Green"))
+    story.see(repainted(story.existing, color="Green"))
     stored = [encode_log(event) for event in story.log]
     decoded = [decode_log(each) for each in stored]
     for cut in range(len(decoded) + 1):
         assert fold(decoded[cut:], fold(decoded[:cut])) == story.state
 
 
-def test_a_hole_a_double_and_a_swap_in_a_history_are_found():
+def test_a_gap_a_duplicate_and_a_swap_in_a_history_are_detected():
     log = converged().log
     for broken in (log[1:], log[:1] + log[2:], log[:2] + log[1:], [log[1], log[0], *log[2:]]):
         with pytest.raises(HistoryGapError):

@@ -40,8 +40,8 @@ def failed(
     data = ActionFailed(
         "a@2", flight.action.operation, 1, error, None, redelivered, None, flight.action.purpose
     )
-    known = replace(state, actions=Actions(in_flight=flight))
-    recorded = apply_rules(data, known, START)
+    known_state = replace(state, actions=Actions(in_flight=flight))
+    recorded = apply_rules(data, known_state, START)
     assert isinstance(recorded, ActionFailed)
     return recorded
 
@@ -49,7 +49,7 @@ def failed(
 def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     for color in ("Blue", "Green"):
-        story.see(repainted(story.seen, color=color))
+        story.see(repainted(story.existing, color=color))
         story.fail("NotDone")
         story.wake(600)
         story.succeed()
@@ -63,8 +63,8 @@ def test_a_changed_rule_leaves_a_recorded_log_as_it_was(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("error_class", get_args(ErrorClass))
 def test_a_retried_failure_is_certain_if_nothing_was_sent_or_done(error_class: ErrorClass) -> None:
-    def effect(*, lookup: bool = False, redelivered: bool = False, **known: bool) -> Effect:
-        error = ActionError(error_class, "", **known)
+    def effect(*, lookup: bool = False, redelivered: bool = False, **is_certain: bool) -> Effect:
+        error = ActionError(error_class, "", **is_certain)
         flight = InFlight(action(), is_lookup=lookup)
         return failed(error, NEW, flight=flight, redelivered=redelivered).effect
 
@@ -109,7 +109,7 @@ def test_the_base_of_a_write_is_recorded_where_it_is_not_all_of_it() -> None:
     story = converged({"color": "Red"}, policy=Policy(ignore_fields=("size",)))
     created = only(ActionDecided, [each.data for each in story.log])
     assert created.base is None
-    update = only(ActionDecided, story.see(repainted(story.seen, color="Blue", size=3)))
+    update = only(ActionDecided, story.see(repainted(story.existing, color="Blue", size=3)))
     assert update.action.fields == {"color": "Red", "size": 3}
     assert update.base == Base(), "the desired fields, and all labels"
 

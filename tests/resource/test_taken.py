@@ -46,7 +46,7 @@ UNCONDITIONAL = dataclasses.replace(
 )
 
 
-def test_what_another_resource_declares_is_no_stray():
+def test_what_another_resource_declares_is_not_unmanaged():
     story = Story(configs={CONFIG: EXCLUSIVE})
     events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
     assert not every(OwnershipClaimed, events)
@@ -57,7 +57,7 @@ def test_what_another_resource_declares_is_no_stray():
     assert names(events) == ["ExternalObserved"]
 
 
-def test_once_nobody_has_it_it_is_a_stray_as_any_other():
+def test_an_object_that_no_resource_has_is_unmanaged():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
     story.see(there, unmanaged=(0, 60), belongs_to=ANOTHER)
@@ -68,7 +68,7 @@ def test_once_nobody_has_it_it_is_a_stray_as_any_other():
 # --- an overtaken listing: another resource may have the object by the time it is decided
 
 
-def test_a_stray_is_deleted_only_after_a_listing_that_knew_its_resource():
+def test_an_unmanaged_object_is_deleted_only_after_a_listing_that_knew_its_resource():
     """Listings that are published before that one show it as undeclared as often as they like."""
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
@@ -76,13 +76,15 @@ def test_a_stray_is_deleted_only_after_a_listing_that_knew_its_resource():
         events = story.see(there, unmanaged=(1, 60), belongs_to="", known_version=0)
         assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Degraded", "AwaitingRead")
-    before = story.state.outcome_version - 1
-    assert not every(OwnershipClaimed, story.see(there, unmanaged=(1, 60), known_version=before))
+    version_before = story.state.outcome_version - 1
+    assert not every(
+        OwnershipClaimed, story.see(there, unmanaged=(1, 60), known_version=version_before)
+    )
     events = story.see(there, unmanaged=(1, 60), belongs_to="")
     assert only(ActionDecided, events).action.uid == "h1"
 
 
-def test_a_stray_that_another_resource_adopted_meanwhile_is_left_to_it():
+def test_an_unmanaged_object_that_another_resource_adopted_meanwhile_is_left_to_it():
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to="", known_version=0)
     events = story.see(thing(uid="h1"), unmanaged=(0, 60), belongs_to=ANOTHER)
@@ -96,14 +98,16 @@ def test_a_wait_from_before_a_withdrawal_proves_nothing_of_what_is_undeclared_si
     story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to="")
     story.declare(policy={"adoption": "Adopt"})
     assert story.reason == "AwaitingRead"
-    seen = Observed(CONFIG, "Foo", thing(uid="h1"), "CompleteListing", story.position)
-    shown = replace(seen, exclusive=UnmanagedCount(1, 60), known_version=story.state.version)
-    events = story.turn(Withdrawn(), shown)
+    observation = Observed(CONFIG, "Foo", thing(uid="h1"), "CompleteListing", story.position)
+    later_observation = replace(
+        observation, exclusive=UnmanagedCount(1, 60), known_version=story.state.version
+    )
+    events = story.turn(Withdrawn(), later_observation)
     assert not every(OwnershipClaimed, events)
     assert only(ActionDecided, story.see(thing(uid="h1"), unmanaged=(1, 60))).action.uid == "h1"
 
 
-def test_what_was_held_as_a_stray_is_released_to_who_declares_it():
+def test_a_held_unmanaged_object_is_released_to_the_resource_that_declares_it():
     story = Story(configs={CONFIG: EXCLUSIVE})
     there = thing(uid="h1")
     story.see(there, unmanaged=(50, 60))
@@ -126,8 +130,11 @@ def test_the_absence_of_an_undeclared_object_is_recorded_once(another: str):
     story = Story(configs={CONFIG: EXCLUSIVE})
     story.see(thing(uid="h1"), unmanaged=(1, 60), belongs_to=another)
     assert story.outcome in ("Degraded", "Unowned")
-    gone = Observed(CONFIG, "Foo", None, "CompleteListing", story.position)
-    listings = [replace(gone, exclusive=UnmanagedCount(*count)) for count in ((1, 60), (0, 59))]
+    deleted_observation = Observed(CONFIG, "Foo", None, "CompleteListing", story.position)
+    listings = [
+        replace(deleted_observation, exclusive=UnmanagedCount(*count))
+        for count in ((1, 60), (0, 59))
+    ]
     assert names(story.turn(*listings)) == ["ExternalObserved", "OutcomeRecorded"]
 
 
@@ -157,7 +164,7 @@ def test_two_resources_of_one_object_do_not_both_adopt_it():
     events = story.declare({"type": "Square"}, policy={"adoption": "Adopt"})
     assert not every(OwnershipClaimed, events)
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
-    events = story.see(story.seen, belongs_to="")
+    events = story.see(story.existing, belongs_to="")
     assert only(OwnershipClaimed, events).reason == "Adopted"
 
 
@@ -182,10 +189,12 @@ def test_under_another_external_name_it_is_another_object():
 
 def test_what_two_resources_own_neither_deletes():
     story = converged()
-    story.see(story.seen, belongs_to=ANOTHER)
+    story.see(story.existing, belongs_to=ANOTHER)
     assert not every(ActionDecided, story.withdraw())
     assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
-    assert only(ActionDecided, story.see(story.seen, belongs_to="")).action.operation == "Delete"
+    assert (
+        only(ActionDecided, story.see(story.existing, belongs_to="")).action.operation == "Delete"
+    )
 
 
 # --- a write that meets another object, which has taken the place of ours
@@ -196,7 +205,7 @@ def met() -> Story:
     story = converged({"color": "Red"})
     story.declare({"color": "Blue"})
     assert story.action.uid is not None
-    painted = relabelled(repainted(story.seen, color="Blue"), owned_labels())
+    painted = relabelled(repainted(story.existing, color="Blue"), owned_labels())
     events = story.report(shown=replace(painted, uid="persons"))
     assert only(OwnershipReleased, events).reason == "Replaced"
     assert not every(DriftDetected, events)
@@ -237,7 +246,7 @@ def test_what_is_only_observed_of_its_own_namespace_is_compared():
 
 
 @pytest.mark.parametrize(
-    ("named", "shown"),
+    ("named", "expected"),
     [
         ("default/Badge/Foo", "default/Badge/Foo"),
         ("team/Badge/Foo", "a resource in another namespace"),
@@ -245,7 +254,7 @@ def test_what_is_only_observed_of_its_own_namespace_is_compared():
 )
 @pytest.mark.parametrize("evidence", ["another resource has it", "its label"])
 def test_an_undeclared_object_is_shown_as_that_of_the_resource_that_has_it(
-    named: str, shown: str, evidence: str
+    named: str, expected: str, evidence: str
 ):
     """A kind that is defined over another one has its objects in the listings of both."""
     story = Story(configs={CONFIG: SHARED})
@@ -257,8 +266,8 @@ def test_an_undeclared_object_is_shown_as_that_of_the_resource_that_has_it(
     assert not every(OwnershipClaimed, events)
     assert story.outcome == "Unowned"
     assert story.reason == ("OwnedByAnother" if evidence == "its label" else "BelongsToAnother")
-    assert shown in story.outcome_message
-    assert (named in story.outcome_message) == (named == shown)
+    assert expected in story.outcome_message
+    assert (named in story.outcome_message) == (named == expected)
 
 
 def test_the_label_of_another_log_names_no_resource_of_this_one():
@@ -313,12 +322,12 @@ def test_adoption_after_a_creation_with_an_unknown_result_waits_for_a_listing_an
 
 
 def test_a_message_names_no_resource_of_another_namespace():
-    theirs = thing(
+    foreign_object = thing(
         uid="theirs", labels={OWNER_LABEL: owner(LOG_ID, ResourceKey("team", "Block", "y"))}
     )
     story = Story()
     story.declare(policy={"adoption": "Adopt"})
-    story.fail("Conflict", shown=theirs)
+    story.fail("Conflict", shown=foreign_object)
     assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
     assert "another namespace" in story.outcome_message
     assert "team" not in story.outcome_message

@@ -27,7 +27,7 @@ from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.turn import TwinHold
 from reconciler.resource.twin import MAX_AHEAD, KeySpaces, newer_action
 from tests.resource.building import FOO, FOO_OWNER, LOG_ID, Story, every, manifest, only, thing
-from tests.resource.test_api_health import answered, configured, declare, failing
+from tests.resource.test_api_health import configured, declare, failing, report_responding
 
 HELD = TwinHold(7, is_held=True)
 FIRST = KeySpaces.of(LOG_ID, "", None)
@@ -38,7 +38,7 @@ def key_at(version: int, *, epoch: str = "", of: ResourceKey = FOO, log_id: str 
     return idempotency_key(log_id, event_id(of, version), epoch)
 
 
-def ours(written_by: str | None, *, label: str = FOO_OWNER) -> ExternalObject:
+def own_object(written_by: str | None, *, label: str = FOO_OWNER) -> ExternalObject:
     return replace(thing(uid="u1", labels={OWNER_LABEL: label}), written_by=written_by)
 
 
@@ -46,21 +46,23 @@ def ours(written_by: str | None, *, label: str = FOO_OWNER) -> ExternalObject:
 
 
 def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
-    assert newer_action(ours(key_at(12)), FIRST, 7) == event_id(FOO, 12)
-    assert newer_action(ours(key_at(1)), FIRST, 0) == event_id(FOO, 1), "it was never heard of"
+    assert newer_action(own_object(key_at(12)), FIRST, 7) == event_id(FOO, 12)
+    assert newer_action(own_object(key_at(1)), FIRST, 0) == event_id(FOO, 1), (
+        "it was never heard of"
+    )
 
 
 @pytest.mark.parametrize(
-    "found",
+    "existing",
     [
-        ours(key_at(7)),
-        ours(key_at(2)),
-        ours(None),
-        ours("a-key-of-somebody-else"),
-        ours(key_at(12, log_id="log2"), label=owner("log2", FOO)),
-        replace(ours(key_at(12)), labels={}),
-        ours(key_at(12, of=ResourceKey("default", "Block", "Bar"))),
-        ours(key_at(7 + MAX_AHEAD + 1)),
+        own_object(key_at(7)),
+        own_object(key_at(2)),
+        own_object(None),
+        own_object("a-key-of-somebody-else"),
+        own_object(key_at(12, log_id="log2"), label=owner("log2", FOO)),
+        replace(own_object(key_at(12)), labels={}),
+        own_object(key_at(12, of=ResourceKey("default", "Block", "Bar"))),
+        own_object(key_at(7 + MAX_AHEAD + 1)),
     ],
     ids=[
         "our newest action",
@@ -73,19 +75,19 @@ def test_the_key_of_an_action_that_the_log_has_not_reached_is_another_holders():
         "too far ahead",
     ],
 )
-def test_nothing_else_is(found: ExternalObject):
+def test_nothing_else_is(existing: ExternalObject):
     """A copy of an object of ours has a key that this log has decided."""
-    assert newer_action(found, FIRST, 7) is None
+    assert newer_action(existing, FIRST, 7) is None
 
 
 def test_a_restored_log_knows_the_keys_of_the_epochs_before():
     """What was written after the backup is newer than the restored log."""
     restored = KeySpaces.of(LOG_ID, "e2.e1", None)
-    assert newer_action(ours(key_at(12)), restored, 7)
-    assert newer_action(ours(key_at(12, epoch="e1")), restored, 7)
-    assert newer_action(ours(key_at(12, epoch="e2.e1")), restored, 7)
-    assert newer_action(ours(key_at(7, epoch="e1")), restored, 7) is None
-    assert newer_action(ours(key_at(12, epoch="e3")), restored, 7) is None
+    assert newer_action(own_object(key_at(12)), restored, 7)
+    assert newer_action(own_object(key_at(12, epoch="e1")), restored, 7)
+    assert newer_action(own_object(key_at(12, epoch="e2.e1")), restored, 7)
+    assert newer_action(own_object(key_at(7, epoch="e1")), restored, 7) is None
+    assert newer_action(own_object(key_at(12, epoch="e3")), restored, 7) is None
 
 
 # --- the ProviderConfig
@@ -97,9 +99,9 @@ def newer(name: str = "a", version: int = 12, known: int = 7) -> NewerObject:
 
 
 def twin(story: Story, *newer: NewerObject, as_of: int | None = None, total: int = 0) -> list[Any]:
-    known = story.state.api.twin.version if as_of is None else as_of
+    known_version = story.state.api.twin.version if as_of is None else as_of
     total = total or len(newer)
-    return story.turn(ApiReported("Twin", "w1", story.now, known, newer=newer, total=total))
+    return story.turn(ApiReported("Twin", "w1", story.now, known_version, newer=newer, total=total))
 
 
 def approve(story: Story) -> list[ResourceEvent]:
@@ -110,11 +112,11 @@ def test_a_configuration_is_held_with_the_objects_that_prove_it():
     story = configured()
     events = twin(story, newer("a"), newer("b"), newer("c"), newer("d"))
     assert only(TwinDetected, events).total == 4
-    told = only(OutcomeRecorded, events)
-    assert (told.outcome, told.reason) == ("Held", "Twin")
-    assert "4 objects were written by actions that this log does not contain" in told.message
-    assert "Block 'a' (uid uid-a) by default/Block/a@12" in told.message
-    assert "and 1 more" in told.message
+    outcome = only(OutcomeRecorded, events)
+    assert (outcome.outcome, outcome.reason) == ("Held", "Twin")
+    assert "4 objects were written by actions that this log does not contain" in outcome.message
+    assert "Block 'a' (uid uid-a) by default/Block/a@12" in outcome.message
+    assert "and 1 more" in outcome.message
 
 
 def test_the_same_objects_are_recorded_once_and_others_are_added():
@@ -141,9 +143,9 @@ def test_all_objects_are_approved_together():
 def test_what_was_read_before_the_approval_holds_nothing():
     story = configured()
     twin(story, newer("a"))
-    before = story.state.api.twin.version
+    version_before = story.state.api.twin.version
     approve(story)
-    assert twin(story, newer("a"), newer("b"), as_of=before) == []
+    assert twin(story, newer("a"), newer("b"), as_of=version_before) == []
 
 
 def test_each_hold_needs_its_own_approval():
@@ -163,7 +165,7 @@ def test_neither_a_declaration_nor_the_breaker_ends_the_hold():
     assert (story.outcome, story.reason) == ("Held", "Twin")
     failing(story)
     assert (story.outcome, story.reason) == ("Held", "Twin")
-    answered(story)
+    report_responding(story)
     assert (story.outcome, story.reason) == ("Held", "Twin")
 
 
@@ -188,7 +190,7 @@ def test_nothing_is_corrected_or_deleted_while_the_api_is_held():
     story.declare(RED)
     story.succeed()
     story.twins["default"] = HELD
-    events = story.see(replace(story.seen, fields=BLUE))
+    events = story.see(replace(story.existing, fields=BLUE))
     assert every(DriftDetected, events), "what is seen is recorded"
     assert not every(ActionDecided, events)
     assert not every(ActionDecided, story.withdraw())
@@ -223,8 +225,8 @@ def test_after_the_approval_actions_have_keys_that_no_copy_has_used():
     story.twins["default"] = TwinHold(8, is_held=False, approved_by="m9")
     action = only(ActionDecided, story.wake()).action
     assert action.idempotency_key != idempotency_key(LOG_ID, action.action_id)
-    known = KeySpaces.of(LOG_ID, "", story.twins["default"])
-    assert newer_action(ours(action.idempotency_key), known, 0) == action.action_id
+    known_key_spaces = KeySpaces.of(LOG_ID, "", story.twins["default"])
+    assert newer_action(own_object(action.idempotency_key), known_key_spaces, 0) == action.action_id
 
 
 def test_the_hold_of_a_resource_is_approved_with_its_configuration():

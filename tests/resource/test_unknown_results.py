@@ -82,7 +82,7 @@ BLIND = kind_that_can(unique_names=False, labels=False)
 UNMARKED = kind_that_can(labels=False)
 
 
-def begun(kind: Kind = BLOCK) -> Story:
+def declared_story(kind: Kind = BLOCK) -> Story:
     story = Story(kind=kind)
     story.declare()
     return story
@@ -97,24 +97,24 @@ def unknown(story: Story, times: int = 1) -> list[ResourceEvent]:
     return events
 
 
-def test_the_first_rung_repeats_with_the_same_key():
-    story = begun()
+def test_the_first_step_repeats_with_the_same_key():
+    story = declared_story()
     action = story.action
     for _ in range(2):
         assert only(ActionRetried, unknown(story)).action == action
     assert not story.flight.is_lookup
 
 
-def test_the_second_rung_looks_when_repeats_tell_nothing():
-    story = begun()
+def test_the_second_step_is_a_lookup_when_repeats_prove_nothing():
+    story = declared_story()
     action = story.action
     assert only(LookupDecided, unknown(story, 3)).action == action
     assert story.flight.is_lookup
 
 
 @pytest.mark.parametrize("labels", [owned_labels(), owned_labels(team="a")])
-def test_what_a_look_finds_under_our_label_is_what_the_action_made(labels: dict[str, str]):
-    story = begun()
+def test_what_a_lookup_finds_under_our_label_is_what_the_action_made(labels: dict[str, str]):
+    story = declared_story()
     unknown(story, 3)
     succeeded = only(ActionSucceeded, story.look(thing(uid="u7", labels=labels)))
     assert succeeded.found_by == "Label"
@@ -122,15 +122,15 @@ def test_what_a_look_finds_under_our_label_is_what_the_action_made(labels: dict[
     assert story.state.owned.uid == "u7"
 
 
-def test_what_a_look_finds_under_the_actions_key_is_what_the_action_made():
-    story = begun(UNMARKED)
+def test_what_a_lookup_finds_under_the_actions_key_is_what_the_action_made():
+    story = declared_story(UNMARKED)
     unknown(story, 3)
-    made = replace(thing(uid="u7"), written_by=story.action.idempotency_key)
-    assert only(ActionSucceeded, story.look(made)).found_by == "Key"
+    created_object = replace(thing(uid="u7"), written_by=story.action.idempotency_key)
+    assert only(ActionSucceeded, story.look(created_object)).found_by == "Key"
 
 
-def test_where_a_look_finds_nothing_the_same_action_is_called_again():
-    story = begun()
+def test_where_a_lookup_finds_nothing_the_same_action_is_called_again():
+    story = declared_story()
     action = story.action
     unknown(story, 3)
     events = story.look(None)
@@ -141,8 +141,8 @@ def test_where_a_look_finds_nothing_the_same_action_is_called_again():
     assert story.outcome == "Converged"
 
 
-def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
-    story = begun()
+def test_where_a_lookup_finds_a_foreign_object_it_is_a_conflict():
+    story = declared_story()
     unknown(story, 3)
     story.look(thing(uid="h1", labels={"reconciler/owner": "another"}))
     assert story.idle
@@ -150,9 +150,9 @@ def test_where_a_look_finds_a_strangers_object_it_is_a_conflict():
     assert story.state.owned is None
 
 
-def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
+def test_the_key_attributes_an_unclaimed_object_that_a_lookup_finds():
     """Another client may have removed our label. The API shows by the key what we created."""
-    story = begun()
+    story = declared_story()
     action = story.action
     unknown(story, 3)
     failed = only(ActionFailed, story.look(thing(uid="u7")))
@@ -163,8 +163,8 @@ def test_where_a_look_finds_what_nobody_claims_the_key_tells_whose_it_is():
     assert story.state.owned.uid == "u7"
 
 
-def test_what_nobody_claims_and_the_key_did_not_make_is_a_strangers():
-    story = begun()
+def test_what_nobody_claims_and_the_key_did_not_make_is_foreign():
+    story = declared_story()
     unknown(story, 3)
     story.look(thing(uid="h1"))
     story.wake(3600)
@@ -173,13 +173,13 @@ def test_what_nobody_claims_and_the_key_did_not_make_is_a_strangers():
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
 
 
-def test_a_look_that_fails_is_followed_by_another_try():
-    story = begun()
+def test_a_lookup_that_fails_is_followed_by_another_try():
+    story = declared_story()
     unknown(story, 3)
     assert only(ActionRetried, unknown(story)).action == story.action
 
 
-def test_a_look_waits_until_the_api_shows_what_was_done():
+def test_a_lookup_waits_until_the_api_shows_what_was_done():
     story = Story(kind=kind_that_can(keys=True, grace=60.0))
     story.declare()
     for _ in range(2):
@@ -192,14 +192,14 @@ def test_a_look_waits_until_the_api_shows_what_was_done():
 
 def test_a_creation_that_cannot_be_repeated_is_looked_for_at_once():
     """Without keys and without unique names a second call could make a second object."""
-    story = begun(NAMELESS)
+    story = declared_story(NAMELESS)
     assert only(LookupDecided, unknown(story)).action == story.action
     story.look(None)
     assert not story.flight.is_lookup, "it was not done: it may be called"
 
 
 def test_without_names_and_labels_a_creation_is_held_for_a_person():
-    story = begun(BLIND)
+    story = declared_story(BLIND)
     story.report(ActionError("Unknown", "cut"))
     story.wake(3600)
     held = only(ActionHeld, story.look(None))
@@ -209,7 +209,7 @@ def test_without_names_and_labels_a_creation_is_held_for_a_person():
 
 
 def held_for_a_person() -> Story:
-    story = begun(BLIND)
+    story = declared_story(BLIND)
     unknown(story)
     story.look(None)
     assert story.outcome == "Held"
@@ -229,7 +229,7 @@ def test_a_person_who_says_that_it_was_not_done_has_it_called_again():
 
 
 @pytest.mark.parametrize("policy", [{}, {"adoption": "Adopt"}])
-def test_of_two_objects_with_our_label_a_person_tells_which_one_was_created(
+def test_of_two_objects_with_our_label_an_operator_names_the_created_one(
     policy: dict[str, str],
 ):
     """Another client has copied the label: the other object would leak, or never was ours."""
@@ -238,7 +238,7 @@ def test_of_two_objects_with_our_label_a_person_tells_which_one_was_created(
     if policy:
         story.see(None)
     unknown(story)
-    copied, ours = (thing(uid=uid, labels=owned_labels()) for uid in ("h1", "u2"))
+    copied, own_object = (thing(uid=uid, labels=owned_labels()) for uid in ("h1", "u2"))
     for _ in range(2):
         held = only(ActionHeld, story.look(copied, labeled_uids=("h1", "u2")))
         assert "h1, u2" in held.reason
@@ -246,13 +246,13 @@ def test_of_two_objects_with_our_label_a_person_tells_which_one_was_created(
         assert story.state.owned is None
         story.turn(Approved("UnknownResult", reason="I looked"))
         assert story.flight.is_lookup, "nothing is created before the label is looked for again"
-    assert only(ActionSucceeded, story.look(ours)).found_by == "Label"
+    assert only(ActionSucceeded, story.look(own_object)).found_by == "Label"
     assert story.state.owned is not None
     assert story.state.owned.uid == "u2"
 
 
-def test_of_two_objects_with_our_label_the_key_tells_which_one_was_created():
-    story = begun(kind_that_can(keys=True, unique_names=False))
+def test_of_two_objects_with_our_label_the_key_identifies_the_created_one():
+    story = declared_story(kind_that_can(keys=True, unique_names=False))
     action = story.action
     unknown(story, 3)
     copied = thing(uid="h1", labels=owned_labels())
@@ -265,7 +265,7 @@ def test_a_lookup_passes_over_the_objects_that_existed_before_the_creation():
     story = Story(kind=replaced_by_id(NAMELESS))
     story.declare({"type": "Square"})
     story.succeed()
-    replaced = story.seen.uid
+    replaced = story.existing.uid
     story.declare({"type": "Circle"})
     assert story.action.operation == "Create"
     looked = only(LookupDecided, unknown(story))
@@ -273,14 +273,14 @@ def test_a_lookup_passes_over_the_objects_that_existed_before_the_creation():
 
 
 def test_a_lookup_where_names_are_unique_needs_no_uids():
-    assert only(LookupDecided, unknown(begun(), 3)).known_uids == ()
+    assert only(LookupDecided, unknown(declared_story(), 3)).known_uids == ()
 
 
 def test_what_a_person_has_labelled_is_found_and_not_made_a_second_time():
-    story = begun(NAMELESS)
+    story = declared_story(NAMELESS)
     unknown(story)
-    other = thing(uid="u1", labels={"reconciler/owner": "somebody else's"})
-    assert only(ActionHeld, story.look(other)), "ours may stand beside it"
+    other_object = thing(uid="u1", labels={"reconciler/owner": "somebody else's"})
+    assert only(ActionHeld, story.look(other_object)), "ours may stand beside it"
     assert only(LookupDecided, story.turn(Approved("UnknownResult", reason="labelled")))
     assert only(ActionSucceeded, story.look(thing(uid="u2", labels=owned_labels())))
     assert story.state.owned is not None
@@ -300,7 +300,7 @@ def test_a_second_hold_of_an_action_is_approved_anew():
 
 
 def test_an_approval_does_not_cover_a_later_call_with_an_unknown_result():
-    story = begun(UNMARKED)
+    story = declared_story(UNMARKED)
     unknown(story)
     story.fail("Conflict", shown=thing(uid="u1"))
     assert only(ActionRetried, story.turn(Approved("UnknownResult", reason="I looked")))
@@ -318,45 +318,45 @@ def test_a_person_who_says_that_it_was_done_ends_the_action():
 
 
 def test_a_taken_name_on_an_api_without_keys_is_our_own_work_if_it_carries_our_label():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     events = story.fail("Conflict", shown=thing(uid="u1", labels=owned_labels()))
     assert only(ActionSucceeded, events).found_by == "Label"
     assert story.outcome == "Converged"
 
 
 def test_a_taken_name_on_an_api_with_keys_is_ours_only_if_a_result_was_unknown():
-    story = begun()
+    story = declared_story()
     story.fail("Conflict", shown=thing(labels=owned_labels()))
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
-    story = begun()
+    story = declared_story()
     unknown(story)
     events = story.fail("Conflict", shown=thing(uid="u1", labels=owned_labels()))
     assert only(ActionSucceeded, events).found_by == "Label"
 
 
 def test_what_an_earlier_action_of_ours_made_is_changed_to_what_is_declared_now():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     events = story.fail("Conflict", shown=repainted(thing(labels=owned_labels()), color="Blue"))
     assert only(ActionSucceeded, events).found_by == "Label"
     assert only(ActionDecided, events).action.operation == "Update"
 
 
-@pytest.mark.parametrize("shown", [thing(uid="u1"), thing({"type": "Circle"}, uid="u1")])
+@pytest.mark.parametrize("observed_object", [thing(uid="u1"), thing({"type": "Circle"}, uid="u1")])
 def test_without_labels_a_taken_name_after_an_unknown_result_is_held_for_a_person(
-    shown: ExternalObject,
+    observed_object: ExternalObject,
 ):
     """Another client may have changed what our first call created before the second finds it."""
-    story = begun(UNMARKED)
+    story = declared_story(UNMARKED)
     unknown(story)
-    assert only(ActionHeld, story.fail("Conflict", shown=shown)).object == shown
+    assert only(ActionHeld, story.fail("Conflict", shown=observed_object)).object == observed_object
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
-    story = begun(UNMARKED)
+    story = declared_story(UNMARKED)
     unknown(story, 3)
-    assert only(ActionHeld, story.look(shown)).object == shown
+    assert only(ActionHeld, story.look(observed_object)).object == observed_object
 
 
-def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_taken_for_a_strangers():
-    story = begun(UNMARKED)
+def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_attributed_to_others():
+    story = declared_story(UNMARKED)
     unknown(story)
     story.withdraw()
     story.fail("Conflict", shown=thing({"type": "Circle"}, uid="u1"))
@@ -368,7 +368,7 @@ def test_without_labels_a_withdrawn_creation_of_unknown_result_is_not_taken_for_
 
 def test_a_redelivered_creation_that_meets_what_nobody_claims_is_held_for_a_person():
     """A worker died after its call, and another client removed our label before the second."""
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     held = only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1"), redelivered=True))
     assert held.object == thing(uid="u1")
     assert "uid u1" in held.reason
@@ -377,30 +377,30 @@ def test_a_redelivered_creation_that_meets_what_nobody_claims_is_held_for_a_pers
     assert story.wake(36_000) == [], "nothing happens by itself"
 
 
-def test_what_a_creation_meets_at_its_first_delivery_is_a_strangers():
-    story = begun(KEYLESS)
+def test_what_a_creation_meets_at_its_first_delivery_is_foreign():
+    story = declared_story(KEYLESS)
     story.fail("Conflict", shown=thing(uid="h1"))
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
 
 
 def test_a_creation_that_was_perhaps_made_before_stays_so_at_its_next_attempt():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     story.fail("Throttled", redelivered=True)
     story.wake(3600)
     assert only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1")))
 
 
 def test_after_an_unknown_result_what_nobody_claims_is_held_for_a_person():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     unknown(story)
     assert only(ActionHeld, story.fail("Conflict", shown=thing(uid="u1")))
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     unknown(story, 3)
     assert only(ActionHeld, story.look(thing(uid="u1")))
 
 
 def test_what_another_owner_claims_is_never_taken_for_our_own_work():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     another = thing(uid="h1", labels={"reconciler/owner": "another"})
     story.fail("Conflict", shown=another, redelivered=True)
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
@@ -409,7 +409,7 @@ def test_what_another_owner_claims_is_never_taken_for_our_own_work():
 @pytest.mark.parametrize(
     ("policy", "configs"), [({"adoption": "Adopt"}, {CONFIG: SHARED}), ({}, {CONFIG: EXCLUSIVE})]
 )
-def test_nobody_is_asked_whose_it_is_where_it_becomes_ours_whoever_made_it(
+def test_no_approval_is_needed_where_the_object_is_adopted_anyway(
     policy: Fields, configs: dict[str, ProviderConfigSpec]
 ):
     story = Story(kind=KEYLESS, configs=configs)
@@ -427,8 +427,8 @@ def test_what_would_be_adopted_if_it_were_not_withdrawn_is_held():
     assert (story.outcome, story.reason) == ("Held", "UnknownResult")
 
 
-def asked_about_what_nobody_claims(*, after_unknown_result: bool = False) -> Story:
-    story = begun(KEYLESS)
+def held_for_unclaimed_object(*, after_unknown_result: bool = False) -> Story:
+    story = declared_story(KEYLESS)
     if after_unknown_result:
         unknown(story)
     story.fail("Conflict", shown=thing(uid="u1"), redelivered=not after_unknown_result)
@@ -437,7 +437,7 @@ def asked_about_what_nobody_claims(*, after_unknown_result: bool = False) -> Sto
 
 
 def test_a_person_who_finds_it_to_be_ours_gives_it_our_label_and_has_it_called_again():
-    story = asked_about_what_nobody_claims()
+    story = held_for_unclaimed_object()
     story.withdraw()
     assert only(ActionRetried, story.turn(Approved("UnknownResult", reason="it is ours")))
     events = story.fail("Conflict", shown=thing(uid="u1", labels=owned_labels()))
@@ -447,7 +447,7 @@ def test_a_person_who_finds_it_to_be_ours_gives_it_our_label_and_has_it_called_a
 
 @pytest.mark.parametrize("after_unknown_result", [False, True])
 def test_a_person_who_finds_it_to_be_anothers_is_not_asked_again(after_unknown_result: bool):
-    story = asked_about_what_nobody_claims(after_unknown_result=after_unknown_result)
+    story = held_for_unclaimed_object(after_unknown_result=after_unknown_result)
     story.turn(Approved("UnknownResult", reason="it is of the shop"))
     story.fail("Conflict", shown=thing(uid="u1"))
     assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
@@ -455,19 +455,21 @@ def test_a_person_who_finds_it_to_be_anothers_is_not_asked_again(after_unknown_r
 
 def test_without_keys_a_creation_of_two_deliveries_may_have_made_a_second_object():
     """The worker that had it first may wake up long after, and make its call."""
-    story = begun(KEYLESS)
-    made = story.written(story.action)
-    assert only(ActionSucceeded, story.report(shown=made, redelivered=True)).redelivered
+    story = declared_story(KEYLESS)
+    created_object = story.written(story.action)
+    assert only(ActionSucceeded, story.report(shown=created_object, redelivered=True)).redelivered
     story.withdraw()
     story.report()
     story.see(thing(uid="u9", labels=owned_labels()))
     assert (story.action.operation, story.action.uid) == ("Delete", "u9")
 
 
-def test_with_keys_a_second_delivery_says_nothing():
-    story = begun()
-    made = story.written(story.action)
-    assert not only(ActionSucceeded, story.report(shown=made, redelivered=True)).redelivered
+def test_with_keys_a_second_delivery_proves_nothing():
+    story = declared_story()
+    created_object = story.written(story.action)
+    assert not only(
+        ActionSucceeded, story.report(shown=created_object, redelivered=True)
+    ).redelivered
     assert not story.state.actions.uncertain_create
 
 
@@ -486,8 +488,10 @@ def created_twice(kind: Kind, labels: dict[str, str]) -> tuple[Story, ExternalOb
     return story, second
 
 
-def second_success(story: Story, action_id: str, made: ExternalObject) -> list[ResourceEvent]:
-    return story.report(shown=made, action_id=action_id, attempt=1, redelivered=True)
+def second_success(
+    story: Story, action_id: str, created_object: ExternalObject
+) -> list[ResourceEvent]:
+    return story.report(shown=created_object, action_id=action_id, attempt=1, redelivered=True)
 
 
 @pytest.mark.parametrize(
@@ -514,7 +518,7 @@ def test_the_second_object_of_a_creation_is_ours_when_another_action_meets_it():
 
 
 def test_the_second_object_of_a_creation_is_deleted_though_the_first_was():
-    story = begun(KEYLESS)
+    story = declared_story(KEYLESS)
     action_id = story.action.action_id
     story.succeed()
     story.withdraw()
@@ -540,14 +544,14 @@ def test_a_second_object_that_was_released_is_not_claimed_again():
     assert story.state.owned is None
 
 
-def test_with_keys_a_repeated_success_says_nothing():
-    story = begun()
+def test_with_keys_a_repeated_success_proves_nothing():
+    story = declared_story()
     action_id = story.action.action_id
-    made = story.written(story.action)
-    story.report(shown=made)
-    assert story.report(shown=made, action_id=action_id, attempt=1, replayed=True) == []
-    lost = ActionError("Unknown", "a worker that had it was not heard of again")
-    assert story.report(lost, action_id=action_id, attempt=1, redelivered=True) == []
+    created_object = story.written(story.action)
+    story.report(shown=created_object)
+    assert story.report(shown=created_object, action_id=action_id, attempt=1, replayed=True) == []
+    lost_error = ActionError("Unknown", "a worker that had it was not heard of again")
+    assert story.report(lost_error, action_id=action_id, attempt=1, redelivered=True) == []
 
 
 def test_what_carries_the_key_of_an_ended_creation_is_ours():
@@ -558,18 +562,18 @@ def test_what_carries_the_key_of_an_ended_creation_is_ours():
     story.fail("NotDone")
     story.withdraw()
     assert story.idle
-    made = replace(thing(uid="u9"), written_by=action.idempotency_key)
-    assert only(OwnershipClaimed, story.see(made)).reason == "Found"
+    created_object = replace(thing(uid="u9"), written_by=action.idempotency_key)
+    assert only(OwnershipClaimed, story.see(created_object)).reason == "Found"
     assert (story.action.operation, story.action.uid) == ("Delete", "u9"), "no leak"
 
 
 def in_doubt(kind: Kind = KEYLESS) -> Story:
     """The result of a second delivery of a creation was lost, and the first object was deleted."""
-    story = begun(kind)
+    story = declared_story(kind)
     action_id = story.action.action_id
     story.succeed()
-    lost = ActionError("Unknown", "a worker that had it was not heard of again")
-    story.report(lost, action_id=action_id, attempt=1, redelivered=True)
+    lost_error = ActionError("Unknown", "a worker that had it was not heard of again")
+    story.report(lost_error, action_id=action_id, attempt=1, redelivered=True)
     return story
 
 
@@ -600,7 +604,7 @@ def test_what_nobody_claims_after_a_creation_in_doubt_is_held_for_a_person(
 @pytest.mark.parametrize(
     ("policy", "outcome"), [({"paused": True}, "Paused"), ({"mode": "ObserveOnly"}, "Converged")]
 )
-def test_a_person_is_asked_whose_it_is_also_where_nothing_is_to_be_written(
+def test_an_operator_is_asked_for_the_owner_even_where_nothing_is_to_be_written(
     policy: Fields, outcome: str
 ):
     story = in_doubt()
@@ -621,7 +625,7 @@ def test_a_creation_in_doubt_that_gets_our_label_is_ours_before_and_after_an_app
         assert only(OwnershipClaimed, events).uid == "u9"
 
 
-def test_what_is_adopted_after_a_creation_in_doubt_is_not_asked_about():
+def test_an_object_adopted_after_a_creation_in_doubt_needs_no_approval():
     story = in_doubt()
     story.declare(policy={"adoption": "Adopt"})
     assert only(OwnershipClaimed, story.see(thing(uid="u9"))).reason == "Adopted"
@@ -634,25 +638,25 @@ def updating() -> Story:
     return story
 
 
-def test_an_update_that_a_look_shows_as_done_is_done():
+def test_an_update_that_a_lookup_shows_as_done_is_done():
     story = updating()
     assert (
-        only(ActionSucceeded, story.look(repainted(story.seen, color="Purple"))).found_by
+        only(ActionSucceeded, story.look(repainted(story.existing, color="Purple"))).found_by
         == "Content"
     )
     assert story.outcome == "Converged"
 
 
-def test_an_update_that_a_look_shows_as_not_done_is_called_again():
+def test_an_update_that_a_lookup_shows_as_not_done_is_called_again():
     story = updating()
-    assert only(ActionRetried, story.look(story.seen)).action == story.action
+    assert only(ActionRetried, story.look(story.existing)).action == story.action
 
 
-def test_an_update_that_a_look_shows_as_overtaken_is_decided_anew():
+def test_an_update_that_a_lookup_shows_as_overtaken_is_decided_anew():
     story = updating()
-    before = story.action
-    decided = only(ActionDecided, story.look(repainted(story.seen, color="Green")))
-    assert decided.action.version != before.version
+    previous_action = story.action
+    decided = only(ActionDecided, story.look(repainted(story.existing, color="Green")))
+    assert decided.action.version != previous_action.version
 
 
 def test_an_update_of_what_is_gone_becomes_a_creation():
@@ -660,38 +664,38 @@ def test_an_update_of_what_is_gone_becomes_a_creation():
     assert only(ActionDecided, story.look(None)).action.operation == "Create"
 
 
-def test_a_deletion_is_done_when_a_look_shows_nothing_and_called_again_when_it_is_there():
+def test_a_deletion_is_done_when_a_lookup_shows_nothing_and_called_again_when_it_is_there():
     story = converged()
     story.withdraw()
     unknown(story, 3)
-    assert every(ActionRetried, story.look(story.seen))
+    assert every(ActionRetried, story.look(story.existing))
     unknown(story, 3)
     assert only(ActionSucceeded, story.look(None)).found_by == "Absence"
     assert story.outcome == "Deleted"
 
 
-def test_a_deletion_that_meets_nothing_does_not_claim_what_somebody_else_did():
+def test_a_deletion_that_meets_nothing_does_not_claim_what_another_client_did():
     story = converged()
     story.withdraw()
     assert only(ActionSucceeded, story.report(absent=True)).found_by == "Absence"
     assert story.outcome == "Deleted"
 
 
-def test_a_success_that_is_told_late_makes_the_object_ours():
+def test_a_success_that_is_reported_late_makes_the_object_ours():
     """The same attempt ran twice, and the one that was refused reported first."""
-    story = begun()
+    story = declared_story()
     action = story.action
     story.fail("Refused")
     assert story.outcome == "Failed"
-    made = story.written(action)
-    events = story.report(shown=made, action_id=action.action_id, attempt=1)
+    created_object = story.written(action)
+    events = story.report(shown=created_object, action_id=action.action_id, attempt=1)
     assert only(ActionSucceeded, events).late
     assert story.state.owned is not None
     assert story.outcome == "Converged"
 
 
 def test_a_late_success_of_what_was_withdrawn_meanwhile_is_deleted():
-    story = begun()
+    story = declared_story()
     action = story.action
     story.fail("Refused")
     story.withdraw()
@@ -709,7 +713,7 @@ def refused_for_good(story: Story) -> None:
 
 def test_an_object_under_our_label_after_an_uncertain_creation_is_ours():
     """The creation was refused in the end, but an earlier attempt of it may have been done."""
-    story = begun()
+    story = declared_story()
     unknown(story)
     refused_for_good(story)
     assert story.outcome == "Failed"
@@ -720,7 +724,7 @@ def test_an_object_under_our_label_after_an_uncertain_creation_is_ours():
 
 
 def test_what_an_uncertain_creation_made_is_ours_where_nothing_is_to_be_written():
-    story = begun()
+    story = declared_story()
     unknown(story)
     refused_for_good(story)
     story.declare(policy={"mode": "ObserveOnly"})
@@ -735,12 +739,12 @@ def test_a_label_alone_makes_nothing_ours():
     assert (story.outcome, story.reason) == ("Disputed", "LabelNotInLog")
 
 
-def test_a_label_that_is_taken_off_is_put_back_or_reported():
+def test_a_label_that_is_taken_off_is_restored_or_reported():
     story = converged()
-    story.see(relabelled(story.seen, {}))
+    story.see(relabelled(story.existing, {}))
     assert story.action.labels["reconciler/owner"] == FOO_OWNER
     story = converged(policy={"ownerLabel": "Report"})
-    story.see(relabelled(story.seen, {}))
+    story.see(relabelled(story.existing, {}))
     assert story.idle
     assert (story.outcome, story.reason) == ("Disputed", "LabelMissing")
 
@@ -750,32 +754,32 @@ def test_a_creation_of_unknown_result_is_not_repeated_though_the_next_answer_is_
     kind: Kind,
 ):
     """The API refuses that call alone: what the one before has made would be made once more."""
-    story = begun(kind)
+    story = declared_story(kind)
     story.fail("Unknown")
     assert only(LookupDecided, story.wake(3600))
     action, attempt = story.action, story.flight.attempt
     slower = ActionError("Throttled", "slower", 429, 5.0)
-    told = Reported(action.action_id, attempt, story.now, story.now, "w1", slower)
-    story.turn(replace(told, is_lookup=True))
+    report = Reported(action.action_id, attempt, story.now, story.now, "w1", slower)
+    story.turn(replace(report, is_lookup=True))
     assert every(ActionRetried, story.wake(3600)) == []
     assert story.flight.is_lookup
 
 
 @pytest.mark.parametrize("kind", [NAMELESS, BLIND], ids=["labels", "nothing"])
 def test_a_creation_that_another_worker_had_is_not_repeated_when_it_is_throttled(kind: Kind):
-    story = begun(kind)
+    story = declared_story(kind)
     story.fail("Throttled", redelivered=True)
     assert only(LookupDecided, story.wake(3600))
 
 
 def test_a_creation_that_was_only_throttled_is_repeated():
-    story = begun(NAMELESS)
+    story = declared_story(NAMELESS)
     story.fail("Throttled")
     assert only(ActionRetried, story.wake(3600))
 
 
-def test_the_log_keeps_every_rung():
-    story = begun()
+def test_the_log_keeps_every_step():
+    story = declared_story()
     unknown(story, 3)
     story.look(None)
     rungs = [
@@ -806,7 +810,7 @@ def test_the_grace_of_the_configuration_counts_as_well():
 
 
 @pytest.mark.parametrize("clock_was_ahead", [timedelta(hours=1), -timedelta(hours=1)])
-def test_a_look_waits_for_the_grace_by_the_clock_of_the_bus(clock_was_ahead: timedelta):
+def test_a_lookup_waits_for_the_grace_by_the_clock_of_the_bus(clock_was_ahead: timedelta):
     """A decider with a wrong clock recorded the failure; another one decides the lookup."""
     story = Story(kind=kind_that_can(unique_names=False, grace=60.0))
     story.stored_at = story.now
@@ -821,7 +825,7 @@ def test_a_look_waits_for_the_grace_by_the_clock_of_the_bus(clock_was_ahead: tim
 
 
 @pytest.mark.parametrize("clock_ahead", [timedelta(hours=1), -timedelta(hours=1)])
-def test_a_look_after_an_approval_waits_for_the_grace_by_the_clock_of_the_bus(
+def test_a_lookup_after_an_approval_waits_for_the_grace_by_the_clock_of_the_bus(
     clock_ahead: timedelta,
 ):
     story = Story(kind=kind_that_can(unique_names=False, grace=60.0))

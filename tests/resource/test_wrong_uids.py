@@ -29,7 +29,7 @@ from tests.resource.test_observations import UNCONDITIONAL
 def created() -> tuple[Story, ExternalObject]:
     """A resource is created; the API shows the object with another uid than its answer had."""
     story = converged()
-    return story, replace(story.seen, uid="real")
+    return story, replace(story.existing, uid="real")
 
 
 assert BLOCK.capabilities is not None
@@ -42,7 +42,7 @@ def created_by_id(*, marked: bool = True) -> tuple[Story, ExternalObject]:
     story = converged(kind=BY_ID)
     created = story.state.actions.ended[-1].action
     key = created.idempotency_key if marked else "key"
-    return story, replace(story.seen, uid="real", written_by=key)
+    return story, replace(story.existing, uid="real", written_by=key)
 
 
 def later(story: Story, seconds: float) -> Story:
@@ -51,8 +51,8 @@ def later(story: Story, seconds: float) -> Story:
 
 
 def test_the_object_that_carries_our_label_soon_after_is_ours():
-    story, made = created()
-    events = story.see(made)
+    story, created_object = created()
+    events = story.see(created_object)
     assert only(OwnershipReleased, events).unconfirmed
     assert only(OwnershipClaimed, events) == OwnershipClaimed("Foo", "real", "Found", CONFIG)
     assert story.outcome == "Converged"
@@ -61,17 +61,17 @@ def test_the_object_that_carries_our_label_soon_after_is_ours():
 
 
 def test_the_object_that_stands_in_the_way_of_an_update_is_ours():
-    story, made = created()
+    story, created_object = created()
     story.declare({"type": "Circle"})
-    events = story.fail("Conflict", shown=made)
+    events = story.fail("Conflict", shown=created_object)
     assert only(OwnershipClaimed, events).uid == "real"
     assert (story.action.operation, story.action.uid) == ("Update", "real")
 
 
 def test_the_object_that_stands_in_the_way_of_a_deletion_is_deleted():
-    story, made = created()
+    story, created_object = created()
     story.withdraw()
-    story.fail("Conflict", shown=made)
+    story.fail("Conflict", shown=created_object)
     assert (story.action.operation, story.action.uid) == ("Delete", "real")
     story.succeed()
     assert story.outcome == "Deleted"
@@ -79,38 +79,38 @@ def test_the_object_that_stands_in_the_way_of_a_deletion_is_deleted():
 
 @pytest.mark.parametrize("answer", [{"absent": True}, {"error": "NotFound"}])
 def test_the_object_that_a_deletion_has_not_met_is_deleted(answer: dict[str, Any]):
-    story, made = created()
+    story, created_object = created()
     story.withdraw()
     if "error" in answer:
         story.fail("NotFound")
     else:
         story.report(absent=True)
     assert story.outcome == "Deleted"
-    events = story.see(made)
+    events = story.see(created_object)
     assert only(OwnershipClaimed, events).reason == "Found"
     assert (story.action.operation, story.action.uid) == ("Delete", "real")
 
 
 def test_a_deletion_that_deletes_leaves_nothing_to_look_for():
-    story, made = created()
+    story, created_object = created()
     story.withdraw()
     story.report()
-    assert story.see(made)
+    assert story.see(created_object)
     assert story.outcome == "Disputed"
 
 
 @pytest.mark.parametrize("labels", [{}, {"reconciler/owner": "log2.default.Block.Foo"}])
 def test_without_our_label_it_is_another_clients(labels: dict[str, str]):
-    story, made = created()
-    story.see(replace(made, labels=labels))
+    story, created_object = created()
+    story.see(replace(created_object, labels=labels))
     assert story.outcome == "Conflict"
     story.withdraw()
     assert story.idle
 
 
 def test_long_after_the_creation_our_label_may_be_a_copy():
-    story, made = created()
-    later(story, 3600).see(made)
+    story, created_object = created()
+    later(story, 3600).see(created_object)
     assert not every(OwnershipClaimed, [each.data for each in story.log])
     assert story.outcome == "Conflict"
 
@@ -128,30 +128,30 @@ def test_an_api_that_answers_without_an_object_has_named_no_uid():
 def test_a_slow_api_has_more_time():
     slow = replace(SHARED, resync_seconds=600.0)
     story = converged(configs={CONFIG: slow})
-    made = replace(story.seen, uid="real")
-    assert every(OwnershipClaimed, later(story, 900).see(made))
+    created_object = replace(story.existing, uid="real")
+    assert every(OwnershipClaimed, later(story, 900).see(created_object))
 
 
 def test_once_a_look_has_shown_the_uid_another_one_is_another_object():
-    story, made = created()
+    story, created_object = created()
     story.declare({"type": "Square"}, policy={"mode": "CreateOnly"})
-    story.see(repainted(story.seen, color="Blue"))
-    story.see(made)
+    story.see(repainted(story.existing, color="Blue"))
+    story.see(created_object)
     assert story.outcome == "Conflict"
 
 
 def test_once_a_write_has_met_the_uid_another_one_is_another_object():
-    story, made = created()
+    story, created_object = created()
     story.declare({"type": "Circle"})
     story.succeed()
-    story.see(made)
+    story.see(created_object)
     assert story.outcome == "Conflict"
 
 
 def test_a_label_that_our_own_write_may_have_put_on_it_proves_nothing():
     """An update of unknown result, which the API does not bind to an object, may have met it."""
     story = converged(kind=changed(BLOCK, capabilities=UNCONDITIONAL))
-    first = story.seen
+    first = story.existing
     story.declare({"type": "Circle"})
     story.fail("Unknown")
     story.declare({"type": "Square", "color": "Red"})
@@ -163,8 +163,8 @@ def test_a_label_that_our_own_write_may_have_put_on_it_proves_nothing():
 
 
 def test_without_unique_names_the_object_with_the_key_of_the_creation_is_ours():
-    story, made = created_by_id()
-    events = story.see(made)
+    story, created_object = created_by_id()
+    events = story.see(created_object)
     assert only(OwnershipReleased, events).unconfirmed
     assert only(OwnershipClaimed, events).uid == "real"
     assert story.idle, "it is not created again"
@@ -175,21 +175,21 @@ def test_without_unique_names_the_object_with_the_key_of_the_creation_is_ours():
 
 
 def test_without_unique_names_an_object_with_another_key_is_not_ours():
-    story, made = created_by_id(marked=False)
-    assert not story.see(made)
+    story, created_object = created_by_id(marked=False)
+    assert not story.see(created_object)
     assert story.state.owned is not None
 
 
 def test_without_unique_names_a_copy_made_long_after_the_creation_is_not_ours():
-    story, made = created_by_id()
-    assert not later(story, 3600).see(made)
+    story, created_object = created_by_id()
+    assert not later(story, 3600).see(created_object)
 
 
 def test_without_unique_names_a_copy_beside_a_listed_object_is_not_ours():
-    story, made = created_by_id()
+    story, created_object = created_by_id()
     story.declare({"type": "Circle"})
     story.succeed()
-    assert not story.see(made)
+    assert not story.see(created_object)
 
 
 # --- an object of a creation that was abandoned, of which a listing shows nothing until later
@@ -200,7 +200,9 @@ def superseded() -> tuple[Story, ExternalObject]:
     story = Story(kind=BY_ID)
     story.declare()
     creation = story.action
-    made = replace(story.written(creation), uid="late", written_by=creation.idempotency_key)
+    created_object = replace(
+        story.written(creation), uid="late", written_by=creation.idempotency_key
+    )
     for _ in range(3):
         story.fail("Unknown")
         later(story, 3600).wake()
@@ -208,35 +210,35 @@ def superseded() -> tuple[Story, ExternalObject]:
     story.look(None)
     assert story.action.action_id != creation.action_id
     story.succeed()
-    return story, made
+    return story, created_object
 
 
 def test_the_object_of_an_abandoned_creation_is_deleted_and_ours_stays():
-    story, made = superseded()
-    ours = story.state.owned
-    assert ours is not None
-    events = story.see(made)
+    story, created_object = superseded()
+    owned = story.state.owned
+    assert owned is not None
+    events = story.see(created_object)
     assert not every(OwnershipReleased, events)
     assert only(OwnershipClaimed, events).uid == "late"
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
     story.succeed()
-    assert story.state.owned == ours
+    assert story.state.owned == owned
     assert story.outcome == "Converged"
-    assert not story.see(made), "a listing that lags shows it again"
+    assert not story.see(created_object), "a listing that lags shows it again"
     assert story.idle
 
 
 def test_the_object_of_an_abandoned_creation_is_deleted_though_ours_was_listed_first():
-    story, made = superseded()
-    story.see(replace(story.seen, version="2"))
-    assert only(OwnershipClaimed, story.see(made)).uid == "late"
+    story, created_object = superseded()
+    story.see(replace(story.existing, version="2"))
+    assert only(OwnershipClaimed, story.see(created_object)).uid == "late"
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
 
 
 def test_a_withdrawal_deletes_the_object_of_an_abandoned_creation_as_well():
-    story, made = superseded()
+    story, created_object = superseded()
     story.declare({"type": "Circle"}, policy={"paused": True})
-    story.see(made)
+    story.see(created_object)
     assert story.idle
     story.withdraw()
     assert (story.action.operation, story.action.uid) == ("Delete", "late")
@@ -258,15 +260,15 @@ def test_a_withdrawal_deletes_the_object_of_an_abandoned_creation_as_well():
 def test_an_object_without_the_key_or_the_label_of_an_abandoned_creation_is_not_ours(
     changed: dict[str, Any],
 ):
-    story, made = superseded()
-    assert not story.see(replace(made, **changed))
+    story, created_object = superseded()
+    assert not story.see(replace(created_object, **changed))
 
 
 def test_a_copy_of_the_object_of_an_abandoned_creation_is_not_ours():
-    story, made = superseded()
-    story.see(made)
+    story, created_object = superseded()
+    story.see(created_object)
     story.succeed()
-    assert not story.see(replace(made, uid="copy"))
+    assert not story.see(replace(created_object, uid="copy"))
     assert story.idle
 
 
@@ -284,9 +286,9 @@ def test_the_objects_of_two_abandoned_creations_are_deleted():
     story.declare({"type": "Circle"})
     story.look(None)
     story.succeed()
-    for made in (first, second):
-        assert only(OwnershipClaimed, story.see(made)).uid == made.uid
-        assert (story.action.operation, story.action.uid) == ("Delete", made.uid)
+    for created_object in (first, second):
+        assert only(OwnershipClaimed, story.see(created_object)).uid == created_object.uid
+        assert (story.action.operation, story.action.uid) == ("Delete", created_object.uid)
         story.succeed()
     assert story.outcome == "Converged"
 
@@ -314,15 +316,15 @@ def test_an_object_that_nobody_has_with_the_label_of_a_resource_of_its_kind(
 ):
     """A name that the resource never used shows a copy; an id does not."""
     story = Story(kind=BLOCK if unique else BY_ID)
-    found = thing(uid="u9", labels={"reconciler/owner": "log1.default.Block.other"})
-    story.see(replace(found, written_by="key"))
+    existing = thing(uid="u9", labels={"reconciler/owner": "log1.default.Block.other"})
+    story.see(replace(existing, written_by="key"))
     assert (story.outcome, story.reason) == (outcome, "OwnedByAnother")
 
 
 def test_that_an_earlier_object_is_absent_does_not_show_that_no_other_exists():
     """The observer had read the released uid: an object of the same name may exist all the time."""
     story, _ = created_by_id()
-    uid, began = story.seen.uid, story.position
+    uid, began = story.existing.uid, story.position
     story.declare({"type": "Square", "color": "Red"}, policy={"mode": "ObserveOnly"})
     story.see(None, evidence="Read", as_of=began, absent_uid=uid)
     assert story.outcome == "Waiting"

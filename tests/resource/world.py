@@ -62,7 +62,7 @@ class Api:
         self._judge = judge
         self._serial = 0
         self.object: ExternalObject | None = None
-        self.kept: dict[str, ExternalObject | None] = {}
+        self.stored_results: dict[str, ExternalObject | None] = {}
         self.effects = 0
 
     def next(self) -> str:
@@ -71,31 +71,31 @@ class Api:
 
     def call(self, action: Action, *, shows_obstacle: bool) -> Result:
         assert self._judge.call(Call(0.0, action)) == []
-        if action.idempotency_key in self.kept:
-            return self.kept[action.idempotency_key], None
-        found = self.object
-        if found is None and action.operation == "Update":
+        if action.idempotency_key in self.stored_results:
+            return self.stored_results[action.idempotency_key], None
+        existing = self.object
+        if existing is None and action.operation == "Update":
             return None, ActionError("NotFound", "it is not there")
-        taken = found is not None and (
+        is_taken = existing is not None and (
             action.operation == "Create"
-            or (action.uid is not None and action.uid != found.uid)
-            or (action.version is not None and action.version != found.version)
+            or (action.uid is not None and action.uid != existing.uid)
+            or (action.version is not None and action.version != existing.version)
         )
-        if taken:
-            return (found if shows_obstacle else None), ActionError("Conflict", "in the way")
-        self._do(action, found)
-        self.kept[action.idempotency_key] = self.object
+        if is_taken:
+            return (existing if shows_obstacle else None), ActionError("Conflict", "in the way")
+        self._do(action, existing)
+        self.stored_results[action.idempotency_key] = self.object
         return self.object, None
 
-    def _do(self, action: Action, found: ExternalObject | None) -> None:
+    def _do(self, action: Action, existing: ExternalObject | None) -> None:
         if action.operation == "Delete":
             self.object = None
         else:
-            uid = f"u{self.next()}" if found is None else found.uid
+            uid = f"u{self.next()}" if existing is None else existing.uid
             self.object = ExternalObject(
                 action.external_name, action.fields, uid, self.next(), action.labels
             )
-        changed = found or self.object
+        changed = existing or self.object
         if changed is not None and changed.uid is not None:
             self.effects += 1
             key, name = action.idempotency_key, action.external_name
@@ -139,8 +139,8 @@ class World:
         if self.delivered:
             self.turn([Command(self.delivered, "wake", "world", TimerFired("Sweep"))])
             again = [self.intake[index % self.delivered]]
-            told = [type(each.data) for each in self.turn(again)]
-            assert told in ([], [DeclarationSuperseded])
+            types = [type(each.data) for each in self.turn(again)]
+            assert types in ([], [DeclarationSuperseded])
             assert self.turn(again) == []
 
     def turn(self, commands: Sequence[Command]) -> list[LogEvent]:
@@ -172,10 +172,10 @@ class World:
             )
 
     def human_edits(self, changed: Fields) -> None:
-        found = self.api.object
-        if found is not None:
+        existing = self.api.object
+        if existing is not None:
             self.api.object = replace(
-                found, fields={**found.fields, **changed}, version=self.api.next()
+                existing, fields={**existing.fields, **changed}, version=self.api.next()
             )
 
     def human_strips_labels(self) -> None:
@@ -207,7 +207,7 @@ class World:
         flight = self.story.state.actions.in_flight
         if flight is None or (flight.action.action_id, flight.attempt) in self._reported:
             return
-        shown: ExternalObject | None = None
+        observed_object: ExternalObject | None = None
         error: ActionError | None = None
         if flight.is_lookup:
             self._look_for(flight, fault)
@@ -219,40 +219,40 @@ class World:
             self._stuck.append(flight)
             return
         if fault in ("none", "unknown-after", "lost"):
-            shown, error = self.api.call(flight.action, shows_obstacle=shows_obstacle)
+            observed_object, error = self.api.call(flight.action, shows_obstacle=shows_obstacle)
         if fault == "lost":
             return
         self._reported.add(attempt)
         if fault in {"unknown-before", "unknown-after"}:
-            shown, error = None, ActionError("Unknown", "no answer")
+            observed_object, error = None, ActionError("Unknown", "no answer")
         elif fault == "transient":
             error = ActionError("NotDone", "connection refused")
         elif fault == "throttled":
             error = ActionError("Throttled", "slower", 429, 5.0)
-        elif fault == "permanent" and flight.action.idempotency_key not in self.api.kept:
+        elif fault == "permanent" and flight.action.idempotency_key not in self.api.stored_results:
             error = ActionError("Refused", "no", 422)
         elif fault == "permanent":
-            shown = self.api.kept[flight.action.idempotency_key]
-        self._report(flight, shown, error, redelivered=redelivered)
+            observed_object = self.api.stored_results[flight.action.idempotency_key]
+        self._report(flight, observed_object, error, redelivered=redelivered)
 
     def wake_stuck(self) -> None:
         """A worker that stood still makes its call, whatever has become of the action by now."""
         if self._stuck:
             flight = self._stuck.pop(0)
-            shown, error = self.api.call(flight.action, shows_obstacle=True)
-            self._report(flight, shown, error, redelivered=True)
+            observed_object, error = self.api.call(flight.action, shows_obstacle=True)
+            self._report(flight, observed_object, error, redelivered=True)
 
     def _report(
         self,
         flight: InFlight,
-        shown: ExternalObject | None,
+        observed_object: ExternalObject | None,
         error: ActionError | None,
         *,
         redelivered: bool,
     ) -> None:
         now, action_id = self.story.now, flight.action.action_id
-        told = Reported(action_id, flight.attempt, now, now, "w", error, shown)
-        self.publish(replace(told, redelivered=redelivered))
+        report = Reported(action_id, flight.attempt, now, now, "w", error, observed_object)
+        self.publish(replace(report, redelivered=redelivered))
 
     def _look_for(self, flight: InFlight, fault: Fault) -> None:
         """Look what came of an action: reads fail, and are lost, as calls are."""
@@ -260,9 +260,11 @@ class World:
             return
         self._reported.add((flight.action.action_id, flight.attempt))
         failed = None if fault == "none" else ActionError("Unknown", "no answer")
-        now, shown = self.story.now, self.api.object if failed is None else None
+        now, observed_object = self.story.now, self.api.object if failed is None else None
         action_id, attempt = flight.action.action_id, flight.attempt
-        self.publish(Reported(action_id, attempt, now, now, "w", failed, shown, is_lookup=True))
+        self.publish(
+            Reported(action_id, attempt, now, now, "w", failed, observed_object, is_lookup=True)
+        )
 
     def wait(self, seconds: float) -> None:
         self.story.now += timedelta(seconds=seconds)
@@ -303,8 +305,8 @@ class World:
         assert list(self.turns.not_repeatable()) == []
 
     @property
-    def owner_label_is_ours(self) -> bool:
-        found = self.api.object
-        return found is not None and any(
-            value.startswith(LOG_ID) for value in found.labels.values()
+    def has_own_owner_label(self) -> bool:
+        existing = self.api.object
+        return existing is not None and any(
+            value.startswith(LOG_ID) for value in existing.labels.values()
         )

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from events.manifest import Fields
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import Kind, KindRegistry
 
 KINDS = Path(__file__).parents[2] / "examples/kinds"
@@ -21,7 +21,7 @@ def manifest(name: str) -> dict[str, Any]:
 def kind_from(definition: dict[str, Any]) -> Kind:
     name: str = definition["metadata"]["name"]
     spec: Fields = definition["spec"]
-    return defined(KindRegistry([]), name, spec, 1)
+    return build_defined_kind(KindRegistry([]), name, spec, 1)
 
 
 def example(name: str) -> Kind:

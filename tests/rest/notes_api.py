@@ -54,20 +54,20 @@ class NotesApi:
         return web.json_response({"note": self.add(await request.json())}, status=201)
 
     async def _read(self, request: web.Request) -> web.Response:
-        return web.json_response(self._found(request))
+        return web.json_response(self._find_note(request))
 
     async def _update(self, request: web.Request) -> web.Response:
-        found, wanted = self._found(request), await request.json()
-        if wanted.get("rev") != found["rev"]:
+        note, expected = self._find_note(request), await request.json()
+        if expected.get("rev") != note["rev"]:
             raise web.HTTPConflict(text="another revision")
-        found.update(wanted, rev=found["rev"] + 1)
-        return web.json_response(found)
+        note.update(expected, rev=note["rev"] + 1)
+        return web.json_response(note)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        del self.notes[self._found(request)["id"]]
+        del self.notes[self._find_note(request)["id"]]
         return web.Response(status=204)
 
-    def _found(self, request: web.Request) -> Note:
+    def _find_note(self, request: web.Request) -> Note:
         text = request.match_info["id"]
         note = self.notes.get(int(text)) if text.isdigit() else None
         if note is None:

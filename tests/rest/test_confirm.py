@@ -16,7 +16,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import WatchingProvider
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.contract import action, upon
+from reconciler.provider.contract import action, with_version_of
 from reconciler.provider.http_faults import Proxy, answer
 from reconciler.provider.kind import Kind
 from reconciler.provider.secrets import Secrets
@@ -52,8 +52,8 @@ async def test_404_is_no_proof_where_the_collection_is_not_there_either(proxy: P
 
 async def test_what_is_listed_is_not_absent(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
-    shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
-    proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shown]}))])
+    shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
+    proxy.plan.extend([answer(404), answer(200, json.dumps({"items": [shape]}))])
     with pytest.raises(NotDoneError, match="'foo' is listed, but reading it returned 404"):
         await provider.read("foo")
     await provider.close()
@@ -61,8 +61,8 @@ async def test_what_is_listed_is_not_absent(proxy: Proxy):
 
 async def test_a_page_of_a_gateway_is_no_success_of_a_deletion(proxy: Proxy):
     provider = connected(FIGURE, proxy.url)
-    shown = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
-    proxy.plan.extend([answer(200, json.dumps(shown)), answer(200, "<html>")])
+    shape = {"name": "foo", "uid": "u", "version": 1, "type": "Circle", "color": "Red"}
+    proxy.plan.extend([answer(200, json.dumps(shape)), answer(200, "<html>")])
     with pytest.raises(UnknownResultError, match="invalid body"):
         await provider.delete(action("Delete", "foo", {}))
     await provider.close()
@@ -109,7 +109,7 @@ async def test_a_conflict_that_may_be_waited_for_proves_nothing(proxy: Proxy):
     await provider.close()
 
 
-async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwritten(
+async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
     caddy_url: str,
 ):
     """Caddy's ETag is bound to what was read; what comes between is told as a conflict."""
@@ -128,9 +128,11 @@ async def test_what_somebody_writes_between_our_read_and_our_write_is_not_overwr
         (await human.patch(ROUTES, json=[])).raise_for_status()
         async with Between(caddy_url) as between:
             provider = connected(ROUTE, between.url)
-            made = (await provider.create(action("Create", "web", fields))).object
-            assert made is not None
-            update = upon(action("Update", "web", {**fields, "match": [{"path": ["/c"]}]}), made)
+            created_object = (await provider.create(action("Create", "web", fields))).object
+            assert created_object is not None
+            update = with_version_of(
+                action("Update", "web", {**fields, "match": [{"path": ["/c"]}]}), created_object
+            )
             with pytest.raises(ConflictError) as caught:
                 await provider.update(update)
             assert caught.value.obstacle is not None
@@ -149,12 +151,12 @@ async def test_the_change_mark_moves_with_the_zone_and_with_nothing_else(zone_ur
     before = await provider.changes(None)
     assert await provider.changes(before) == before
     records = [{"content": "192.0.2.1", "disabled": False}]
-    made = (
+    created_object = (
         await provider.create(action("Create", "marked", {"ttl": 60, "records": records}))
     ).object
     after = await provider.changes(before)
     assert after != before
-    assert made is not None
-    await provider.delete(upon(action("Delete", "marked", {}), made))
+    assert created_object is not None
+    await provider.delete(with_version_of(action("Delete", "marked", {}), created_object))
     assert await provider.changes(after) != after
     await provider.close()

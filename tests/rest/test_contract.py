@@ -40,7 +40,7 @@ class _KeyProxy(Proxy):
 
     async def _ask(self, head: str, body: bytes) -> bytes:
         key = "" if "x-api-key" in head.lower() else f"\r\nX-API-Key: {API_KEY}"
-        return await super()._ask(head + key, body)
+        return await super()._forward(head + key, body)
 
 
 class TestAddress(ProviderContract, HttpFaultContract):
@@ -89,7 +89,7 @@ class HostProxy(Proxy):
             f"Host: {host}" if line.lower().startswith("host:") else line
             for line in head.split("\r\n")
         ]
-        return await super()._ask("\r\n".join(lines), body)
+        return await super()._forward("\r\n".join(lines), body)
 
 
 class TestWebRoute(ProviderContract, HttpFaultContract):
@@ -116,9 +116,9 @@ class TestWebRoute(ProviderContract, HttpFaultContract):
         httpx.patch(routes, json=[]).raise_for_status()
 
     async def test_a_configuration_that_was_rolled_back_is_refused_for_good(
-        self, harmed: Provider, proxy: Proxy, name: str
+        self, proxied: Provider, proxy: Proxy, name: str
     ) -> None:
-        proxy.spared = ("GET",)
+        proxy.exempt_methods = ("GET",)
         proxy.plan.append(answer(500, '{"error": "loading new config: unknown module"}'))
         with pytest.raises(RefusedError, match="unknown module"):
-            await harmed.create(self.action("Create", name, self.fields))
+            await proxied.create(self.action("Create", name, self.fields))

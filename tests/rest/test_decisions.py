@@ -19,7 +19,7 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.rest.protocol import Protocol
 from reconciler.cli.explain import explanation_of
 from reconciler.errors import UnknownKindError
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
 from reconciler.resource.difference import Wanted, differences
 from reconciler.roles.runtime.configurations import Configurations
@@ -38,14 +38,14 @@ def address(generation: int = 1, **rest: Any) -> Kind:
     spec["rest"] |= rest
     if "size" in rest.get("document", {}):
         spec["fields"]["size"] = {"type": "Integer", "default": 7}
-    kind = defined(KindRegistry([]), "Address", spec, generation)
+    kind = build_defined_kind(KindRegistry([]), "Address", spec, generation)
     return replace(kind, provider=BLOCK.provider)  # which the tests' configuration is of
 
 
-def story() -> Story:
-    told = Story(kind=address(), key=KEY)
-    told.declare(FIELDS, api_version="addresses/v1")
-    return told
+def declared_story() -> Story:
+    story = Story(kind=address(), key=KEY)
+    story.declare(FIELDS, api_version="addresses/v1")
+    return story
 
 
 def redefined(told: Story, **rest: Any) -> list[Any]:
@@ -54,86 +54,94 @@ def redefined(told: Story, **rest: Any) -> list[Any]:
     return list(told.turn(DefinitionReported(2, told.kind.definition.digest, 1, 1)))
 
 
-def seen_again(told: Story, **fields: Any) -> list[Any]:
-    known = told.state.observed.object
-    assert known is not None
-    shown = replace_struct(known, fields={**known.fields, **fields}, version=f"{known.version}+")
-    return list(told.see(shown, name=known.name))
+def observe_again(told: Story, **fields: Any) -> list[Any]:
+    known_object = told.state.observed.object
+    assert known_object is not None
+    observed_object = replace_struct(
+        known_object, fields={**known_object.fields, **fields}, version=f"{known_object.version}+"
+    )
+    return list(told.see(observed_object, name=known_object.name))
 
 
 def test_what_an_object_should_have_is_in_the_log_in_the_words_of_the_api():
-    told = story()
-    events = [each.data for each in told.log]
-    digest = told.kind.definition.digest if told.kind and told.kind.definition else ""
+    story = declared_story()
+    events = [each.data for each in story.log]
+    digest = story.kind.definition.digest if story.kind and story.kind.definition else ""
     assert only(SpecResolved, events).fields == {"ttl": 300, "records": RECORDS}
     action = only(ActionDecided, events).action
     assert (action.fields, action.definition) == ({"ttl": 300, "records": RECORDS}, digest)
 
 
 def test_an_order_that_means_nothing_and_what_the_api_adds_are_no_difference():
-    told = story()
-    told.succeed()
-    assert every(ActionDecided, seen_again(told, records=RECORDS[::-1], added="by the API")) == []
-    assert only(ActionDecided, seen_again(told, records=RECORDS[:1])).action.operation == "Update"
+    story = declared_story()
+    story.succeed()
+    assert (
+        every(ActionDecided, observe_again(story, records=RECORDS[::-1], added="by the API")) == []
+    )
+    assert (
+        only(ActionDecided, observe_again(story, records=RECORDS[:1])).action.operation == "Update"
+    )
 
 
 def test_another_mapping_changes_objects_and_not_what_the_log_says_of_them():
-    told = story()
-    told.succeed()
+    story = declared_story()
+    story.succeed()
     enabled = "= spec.addresses.map(each, {'content': each, 'disabled': true})"
-    events = redefined(told, document={"ttl": "= spec.ttl", "records": enabled})
+    events = redefined(story, document={"ttl": "= spec.ttl", "records": enabled})
     assert names(events) == ["DefinitionObserved", "SpecResolved", "ActionDecided"]
-    assert told.state.observed.object is not None
-    assert told.state.observed.object.fields["records"] == RECORDS
+    assert story.state.observed.object is not None
+    assert story.state.observed.object.fields["records"] == RECORDS
 
 
 @pytest.mark.parametrize("immutable", [(), ("size",)])
-def test_where_nobody_has_looked_under_the_new_definition_nothing_is_written_or_replaced(
+def test_before_a_read_under_the_new_definition_nothing_is_written_or_replaced(
     immutable: tuple[str, ...],
 ):
-    told = story()
-    told.succeed()
+    story = declared_story()
+    story.succeed()
     document = {**manifest("address")["spec"]["rest"]["document"], "size": "= spec.size"}
-    assert every(ActionDecided, redefined(told, document=document, immutable=immutable)) == []
-    assert every(ActionDecided, seen_again(told, size=7)) == [], "it was so all along"
-    operation = only(ActionDecided, seen_again(told, size=None)).action.operation
+    assert every(ActionDecided, redefined(story, document=document, immutable=immutable)) == []
+    assert every(ActionDecided, observe_again(story, size=7)) == [], "it was so all along"
+    operation = only(ActionDecided, observe_again(story, size=None)).action.operation
     assert operation == ("Delete" if immutable else "Update")
 
 
-def test_an_object_of_a_form_that_nobody_expected_is_a_strangers_and_ends_no_listing():
+def test_an_object_of_a_form_that_nobody_expected_is_foreign_and_ends_no_listing():
     protocol = Protocol(msgspec.convert(manifest("address")["spec"], KindDefinitionSpec))
     odd = {"name": "x.example.org.", "type": "A", "records": [1], "comments": [7], "ttl": []}
     assert protocol.is_of_kind(odd)
-    seen = protocol.convert(odd)
-    assert (seen.name, seen.uid, seen.labels) == ("x", None, {})
-    assert seen.fields == {"ttl": [], "records": [1]}
+    observed_object = protocol.convert(odd)
+    assert (observed_object.name, observed_object.uid, observed_object.labels) == ("x", None, {})
+    assert observed_object.fields == {"ttl": [], "records": [1]}
 
 
 def test_what_need_not_be_declared_is_left_to_others_and_shown_as_nothing():
-    told = Story(kind=replace(memo("Link"), provider=BLOCK.provider), key=KEY)
+    story = Story(kind=replace(memo("Link"), provider=BLOCK.provider), key=KEY)
     fields: dict[str, Any] = {"text": "one", "config": {"tags": []}}
-    told.declare(fields, api_version="memos/v1")
-    told.succeed()
+    story.declare(fields, api_version="memos/v1")
+    story.succeed()
     for text in ("two", "three"):
-        drifted = only(ActionDecided, seen_again(told, text=text, remark=None)).action
+        drifted = only(ActionDecided, observe_again(story, text=text, remark=None)).action
         assert drifted.fields["text"] == "one"
-        told.succeed()
-        assert every(ActionDecided, seen_again(told, remark=None)) == []
-        assert told.outcome == "Converged"
-    assert every(ActionDecided, seen_again(told, remark="theirs")) == []
-    told.declare({**fields, "remark": "ours"}, api_version="memos/v1")
-    assert told.action.fields["remark"] == "ours"
-    told.succeed()
-    told.declare(fields, api_version="memos/v1")
-    assert "remark" not in told.action.fields, "what we have written goes with its declaration"
+        story.succeed()
+        assert every(ActionDecided, observe_again(story, remark=None)) == []
+        assert story.outcome == "Converged"
+    assert every(ActionDecided, observe_again(story, remark="theirs")) == []
+    story.declare({**fields, "remark": "ours"}, api_version="memos/v1")
+    assert story.action.fields["remark"] == "ours"
+    story.succeed()
+    story.declare(fields, api_version="memos/v1")
+    assert "remark" not in story.action.fields, "what we have written goes with its declaration"
 
 
 def test_readiness_is_found_where_the_object_is_read_and_kept_in_the_log():
     kind = address(ready="= object.ttl < 1000", outputs={"type": {"at": "type"}})
-    shown = ExternalObject("shop", {}, outputs={"ready": False, "type": "A"})
-    assert kind.ready({}, shown).reason == "NotReady"
-    assert kind.ready({}, replace_struct(shown, outputs={"ready": True})).is_ready
-    assert kind.ready({}, replace_struct(shown, outputs={})).is_ready, "read before it was defined"
+    observed_object = ExternalObject("shop", {}, outputs={"ready": False, "type": "A"})
+    assert kind.ready({}, observed_object).reason == "NotReady"
+    assert kind.ready({}, replace_struct(observed_object, outputs={"ready": True})).is_ready
+    assert kind.ready({}, replace_struct(observed_object, outputs={})).is_ready, (
+        "read before it was defined"
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,11 +154,11 @@ def test_readiness_is_found_where_the_object_is_read_and_kept_in_the_log():
 )
 def test_what_would_part_resources_from_their_objects_stays(place: str, changes: dict[str, Any]):
     key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, "Address")
-    told = Story(kind=KIND_DEFINITION, configs={}, key=key)
+    story = Story(kind=KIND_DEFINITION, configs={}, key=key)
     spec = manifest("address")["spec"]
-    told.declare(spec, api_version="reconciler/v1")
-    told.declare({**spec, "rest": {**spec["rest"], **changes}}, api_version="reconciler/v1")
-    answer = told.answers[-1]
+    story.declare(spec, api_version="reconciler/v1")
+    story.declare({**spec, "rest": {**spec["rest"], **changes}}, api_version="reconciler/v1")
+    answer = story.answers[-1]
     assert answer is not None
     assert answer.reason == "Immutable"
     assert answer.message.startswith(f"spec.{place}: cannot be changed from ")
@@ -194,8 +202,10 @@ def test_every_example_is_a_file_that_some_test_uses():
 
 
 def test_what_is_no_longer_wanted_and_shown_as_nothing_is_no_difference():
-    gone = ExternalObject("shop", {"text": "one", "remark": None})
-    wanted = Wanted({"text": "one"}, {}, applied_fields={"text": "one", "remark": "ours"})
-    assert differences(wanted, gone, memo("Link")) == ()
-    left = replace_struct(gone, fields={"text": "one", "remark": "ours"})
-    assert [each.path for each in differences(wanted, left, memo("Link"))] == ["remark"]
+    deleted_object = ExternalObject("shop", {"text": "one", "remark": None})
+    desired = Wanted({"text": "one"}, {}, applied_fields={"text": "one", "remark": "ours"})
+    assert differences(desired, deleted_object, memo("Link")) == ()
+    remaining_object = replace_struct(deleted_object, fields={"text": "one", "remark": "ours"})
+    assert [each.path for each in differences(desired, remaining_object, memo("Link"))] == [
+        "remark"
+    ]

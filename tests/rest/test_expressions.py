@@ -53,7 +53,7 @@ def test_loops_are_counted_however_they_are_written(text: str):
         ("has(a.b) || size(a) == 2", True),
     ],
 )
-def test_what_only_looks_like_a_loop_is_none(text: str, value: Any):
+def test_text_that_resembles_a_loop_is_none(text: str, value: Any):
     assert Expression(text, "here", {"a"}).value({"a": [1, 2]}) == value
 
 
@@ -95,23 +95,23 @@ THINGS = [{"name": f"n{number}", "tags": {"k": "v" * 100}} for number in range(4
     ],
 )
 def test_an_expression_takes_no_second_or_says_what_is_too_much(text: str):
-    given: dict[str, Any] = {
+    variables: dict[str, Any] = {
         "i": INTEGERS,
         "s": list(range(50)),
         "t": "x" * 200_000,
         "o": [{"x": number, "y": "x" * 100} for number in range(400)],
         "d": {f"k{number}": list(range(20)) for number in range(300)},
     }
-    expression = Expression(text, "here", given)
+    expression = Expression(text, "here", variables)
     began = time.process_time()
-    problem = _problem(expression, given)
+    problem = _problem(expression, variables)
     assert time.process_time() - began < 1
     assert not problem or "would copy more than" in problem or "limit of 50 members" in problem
 
 
-def _problem(expression: Expression, given: Mapping[str, Any]) -> str:
+def _problem(expression: Expression, variables: Mapping[str, Any]) -> str:
     try:
-        expression.value(given)
+        expression.value(variables)
     except ExpressionError as error:
         return str(error)
     return ""
@@ -130,9 +130,9 @@ def _problem(expression: Expression, given: Mapping[str, Any]) -> str:
     ],
 )
 def test_what_people_write_is_allowed(text: str):
-    given = {"things": THINGS, "few": THINGS[:50]}
-    made = Expression(text, "here", given).value(given)
-    assert made
+    variables = {"things": THINGS, "few": THINGS[:50]}
+    value = Expression(text, "here", variables).value(variables)
+    assert value
 
 
 def test_every_expression_that_compiles_is_read_with_all_of_its_loops():
@@ -168,21 +168,21 @@ def _written(chance: random.Random, levels: int) -> tuple[str, int]:
             name = chance.choice(["map", "filter", "all", "exists", "exists_one", "existsOne"])
             dot = f"{_blank(chance)}.{_blank(chance)}{name}{_blank(chance)}("
             variable = chance.choice(["x", "(x)", "((y))"])
-            written = f"({inner()}){dot}{_blank(chance)}{variable}{_blank(chance)},{inner()})"
+            expression = f"({inner()}){dot}{_blank(chance)}{variable}{_blank(chance)},{inner()})"
         case 3:
-            written = f"[{inner()},{inner()}][{inner()}]"
+            expression = f"[{inner()},{inner()}][{inner()}]"
         case 4:
-            written = f"{{{inner()}:{inner()}}}.b"
+            expression = f"{{{inner()}:{inner()}}}.b"
         case 5:
-            written = f"({inner()})?{inner()}:{inner()}"
+            expression = f"({inner()})?{inner()}:{inner()}"
         case 6:
             sign = chance.choice(["+", "-", "&&", "||", "==", "in ", "/", "<"])
-            written = f"({inner()}){sign}({inner()})"
+            expression = f"({inner()}){sign}({inner()})"
         case 7:
-            written = f"size({inner()}) + (a).f({inner()})"
+            expression = f"size({inner()}) + (a).f({inner()})"
         case _:
-            written = f"!({inner()})"
-    return written, count
+            expression = f"!({inner()})"
+    return expression, count
 
 
 def _blank(chance: random.Random) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from events.kind_definition import KindDefinitionSpec
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import Answer, problem_text
+from infra.providers.answers import Response, problem_text
 from infra.providers.caddy.admin import caddy_refusal
 from infra.providers.docker.engine import engine_refusal
 from infra.providers.http import HttpApi
@@ -53,11 +53,11 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def test_a_large_refusal_costs_little_of_what_its_search_would(what: str, status: int) -> None:
     content = BODIES[what]
     rules = [{"status": [422], "means": "Refused", "text": "absent"}]
-    found = protocol(errors=rules)
-    answer = Answer("POST", "https://api.example", status, {}, content)
+    existing_protocol = protocol(errors=rules)
+    answer = Response("POST", "https://api.example", status, {}, content)
     whole = cpu_seconds(lambda: content.decode(errors="replace").lower())
     for each in (
-        lambda: found.rule_for(status, content),
+        lambda: existing_protocol.rule_for(status, content),
         lambda: problem_text(answer),
         lambda: engine_refusal(answer),
         lambda: caddy_refusal(answer),
@@ -66,12 +66,12 @@ def test_a_large_refusal_costs_little_of_what_its_search_would(what: str, status
 
 
 def test_a_rule_searches_the_beginning_of_a_response() -> None:
-    found = protocol(errors=[{"status": [400], "means": "Refused", "text": "Taken"}])
+    existing_protocol = protocol(errors=[{"status": [400], "means": "Refused", "text": "Taken"}])
     words = b"is taken"
     beginning = b"x" * (MAX_RULE_CHARACTERS - len(words))
-    assert found.rule_for(400, beginning + words) is not None
-    assert found.rule_for(400, beginning + b"x" + words) is None
-    assert found.rule_for(409, words) is None
+    assert existing_protocol.rule_for(400, beginning + words) is not None
+    assert existing_protocol.rule_for(400, beginning + b"x" + words) is None
+    assert existing_protocol.rule_for(409, words) is None
 
 
 class Pages:

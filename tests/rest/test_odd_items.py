@@ -90,7 +90,9 @@ async def listed(*pages: bytes, **rest: Any) -> AsyncGenerator[RestProvider]:
         await provider.close()
 
 
-async def shown_by(provider: RestProvider) -> tuple[list[str], list[tuple[str | None, str | None]]]:
+async def list_names_and_unreadable(
+    provider: RestProvider,
+) -> tuple[list[str], list[tuple[str | None, str | None]]]:
     """Return the names of a listing, and the objects that it could not show."""
     names: list[str] = []
     try:
@@ -105,13 +107,13 @@ async def shown_by(provider: RestProvider) -> tuple[list[str], list[tuple[str | 
 async def test_an_object_that_cannot_be_decoded_is_named_and_hides_no_others(what: str) -> None:
     pages = page_of(UNDECODABLE[what], following="2"), page_of(GOOD)
     async with listed(*pages) as provider:
-        assert await shown_by(provider) == (["good"], [("odd", "o")])
+        assert await list_names_and_unreadable(provider) == (["good"], [("odd", "o")])
 
 
 @pytest.mark.parametrize("what", NAMELESS)
 async def test_an_object_without_a_name_hides_no_others(what: str) -> None:
     async with listed(page_of(GOOD, NAMELESS[what])) as provider:
-        names, unreadable = await shown_by(provider)
+        names, unreadable = await list_names_and_unreadable(provider)
     assert names == ["good"]
     assert [name for name, _ in unreadable] == [None]
 
@@ -119,7 +121,7 @@ async def test_an_object_without_a_name_hides_no_others(what: str) -> None:
 @pytest.mark.parametrize("what", WITHOUT_ID)
 async def test_an_object_without_an_id_hides_no_others(what: str) -> None:
     async with listed(page_of(WITHOUT_ID[what], GOOD)) as provider:
-        assert await shown_by(provider) == (["good"], [("odd", None)])
+        assert await list_names_and_unreadable(provider) == (["good"], [("odd", None)])
 
 
 async def test_an_odd_object_of_another_kind_is_none_of_the_listing() -> None:
@@ -127,8 +129,8 @@ async def test_an_odd_object_of_another_kind_is_none_of_the_listing() -> None:
     name = {"at": "name", "prefix": "y-"}
     good = GOOD.replace(b"good", b"y-good")
     async with listed(page_of(odd, good), name=name) as provider:
-        found = [each.name async for page in provider.pages(Scope(), page_size=9) for each in page]
-    assert found == ["good"]
+        names = [each.name async for page in provider.pages(Scope(), page_size=9) for each in page]
+    assert names == ["good"]
 
 
 async def test_where_an_expression_finds_the_name_it_is_unknown() -> None:
@@ -142,13 +144,13 @@ async def test_where_an_expression_finds_the_name_it_is_unknown() -> None:
     name = {"at": "= has(object.note) ? object.note : object.name"}
     odd = UNDECODABLE["a lone surrogate"]
     async with listed(page_of(odd, GOOD), name=name, create=create) as provider:
-        assert await shown_by(provider) == (["good"], [(None, None)])
+        assert await list_names_and_unreadable(provider) == (["good"], [(None, None)])
 
 
 async def test_of_two_objects_with_one_name_neither_hides_others() -> None:
-    other = GOOD.replace(b'"g"', b'"h"')
-    async with listed(page_of(GOOD, other, GOOD.replace(b"good", b"well"))) as provider:
-        names, unreadable = await shown_by(provider)
+    other_item = GOOD.replace(b'"g"', b'"h"')
+    async with listed(page_of(GOOD, other_item, GOOD.replace(b"good", b"well"))) as provider:
+        names, unreadable = await list_names_and_unreadable(provider)
     assert names == ["good", "well"]
     assert unreadable == [("good", None)]
 
@@ -156,7 +158,7 @@ async def test_of_two_objects_with_one_name_neither_hides_others() -> None:
 async def test_a_listing_that_shows_an_object_twice_proves_no_absence() -> None:
     """It moved to a later page, so that another one may have moved to an earlier one."""
     async with listed(page_of(GOOD, following="2"), page_of(GOOD)) as provider:
-        assert await shown_by(provider) == (["good"], [(None, None)])
+        assert await list_names_and_unreadable(provider) == (["good"], [(None, None)])
 
 
 @pytest.mark.parametrize("body", [page_of(GOOD)[:-14], page_of(GOOD, b'{"name": ]'), b"<html>"])
@@ -188,9 +190,9 @@ async def test_an_odd_object_does_not_keep_others_from_being_absent() -> None:
 async def test_an_odd_object_among_several_of_a_read_hides_no_others() -> None:
     read = {"path": "/collection", "items": "items"}
     async with listed(page_of(GOOD, UNDECODABLE["a label"]), read=read) as provider:
-        found = await provider.read("good")
-    assert found is not None
-    assert found.uid == "g"
+        existing = await provider.read("good")
+    assert existing is not None
+    assert existing.uid == "g"
     for odd in (UNDECODABLE["a label"], NAMELESS["no name"]):
         async with listed(page_of(odd), read=read) as provider:
             with pytest.raises(ProviderError, match="cannot read"):
@@ -215,10 +217,10 @@ async def test_a_large_page_with_an_odd_object_leaves_the_event_loop_to_others()
             turns += 1
 
     counting = asyncio.create_task(count())
-    found = await split(content, ("items",))
+    split_result = await split(content, ("items",))
     counting.cancel()
-    assert isinstance(found.items[-1], UndecodableItem)
-    assert len(found.items) == len(items) + 1
+    assert isinstance(split_result.items[-1], UndecodableItem)
+    assert len(split_result.items) == len(items) + 1
     assert turns > 5
 
 
@@ -234,9 +236,9 @@ async def test_what_is_split_is_what_is_decoded(
 ) -> None:
     document = {"a": other, "items": items, "b": [other]}
     content = json.dumps(document, ensure_ascii=is_ascii).encode(errors="surrogatepass")
-    found = await split(content, ("items",))
-    assert found.items == items
-    assert found.document == {**document, "items": []}
+    split_result = await split(content, ("items",))
+    assert split_result.items == items
+    assert split_result.document == {**document, "items": []}
     cut = data.draw(st.integers(0, len(content) - 1))
     with pytest.raises(SplitError):
         await split(content[:cut], ("items",))

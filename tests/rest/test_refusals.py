@@ -216,19 +216,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED)
+@pytest.mark.parametrize(("changes", "expected_message"), REFUSED)
 def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], expected_message: str
 ):
     with pytest.raises(InvalidManifestError) as caught:
         built(FIGURE, **changes)
     message = str(caught.value)
-    assert message.startswith(said), message
+    assert message.startswith(expected_message), message
     assert LINES not in message
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"rest__uid": None}, "spec.rest.uid: required without metadata"),
         (
@@ -248,8 +248,8 @@ def test_a_definition_that_cannot_work_says_what_where_and_what_to_do(
         ),
     ],
 )
-def test_what_an_api_of_made_ids_needs_is_asked_for(changes: dict[str, Any], said: str):
-    with pytest.raises(InvalidManifestError, match=re.escape(said)):
+def test_what_an_api_of_made_ids_needs_is_asked_for(changes: dict[str, Any], message: str):
+    with pytest.raises(InvalidManifestError, match=re.escape(message)):
         built(MEMO, **changes)
 
 
@@ -265,7 +265,7 @@ def test_fields_are_bounded_in_number_and_depth():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("'" + "a" * expressions.MAX_CHARACTERS + "'", "at most 1000 characters"),
         ("(" * 17 + "1" + ")" * 17, "brackets are nested 17 deep, but at most 16 are allowed"),
@@ -284,15 +284,15 @@ def test_fields_are_bounded_in_number_and_depth():
         ("timestamp('2024-01-01T00:00:00Z')", "unknown function 'timestamp'; use"),
     ],
 )
-def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text: str, said: str):
+def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text: str, message: str):
     with pytest.raises(InvalidManifestError) as caught:
         expressions.Expression(text, "spec.rest.ready", {"spec"})
     assert str(caught.value).startswith("spec.rest.ready: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "value", "said"),
+    ("text", "value", "message"),
     [
         ("x.map(a, a)", list(range(501)), "exceeds the limit of 500 members"),
         ("x.map(a, x.map(b, b))", list(range(51)), "exceeds the limit of 50 members"),
@@ -306,9 +306,9 @@ def test_an_expression_that_could_cost_too_much_or_mean_nothing_is_refused(text:
         ("x * 2", 2**62, "verflow"),
     ],
 )
-def test_an_expression_without_a_value_says_why(text: str, value: Any, said: str):
+def test_an_expression_without_a_value_gives_the_reason(text: str, value: Any, message: str):
     expression = expressions.Expression(text, "here", {"x"})
-    with pytest.raises(expressions.ExpressionError, match=re.escape(said)):
+    with pytest.raises(expressions.ExpressionError, match=re.escape(message)):
         expression.value({"x": value})
 
 

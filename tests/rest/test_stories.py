@@ -29,9 +29,9 @@ ROUTES = "/config/apps/http/servers/main/routes"
 def definition(name: str, **changes: Any) -> tuple[ResourceKey, Declared]:
     read = manifest(name)
     rest = {**read["spec"]["rest"], **changes}
-    written = msgspec.convert({**read, "spec": {**read["spec"], "rest": rest}}, Manifest)
-    key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, written.metadata.name)
-    return key, Declared(written)
+    written_manifest = msgspec.convert({**read, "spec": {**read["spec"], "rest": rest}}, Manifest)
+    key = ResourceKey(SYSTEM_NAMESPACE, KIND_DEFINITION_KIND, written_manifest.metadata.name)
+    return key, Declared(written_manifest)
 
 
 async def started(world: World, name: str, endpoint: str, **config: Any) -> None:
@@ -64,8 +64,8 @@ class Zone:
 
     async def addresses(self, name: str) -> list[str]:
         zone = (await self._http.get(self._url)).raise_for_status().json()
-        found = [each for each in zone["rrsets"] if each["name"] == f"{name}.example.org."]
-        return [record["content"] for each in found for record in each["records"]]
+        record_sets = [each for each in zone["rrsets"] if each["name"] == f"{name}.example.org."]
+        return [record["content"] for each in record_sets for record in each["records"]]
 
     async def writes(self, name: str, addresses: Sequence[str], **more: Any) -> None:
         rrset = {
@@ -127,7 +127,7 @@ async def test_records_of_powerdns_are_made_healed_and_deleted_and_others_are_le
     await zone.close()
 
 
-async def test_a_route_of_caddy_that_is_edited_by_hand_is_healed_and_others_are_left_alone(
+async def test_a_route_of_caddy_that_is_edited_out_of_band_is_healed_and_others_are_left_alone(
     bare_world: World, caddy_url: str
 ):
     world = bare_world
@@ -192,8 +192,8 @@ async def test_the_example_of_the_page_works_as_it_stands(bare_world: World):
     await world.start_reconciler()
     documents[1]["spec"] |= {"endpoint": world.human.url, "resyncSeconds": 0.2}
     for document in documents:
-        written = msgspec.convert(document, Manifest)
-        answer = await world.ask(written.key, Declared(written))
+        written_manifest = msgspec.convert(document, Manifest)
+        answer = await world.ask(written_manifest.key, Declared(written_manifest))
         assert answer.accepted, answer
     key = ResourceKey("default", "Figure", "welcome")
     await world.until_outcome(key, "Converged")

@@ -161,9 +161,9 @@ class Human:
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
     async def sees(self, name: str) -> dict[str, Any]:
-        found = await self.finds(name)
-        assert found is not None, f"the API has no {name}"
-        return found
+        existing_shape = await self.finds(name)
+        assert existing_shape is not None, f"the API has no {name}"
+        return existing_shape
 
     async def sees_all(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
@@ -235,10 +235,10 @@ class World:
         self.reconciler_nc: Client
 
     @classmethod
-    def beside(cls, other: World) -> World:
+    def beside(cls, other_world: World) -> World:
         """Another reconciler on the same bus, which begins and ends with that one's world."""
-        world = cls(other._place, other.human)
-        world.server, world.nc, world.log = other.server, other.nc, other.log
+        world = cls(other_world._place, other_world.human)
+        world.server, world.nc, world.log = other_world.server, other_world.nc, other_world.log
         return world
 
     # --- the reconciler and the bus
@@ -358,9 +358,9 @@ class World:
         await self.nc.request(
             subject, payload, timeout=PATIENCE_SECONDS, headers={REPLY_HEADER: inbox}
         )
-        answered = await subscription.next_msg(timeout=PATIENCE_SECONDS)
+        response = await subscription.next_msg(timeout=PATIENCE_SECONDS)
         await subscription.unsubscribe()
-        return msgspec.json.decode(answered.data, type=Reply)
+        return msgspec.json.decode(response.data, type=Reply)
 
     # --- looking
 
@@ -378,18 +378,18 @@ class World:
                 self._reconciler.result()
                 raise AssertionError("the reconciler ended by itself")
             try:
-                found = await condition()
+                value = await condition()
             except BusError:
-                found = None  # the bus is unavailable: read again
-            if found:
-                return found
+                value = None  # the bus is unavailable: read again
+            if value:
+                return value
             assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
             await asyncio.sleep(_POLL_SECONDS)
 
     async def until_outcome(
         self,
         name: str | ResourceKey,
-        wanted: str,
+        expected: str,
         *,
         generation: int | None = None,
         reason: str | None = None,
@@ -399,18 +399,18 @@ class World:
 
         async def is_there() -> OutcomeRecorded | None:
             recorded = await self.outcomes(key)
-            if not recorded or recorded[-1].outcome != wanted:
+            if not recorded or recorded[-1].outcome != expected:
                 return None
             newest = recorded[-1]
             right = generation in (None, newest.generation) and reason in (None, newest.reason)
             return newest if right else None
 
         try:
-            return await self.until(is_there, f"outcome {wanted} of {key}")
+            return await self.until(is_there, f"outcome {expected} of {key}")
         except AssertionError as error:
-            told = [f"{e.outcome}/{e.reason}@{e.generation}" for e in await self.outcomes(key)]
+            outcomes = [f"{e.outcome}/{e.reason}@{e.generation}" for e in await self.outcomes(key)]
             happened = [type(event).__name__ for event in await self.facts(key)]
-            raise AssertionError(f"{error}; told: {told}; log: {happened}") from error
+            raise AssertionError(f"{error}; told: {outcomes}; log: {happened}") from error
 
     async def until_settled(self) -> None:
         """Wait until nothing waits to be decided, and no action to be executed."""
@@ -430,10 +430,10 @@ class World:
         """Wait until so many complete listings began from now on, and their news are decided."""
         observer = self.parts.observer
         assert observer is not None
-        wanted = observer.listings + 1 + times  # one may be under way
+        expected = observer.listings + 1 + times  # one may be under way
 
         async def is_listed() -> bool:
-            return observer.listings >= wanted
+            return observer.listings >= expected
 
         await self.until(is_listed, f"{times} more listings")
         await self.until_settled()
@@ -455,8 +455,8 @@ class World:
             *await read_subject(self.nc, REJECTIONS, rejection_filter(key.tokens)),
         ]
         messages.sort(key=lambda each: each.time_ns)
-        told = [decode_log(message.payload).data for message in messages]
-        return [each for each in told if isinstance(each, OutcomeRecorded)]
+        facts = [decode_log(message.payload).data for message in messages]
+        return [each for each in facts if isinstance(each, OutcomeRecorded)]
 
     async def status(self, name: str) -> StatusRow | None:
         """The row of a resource that the projector has written."""
@@ -501,8 +501,8 @@ def every(kind: type[_E], events: Sequence[object]) -> list[_E]:
 
 
 def only(kind: type[_E], events: Sequence[object]) -> _E:
-    (found,) = every(kind, events)
-    return found
+    (matches,) = every(kind, events)
+    return matches
 
 
 def names(events: Sequence[object]) -> list[str]:

@@ -29,7 +29,7 @@ class RoleProcess:
                 env={**os.environ, "NO_COLOR": "1", **environment},
             )
 
-    def said(self, words: str) -> int:
+    def count_lines(self, words: str) -> int:
         """How often it has logged a line with these words."""
         return sum(words in line for line in self._log.read_text(errors="replace").splitlines())
 
@@ -42,14 +42,14 @@ class RoleProcess:
         return self._process.poll() is not None
 
 
-async def until_all_said(world: World, processes: list[RoleProcess], words: str) -> None:
+async def wait_for_log_line(world: World, processes: list[RoleProcess], words: str) -> None:
     """Wait until every process has logged a line with these words."""
 
-    async def have_said() -> bool:
+    async def have_logged() -> bool:
         assert not any(each.has_ended() for each in processes), "a process ended by itself"
-        return all(each.said(words) for each in processes)
+        return all(each.count_lines(words) for each in processes)
 
-    await world.until(have_said, f"{words!r} in every process's log", seconds=30)
+    await world.until(have_logged, f"{words!r} in every process's log", seconds=30)
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def workers(world: World, folder: Path, count: int) -> AsyncGenerator[list
         RoleProcess("worker", world.url, folder / f"worker-{number}.log") for number in range(count)
     ]
     try:
-        await until_all_said(world, running, "role is running")
+        await wait_for_log_line(world, running, "role is running")
         yield running
     finally:
         for each in running:

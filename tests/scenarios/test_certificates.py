@@ -83,24 +83,26 @@ class Place:
 
         return await self.world.until(is_new, "another certificate")
 
-    async def made(self) -> list[str]:
+    async def issued_serials(self) -> list[str]:
         """The serials that the log knows, in their order."""
-        done = every(ActionSucceeded, await self.world.facts(WEB))
-        told = [each.object.outputs["serial"] for each in done if each.object is not None]
-        return list(dict.fromkeys(told))
+        successes = every(ActionSucceeded, await self.world.facts(WEB))
+        serials = [each.object.outputs["serial"] for each in successes if each.object is not None]
+        return list(dict.fromkeys(serials))
 
     async def renewals(self) -> int:
         decided = every(ActionDecided, await self.world.facts(WEB))
         return sum(each.action.purpose == "Renew" for each in decided)
 
-    async def until_lost_files_are_there(self) -> None:
+    async def lose_and_restore_files(self) -> None:
         """Lose all files, and wait until they are as they were."""
-        before = {path.name: path.read_bytes() for path in contents(self.folder)}
+        contents_before = {path.name: path.read_bytes() for path in contents(self.folder)}
         for path in contents(self.folder):
             path.unlink()
 
         async def are_back() -> bool:
-            return {path.name: path.read_bytes() for path in contents(self.folder)} == before
+            return {
+                path.name: path.read_bytes() for path in contents(self.folder)
+            } == contents_before
 
         await self.world.until(are_back, "the files are delivered again")
 
@@ -197,8 +199,8 @@ class Visitor:
     async def _come(self) -> None:
         while True:
             _reader, writer = await self._connected()
-            shown = writer.get_extra_info("peercert")
-            self.serials.add(shown["serialNumber"].lower().lstrip("0"))
+            certificate = writer.get_extra_info("peercert")
+            self.serials.add(certificate["serialNumber"].lower().lstrip("0"))
             writer.close()
             await asyncio.sleep(0.02)
 
@@ -211,10 +213,10 @@ async def three_renewals(place: Place, trusted: str) -> None:
         for _ in range(3):
             serials.append(await place.until_serial_is_not(*serials))
 
-        async def was_seen() -> bool:
+        async def are_served() -> bool:
             return set(serials) <= visitor.serials
 
-        await place.world.until(was_seen, "who comes anew sees the newest")
+        await place.world.until(are_served, "who comes anew sees the newest")
     assert visitor.echoes > 10
 
 
@@ -226,8 +228,8 @@ async def test_35_near_its_end_it_is_renewed_once_and_who_is_connected_stays(
     await three_renewals(place, (place.folder / "ca.crt").read_text())
     await place.world.declare_all([changed("web", policy={"paused": True}, **SHORT)])
     await place.world.until_settled()
-    made = await place.made()
-    assert await place.renewals() == len(made) - 1, "each renewal made one certificate"
+    serials = await place.issued_serials()
+    assert await place.renewals() == len(serials) - 1, "each renewal made one certificate"
 
 
 @pytest.mark.pebble
@@ -247,9 +249,9 @@ async def test_35_near_its_end_it_is_ordered_once_from_an_acme_authority(
     await three_renewals(place, await short_lived.authority())
     await world.declare_all([changed("web", issuer=issuer, policy={"paused": True})])
     await world.until_settled()
-    made = await place.made()
-    assert await place.renewals() == len(made) - 1
-    assert orders(short_lived) == len(made), "each renewal was one order"
+    serials = await place.issued_serials()
+    assert await place.renewals() == len(serials) - 1
+    assert orders(short_lived) == len(serials), "each renewal was one order"
 
 
 async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
@@ -258,9 +260,9 @@ async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
     world = place.world
     await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
     await world.until_outcome(WEB, "Converged")
-    await place.until_lost_files_are_there()
+    await place.lose_and_restore_files()
     await world.until_outcome(WEB, "Converged")
-    assert len(await place.made()) == 1
+    assert len(await place.issued_serials()) == 1
     drifts = every(DriftDetected, await world.facts(WEB))
     assert {each.path for drift in drifts for each in drift.differences} == {"problems"}
 
@@ -277,12 +279,12 @@ async def test_an_authority_that_is_replaced_waits_for_a_person_and_then_signs_a
     world, own = place.world, MANIFESTS["own"].key
     await world.declare_all([MANIFESTS["own"], MANIFESTS["web"]])
     await world.until_outcome(WEB, "Converged")
-    before = place.serial
+    serial_before = place.serial
     await world.declare_all([changed("own", ownCa={"commonName": "Another Root"})])
     await world.until_outcome(own, "Held", reason="DataLoss")
-    assert place.serial == before
+    assert place.serial == serial_before
     await world.tell(own, Approved("DataLoss"), "approval")
-    await place.until_serial_is_not(before)
+    await place.until_serial_is_not(serial_before)
     await world.until_outcome(WEB, "Converged")
     (leaf, authority) = (
         certificates_in((place.folder / name).read_bytes())[0] for name in ("tls.crt", "ca.crt")
@@ -305,9 +307,9 @@ async def test_35_lost_files_need_no_order_of_an_acme_authority_and_no_key_is_on
         ]
     )
     await world.until_outcome(WEB, "Converged")
-    before = place.serial
-    await place.until_lost_files_are_there()
-    assert (gate.count("order"), gate.count("finalize"), place.serial) == (1, 1, before)
+    serial_before = place.serial
+    await place.lose_and_restore_files()
+    assert (gate.count("order"), gate.count("finalize"), place.serial) == (1, 1, serial_before)
 
     keys = [*place.root.rglob("*.key")]
     assert len(keys) == 3, "the account's, the certificate's, and that delivered"
@@ -317,7 +319,7 @@ async def test_35_lost_files_need_no_order_of_an_acme_authority_and_no_key_is_on
     await world.until_outcome(MANIFESTS["public"].key, "Deleted")
     assert gate.count("revoke") == 1
     stored = b"".join(path.read_bytes() for path in (tmp_path / "nats").rglob("*.blk"))
-    assert before.encode() in stored, "what is on the bus can be read here"
+    assert serial_before.encode() in stored, "what is on the bus can be read here"
     assert [secret for secret in secrets if secret in stored] == []
 
 
@@ -336,10 +338,10 @@ async def test_35_a_limit_of_the_authority_is_obeyed_over_a_restart_and_a_new_de
     assert "no order before" in degraded.message
     gate.limit_for(0)
     await world.restart_reconciler()
-    other = ["web.example.org", "www.example.org"]
-    await world.declare_all([changed("web", issuer=issuer, dnsNames=other)])
+    other_names = ["web.example.org", "www.example.org"]
+    await world.declare_all([changed("web", issuer=issuer, dnsNames=other_names)])
     await world.until_outcome(WEB, "Converged", generation=2)
-    first, *later = gate.asked
+    first, *later = gate.order_times
     assert later
     assert min(later) - first >= 3, "never before the time given"
 
@@ -364,5 +366,5 @@ async def test_a_crash_after_finalising_leads_to_the_same_serial_by_one_order(
     await world.start_reconciler()
     await world.until_outcome(WEB, "Converged")
     assert (gate.count("order"), gate.count("finalize")) == (1, 1)
-    made = re.findall(r"Issued certificate serial (\w+)", gate.pebble.log.read_text())
-    assert made[-1].lstrip("0") == place.serial
+    serials = re.findall(r"Issued certificate serial (\w+)", gate.pebble.log.read_text())
+    assert serials[-1].lstrip("0") == place.serial

@@ -27,13 +27,13 @@ from tests.scenarios.harness import (
 )
 
 
-async def test_1_what_is_declared_is_made(world: World):
+async def test_1_a_declared_resource_is_created(world: World):
     await world.declare("foo", "Square", "Red")
 
     outcome = await world.until_outcome("foo", "Converged", generation=1)
-    found = await world.human.sees("foo")
-    assert (found["type"], found["color"]) == ("Square", "Red")
-    assert found["labels"] == world.owner_of("foo")
+    existing_shape = await world.human.sees("foo")
+    assert (existing_shape["type"], existing_shape["color"]) == ("Square", "Red")
+    assert existing_shape["labels"] == world.owner_of("foo")
     assert await world.human.effects("foo") == ["POST"]
     assert {each.type: each.status for each in outcome.conditions} == {
         "Ready": "True",
@@ -47,7 +47,7 @@ async def test_1_what_is_declared_is_made(world: World):
     ]
 
 
-async def test_2_another_colour_is_one_update(world: World):
+async def test_2_another_color_is_one_update(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     before = await world.human.sees("foo")
@@ -60,29 +60,29 @@ async def test_2_another_colour_is_one_update(world: World):
     assert await world.human.effects("foo") == ["POST", "PUT"]
 
 
-async def test_3_what_a_human_deletes_is_made_again(world: World):
+async def test_3_a_deleted_object_is_recreated(world: World):
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=1)
-    lost = await world.human.sees("foo")
+    lost_shape = await world.human.sees("foo")
 
     await world.human.deletes("foo")
 
-    found = await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    existing_shape = await world.until(lambda: world.human.finds("foo"), "foo is made again")
     await world.until_outcome("foo", "Converged")
     await world.observed_again()
-    assert (found["color"], found["labels"]) == ("Purple", world.owner_of("foo"))
-    assert found["uid"] != lost["uid"]
+    assert (existing_shape["color"], existing_shape["labels"]) == ("Purple", world.owner_of("foo"))
+    assert existing_shape["uid"] != lost_shape["uid"]
     assert await world.human.effects("foo") == ["POST", "human DELETE", "POST"]
     facts = await world.facts("foo")
     drift = only(DriftDetected, facts)
     assert (drift.generation, drift.missing, drift.differences) == (1, True, ())
     assert [(each.path, each.times) for each in drift.recent] == [("", 1)]
     assert only(OwnershipReleased, facts).reason == "Gone"
-    assert only(OwnershipReleased, facts).uid == lost["uid"]
+    assert only(OwnershipReleased, facts).uid == lost_shape["uid"]
     assert [each.outcome for each in every(OutcomeRecorded, facts)] == ["Converged", "Converged"]
 
 
-async def test_4_what_a_human_repaints_gets_its_colour_back(world: World):
+async def test_4_a_repainted_object_gets_its_color_back(world: World):
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=1)
 
@@ -106,8 +106,8 @@ async def test_24_of_five_declarations_in_a_row_the_newest_is_decided(world: Wor
     await world.start_reconciler()
 
     async def is_purple() -> bool:
-        told = [each.outcome for each in await world.outcomes(shape("foo"))]
-        return "Converged" in told and (await world.human.sees("foo"))["color"] == "Purple"
+        outcomes = [each.outcome for each in await world.outcomes(shape("foo"))]
+        return "Converged" in outcomes and (await world.human.sees("foo"))["color"] == "Purple"
 
     await world.until(is_purple, "the newest declaration is there")
     await world.until_settled()
@@ -134,8 +134,8 @@ async def test_26_a_declaration_that_comes_twice_late_and_out_of_order_is_one_ge
 
     answers = [await world.ask_raw(subject, each) for each in (first, first, second, first, second)]
 
-    told = [(each.accepted, each.reason, each.generation) for each in answers]
-    assert told == [
+    replies = [(each.accepted, each.reason, each.generation) for each in answers]
+    assert replies == [
         (True, "Accepted", 1),
         (True, "Duplicate", 1),
         (True, "Accepted", 2),

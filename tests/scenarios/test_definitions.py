@@ -50,8 +50,8 @@ async def defined(world: World) -> World:
 
 async def test_a_defined_kind_is_reconciled_as_an_installed_one(world: World):
     await defined(world)
-    seen = await world.human.sees("badge-one")
-    assert (seen["type"], seen["color"]) == ("Circle", "Red")
+    shape = await world.human.sees("badge-one")
+    assert (shape["type"], shape["color"]) == ("Circle", "Red")
     await world.human.changes("badge-one", color="Green")
 
     async def is_healed() -> bool:

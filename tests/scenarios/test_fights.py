@@ -12,7 +12,7 @@ from tests.scenarios.harness import World, api_config, every
 RESYNC = 1.0
 
 
-async def test_42_a_fight_is_named_and_the_loop_is_damped(bare_world: World) -> None:
+async def test_42_contention_is_named_and_the_loop_is_damped(bare_world: World) -> None:
     """The other one never gives up; the waits grow, and the repairs become fewer than his."""
     world = bare_world
     await world.start_reconciler()
@@ -29,13 +29,13 @@ async def test_42_a_fight_is_named_and_the_loop_is_damped(bare_world: World) -> 
             await asyncio.sleep(0.05)
 
     overwritten: list[int] = []
-    other = asyncio.create_task(overwrite_for_ever())
-    told = await world.until_outcome("foo", "Degraded", reason=REPEATED_DRIFT)
-    assert "another client has overwritten color 3 times since" in told.message
+    other_task = asyncio.create_task(overwrite_for_ever())
+    outcome = await world.until_outcome("foo", "Degraded", reason=REPEATED_DRIFT)
+    assert "another client has overwritten color 3 times since" in outcome.message
     await world.until(lambda: _has_waited(world, 3), "three repairs that waited")
-    other.cancel()
+    other_task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await other
+        await other_task
     facts = await world.facts("foo")
     waits = [
         each.delay_seconds for each in every(RetryScheduled, facts) if each.reason == REPEATED_DRIFT

@@ -14,7 +14,7 @@ A_SUBJECT = 500
 NAMES = [f"n{number}" for number in range(20)]
 
 
-async def test_scenario_32_a_tenant_that_floods_the_intake_with_rubbish_delays_nobody_for_long(
+async def test_scenario_32_a_tenant_that_floods_the_intake_delays_no_other_for_long(
     world: World,
 ) -> None:
     """Of scenario 32 the rubbish: 15,000 messages over all partitions, some fit none."""
@@ -26,13 +26,13 @@ async def test_scenario_32_a_tenant_that_floods_the_intake_with_rubbish_delays_n
 
     await world.declare_all([manifest(name) for name in NAMES])
     for name in NAMES:
-        told = await world.client.wait_for(
+        outcome = await world.client.wait_for(
             f"default/Shape/{name}", generation=1, timeout_seconds=PATIENCE_SECONDS
         )
-        assert told.outcome == "Converged"
+        assert outcome.outcome == "Converged"
 
-    async def is_all_told() -> bool:
+    async def are_all_rejected() -> bool:
         return len(await world.dead_letters()) == len(rubbish)
 
-    await world.until(is_all_told, "each has its dead letter", seconds=PATIENCE_SECONDS)
+    await world.until(are_all_rejected, "each has its dead letter", seconds=PATIENCE_SECONDS)
     assert await world.human.effects() == ["POST"] * len(NAMES)

@@ -45,10 +45,10 @@ async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_w
 
     await world.human.mends()
 
-    async def stray_is_gone() -> bool:
+    async def is_unmanaged_deleted() -> bool:
         return await world.human.finds("stray") is None
 
-    await world.until(stray_is_gone, "a whole listing shows the stray, which is removed")
+    await world.until(is_unmanaged_deleted, "a whole listing shows the stray, which is removed")
     assert [each["name"] for each in await world.human.sees_all()] == NAMES
 
 
@@ -62,8 +62,8 @@ async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
     await world.configure(api_config(world.human.url, page_size=2, breaker=PATIENT))
     await converged(world)
     await world.human.breaks(listing_fail_after_pages=1)
-    told = await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
-    assert "no listing of Shape has completed since" in told.message
+    outcome = await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
+    assert "no listing of Shape has completed since" in outcome.message
     await world.declare("foo-0", color="Blue")
     await world.until_outcome("foo-0", "Converged", generation=2)
 

@@ -68,15 +68,15 @@ async def restart_is_quiet(world: World) -> None:
 async def test_23_ten_resyncs_without_a_change_are_ten_listings_and_nothing_else(thousand: World):
     world = thousand
     await world.human.forgets_counts()
-    position, before = await world.log_position(), listings_of(world)
+    position, position_before = await world.log_position(), listings_of(world)
 
     await world.observed_again(times=10)
 
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST"] * COUNT
-    seen = listings_of(world) - before
-    assert seen >= 10
-    assert only_listings(await world.human.requests()) <= seen + 1
+    new_listings = listings_of(world) - position_before
+    assert new_listings >= 10
+    assert only_listings(await world.human.requests()) <= new_listings + 1
 
 
 def listings_of(world: World) -> int:

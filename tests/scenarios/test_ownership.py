@@ -69,29 +69,33 @@ async def test_7_what_is_withdrawn_while_the_reconciler_is_down_does_not_leak(wo
     ]
 
 
-async def test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_is_made_again(world: World):
+async def test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_object_is_recreated(
+    world: World,
+):
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=1)
     await world.stop_reconciler()
-    lost = await world.human.sees("foo")
+    lost_shape = await world.human.sees("foo")
 
     await world.human.deletes("foo")
     await world.erase_caches()
     assert await world.rows() == {}
     await world.start_reconciler(["projector"])
-    ours = await world.until(lambda: world.client.ownership("default/Shape/foo"), "ownership")
-    assert (ours.owned, ours.uid) == (True, lost["uid"])
+    own_ownership = await world.until(
+        lambda: world.client.ownership("default/Shape/foo"), "ownership"
+    )
+    assert (own_ownership.owned, own_ownership.uid) == (True, lost_shape["uid"])
     assert await world.human.finds("foo") is None
 
     await world.restart_reconciler()
 
-    found = await world.until(lambda: world.human.finds("foo"), "foo is made again")
-    assert (found["color"], found["labels"]) == ("Purple", world.owner_of("foo"))
+    shape = await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    assert (shape["color"], shape["labels"]) == ("Purple", world.owner_of("foo"))
     await world.until_outcome("foo", "Converged", generation=1)
     assert await world.human.effects("foo") == ["POST", "human DELETE", "POST"]
     facts = await world.facts("foo")
     assert only(DriftDetected, facts).missing
-    assert only(OwnershipReleased, facts).uid == lost["uid"]
+    assert only(OwnershipReleased, facts).uid == lost_shape["uid"]
 
 
 async def test_19_an_unowned_resource_is_adopted_without_a_create_and_corrected(world: World):
@@ -112,20 +116,24 @@ async def test_19_an_unowned_resource_is_adopted_without_a_create_and_corrected(
 async def test_20_an_orphan_is_released_and_stays_in_the_api(world: World):
     await world.declare("foo", policy={"deletion": "Orphan"})
     await world.until_outcome("foo", "Converged", generation=1)
-    kept = await world.human.sees("foo")
+    kept_shape = await world.human.sees("foo")
 
     await world.withdraw("foo")
 
     await world.until_outcome("foo", "Released", generation=2)
     await world.observed_again()
-    left = await world.human.sees("foo")
-    assert OWNER_LABEL in kept["labels"]
-    assert left["labels"] == {}, "it says that it is ours, and is not"
-    assert {**left, "labels": kept["labels"], "version": kept["version"]} == kept
+    remaining_shape = await world.human.sees("foo")
+    assert OWNER_LABEL in kept_shape["labels"]
+    assert remaining_shape["labels"] == {}, "it says that it is ours, and is not"
+    assert {
+        **remaining_shape,
+        "labels": kept_shape["labels"],
+        "version": kept_shape["version"],
+    } == kept_shape
     assert await world.human.effects("foo") == ["POST", "PUT"]
     facts = await world.facts("foo")
     released = only(OwnershipReleased, facts)
-    assert (released.reason, released.uid) == ("Orphaned", kept["uid"])
+    assert (released.reason, released.uid) == ("Orphaned", kept_shape["uid"])
     decided = [each.action.operation for each in every(ActionDecided, facts)]
     assert decided == ["Create", "Update"]
 
@@ -133,4 +141,4 @@ async def test_20_an_orphan_is_released_and_stays_in_the_api(world: World):
     await world.until_outcome("foo", "Conflict", generation=3)
     await world.declare("foo", policy={"adoption": "Adopt"})
     await world.until_outcome("foo", "Converged", generation=4)
-    assert (await world.human.sees("foo"))["labels"] == kept["labels"]
+    assert (await world.human.sees("foo"))["labels"] == kept_shape["labels"]

@@ -28,10 +28,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     configure_logs("error")
 
 
-async def letters_of(world: World, count: int = 1, **filters: Any) -> list[DeadLetter]:
+async def wait_for_dead_letters(world: World, count: int = 1, **filters: Any) -> list[DeadLetter]:
     async def are_there() -> list[DeadLetter] | None:
-        found = await world.client.dead_letters(**filters)
-        return found if len(found) >= count else None
+        dead_letters = await world.client.dead_letters(**filters)
+        return dead_letters if len(dead_letters) >= count else None
 
     return await world.until(are_there, f"{count} dead letters")
 
@@ -65,13 +65,15 @@ async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
 
     for name in (*names, "foo"):
         await world.until_outcome(name, "Converged")
-    (letter,) = await letters_of(world)
+    (letter,) = await wait_for_dead_letters(world)
     assert (letter.resource, letter.record.stage) == (FOO, "decision")
     assert "max_payload" in letter.record.reason
     assert (await world.human.sees("foo"))["color"] == "Green"
 
 
-async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_workers(world: World):
+async def test_an_action_that_cannot_be_read_is_reported_once_and_left_to_other_workers(
+    world: World,
+):
     await publish(world.nc, log(FOO, "action.default"), b"of a newer release")
     action = Action("default/Shape/bar@1", "key", "Delete", 1, "default", "bar", ())
     forged = encode_log(event(shape("bar"), 1, ActionDecided(action)))
@@ -83,8 +85,8 @@ async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_work
     await world.declare("neighbour")
 
     await world.until_outcome("neighbour", "Converged")
-    letters = await letters_of(world, 3, stage="action")
-    assert {each.record.reason.split(":")[0] for each in letters} == {
+    dead_letters = await wait_for_dead_letters(world, 3, stage="action")
+    assert {each.record.reason.split(":")[0] for each in dead_letters} == {
         "not a valid log event",
         "the event is for default/Shape/bar, but stored under default/Shape/baz",
         "the event reconciler.resource.OutcomeRecorded is not an action",
@@ -94,7 +96,7 @@ async def test_an_action_that_cannot_be_read_is_told_once_and_left_to_other_work
         sum(each["num_ack_pending"] for each in workers) == 3
     )  # never given up: a newer worker may read them
     with pytest.raises(LetterRefusedError, match="redelivered to the workers automatically"):
-        await world.client.retry_dead_letter(letters[0])
+        await world.client.retry_dead_letter(dead_letters[0])
 
 
 async def test_nothing_is_sent_that_is_too_long_and_nothing_reconnects(world: World):

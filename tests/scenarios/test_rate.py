@@ -19,7 +19,7 @@ async def _has_listed(world: World) -> bool:
     return world.parts.observer.listings > 0
 
 
-async def made_at_a_rate(
+async def measure_creations(
     world: World, folder: Path, *, processes: int, per_second: float, burst: int, shapes: int
 ) -> tuple[float, list[float]]:
     """Give when resources were declared and when the API made each, in seconds since 1970."""
@@ -31,10 +31,10 @@ async def made_at_a_rate(
         declared = time.time()
         await world.declare_all([manifest(f"s{number}") for number in range(shapes)])
 
-        async def are_made() -> bool:
+        async def are_all_created() -> bool:
             return len(await world.human.journal()) == shapes
 
-        await world.until(are_made, "all are made", seconds=60)
+        await world.until(are_all_created, "all are made", seconds=60)
     times = [each["time"] for each in await world.human.journal()]
     return declared, [datetime.fromisoformat(each).timestamp() for each in times]
 
@@ -43,7 +43,7 @@ async def test_all_workers_together_keep_to_the_rate_of_their_api(
     bare_world: World, tmp_path: Path
 ) -> None:
     rate, burst, shapes = 40.0, 5, 120
-    declared, times = await made_at_a_rate(
+    declared, times = await measure_creations(
         bare_world, tmp_path / "logs", processes=2, per_second=rate, burst=burst, shapes=shapes
     )
     for number, at in enumerate(times, start=1):

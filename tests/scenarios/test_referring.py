@@ -74,7 +74,7 @@ async def streams(world: World) -> list[str]:
     return list((await api_request(world.nc, "STREAM.NAMES", {}))["streams"])
 
 
-async def test_36_each_waits_for_the_one_before_and_says_so(example: World, root: Path):
+async def test_36_each_resource_waits_for_its_target_and_reports_it(example: World, root: Path):
     world = example
     file, consumer, stream = (_of(kind) for kind in ("File", "Consumer", "Stream"))
     await world.declare_all([file])
@@ -92,7 +92,7 @@ async def test_36_each_waits_for_the_one_before_and_says_so(example: World, root
     assert events.index(resolved) < events.index(decided)
 
 
-async def test_36_what_is_needed_is_kept_and_goes_last(example: World, root: Path):
+async def test_36_a_referenced_resource_is_kept_and_deleted_last(example: World, root: Path):
     world = example
     await world.declare_all(MANIFESTS)
     for key in KEYS:
@@ -137,8 +137,8 @@ def _all_bytes_below(folder: Path) -> bytes:
 
 
 def _of(kind: str) -> Manifest:
-    (found,) = (each for each in MANIFESTS if each.kind == kind)
-    return found
+    (manifest,) = (each for each in MANIFESTS if each.kind == kind)
+    return manifest
 
 
 def _file(name: str, content: Any, **more: Any) -> Manifest:

@@ -25,7 +25,7 @@ from events.provider_config import PROVIDER_CONFIG_KIND, Breaker, Limits, Retry
 from reconciler.wiring import Role
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import World, api_config, every, manifest, only
-from tests.scenarios.processes import until_all_said, workers
+from tests.scenarios.processes import wait_for_log_line, workers
 
 CONFIG = ResourceKey(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND, "default")
 ALL_BUT_WORKER: tuple[Role, ...] = ("decider", "observer", "projector")
@@ -36,8 +36,8 @@ async def calls(world: World) -> int:
     return sum(sum(each.values()) for each in (await world.human.requests()).values())
 
 
-async def until_breaker(world: World, wanted: str) -> OutcomeRecorded:
-    return await world.until_outcome(CONFIG, wanted)
+async def until_breaker(world: World, expected: str) -> OutcomeRecorded:
+    return await world.until_outcome(CONFIG, expected)
 
 
 # --- scenario 13
@@ -82,8 +82,8 @@ async def test_14_an_api_that_refuses_the_connection_is_waited_for(
         api_config(f"http://127.0.0.1:{port}", breaker=Breaker(3, 0.5, 1.0)), name="late"
     )
     await world.declare_all([manifest("foo", config="late")])
-    told = await world.until_outcome("foo", "Degraded")
-    assert "no connection" in told.message
+    outcome = await world.until_outcome("foo", "Degraded")
+    assert "no connection" in outcome.message
     try:
         await api.start(tmp_path / "late", port=port)
         await world.until_outcome("foo", "Converged")
@@ -105,19 +105,19 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
         await world.human.breaks(
             throttle_rate=1, retry_after_seconds=8, methods=["POST"], remaining=1
         )
-        before = time.time()
+        started_at = time.time()
         await world.declare("foo")
-        await until_all_said(world, both, "calls to an API are suspended")
+        await wait_for_log_line(world, both, "calls to an API are suspended")
         others = [f"other{number}" for number in range(20)]
         await world.declare_all([manifest(name) for name in others])
-        told = await world.until_outcome("foo", "Degraded")
-        assert told.reason == "Throttled"
-        assert "no call before 20" in told.message
+        outcome = await world.until_outcome("foo", "Degraded")
+        assert outcome.reason == "Throttled"
+        assert "no call before 20" in outcome.message
         for name in ("foo", *others):
             await world.until(lambda name=name: world.human.finds(name), name, seconds=60)
         journal = await world.human.journal()
         assert (await world.human.requests())["POST"] == {"201": 21, "429": 1}
-    assert min(_moment(each["time"]) for each in journal) >= before + 8
+    assert min(_moment(each["time"]) for each in journal) >= started_at + 8
     only(ApiThrottled, await world.facts(CONFIG))
     spread = {round(_moment(each["time"]), 1) for each in journal}
     assert len(spread) > 1, "all came at the same moment"
@@ -136,8 +136,8 @@ async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world
     await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
     await world.human.forgets_counts()
     await world.declare("foo")
-    told = await world.until_outcome("foo", "Failed", generation=1)
-    assert "422" in told.message
+    outcome = await world.until_outcome("foo", "Failed", generation=1)
+    assert "422" in outcome.message
     await world.observed_again(3)
     assert (await world.human.requests())["POST"] == {"422": 1}
     assert len(every(ActionDecided, await world.facts("foo"))) == 1
@@ -205,7 +205,7 @@ async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_look
 # --- invariant 9
 
 
-async def test_14_a_restart_forgets_no_breaker_and_wakes_nobody_for_nothing(
+async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cause(
     bare_world_of_its_own: World, tmp_path: Path
 ) -> None:
     """Invariant 9, scenario 14: killed workers and a killed bus find the breaker still open."""
@@ -233,8 +233,8 @@ async def test_14_a_restart_forgets_no_breaker_and_wakes_nobody_for_nothing(
         await world.until_settled()
         assert await world.log_position() == position, "somebody was woken for nothing"
         await world.declare("bar")
-        told = await world.until_outcome("bar", "Degraded")
-        assert "breaker of API 'default' open until" in told.message
+        outcome = await world.until_outcome("bar", "Degraded")
+        assert "breaker of API 'default' open until" in outcome.message
         await world.until_settled()
     assert await calls(world) == 0, "the API was called while its breaker was open"
     failed = only(ActionFailed, await world.facts("bar")).error
@@ -265,9 +265,9 @@ async def test_14_a_back_off_is_kept_by_workers_that_were_killed(
     async with workers(world, tmp_path / "second", 2):
         await world.until(lambda: world.human.finds("foo"), "foo")
     (waits,) = every(RetryScheduled, await world.facts("foo"))
-    (made,) = await world.human.journal()
+    (journal,) = await world.human.journal()
     assert 2.0 <= waits.delay_seconds <= 4.0
-    assert _moment(made["time"]) >= waits.at.timestamp()
+    assert _moment(journal["time"]) >= waits.at.timestamp()
 
 
 # --- helps

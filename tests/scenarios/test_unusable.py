@@ -119,7 +119,7 @@ ON_A_SERVER = (
 
 
 @pytest.mark.parametrize("case", ON_A_SERVER)
-async def test_27_what_cannot_be_used_is_a_dead_letter_and_its_publisher_is_told(
+async def test_27_an_unusable_message_is_a_dead_letter_and_its_publisher_gets_a_reply(
     world: World, case: str
 ):
     await check_dead_letter(world, case)
@@ -128,21 +128,21 @@ async def test_27_what_cannot_be_used_is_a_dead_letter_and_its_publisher_is_told
 async def check_dead_letter(world: World, case: str) -> None:
     """Publish what cannot be used, and check its letter, its answer and a neighbor."""
     subject, payload, stage, reason = CASES[case]
-    sent = payload()
+    expected_payload = payload()
 
-    answer = await world.ask_raw(subject, sent)
+    answer = await world.ask_raw(subject, expected_payload)
     await world.declare("neighbour")
 
     await world.until_outcome("neighbour", "Converged")
     assert not answer.accepted
     assert reason in answer.message
     (letter,) = await world.dead_letters()
-    assert (letter.stage, letter.size) == (stage, len(sent))
+    assert (letter.stage, letter.size) == (stage, len(expected_payload))
     assert reason in letter.reason
-    kept = letter.payload.encode()
+    stored_payload = letter.payload.encode()
     if letter.payload_encoding == "base64":
-        kept = base64.b64decode(kept)
-    assert sent.startswith(kept)
+        stored_payload = base64.b64decode(stored_payload)
+    assert expected_payload.startswith(stored_payload)
     assert await world.human.effects() == ["POST"]
     assert await world.human.finds("foo") is None
 

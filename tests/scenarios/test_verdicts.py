@@ -23,7 +23,7 @@ async def test_9_our_label_on_what_was_never_declared_is_disputed(world: World):
     assert await world.human.effects("bar") == ["human POST"]
 
 
-async def test_10_our_label_that_is_taken_off_is_put_back(world: World):
+async def test_10_our_label_that_is_taken_off_is_restored(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
@@ -79,9 +79,9 @@ async def check_verdicts(world: World, strategy: str) -> None:
     for name, outcome in NEVER_DECLARED[strategy].items():
         await world.until_outcome(name, outcome)
     await world.observed_again()
-    left = {each["name"] for each in await world.human.sees_all()}
-    deleted = {name for name, told in NEVER_DECLARED[strategy].items() if told == "Deleted"}
-    assert left == {"our-foo", "bar", "our-bar", "labelled"} - deleted
+    remaining_names = {each["name"] for each in await world.human.sees_all()}
+    deleted = {name for name, verdict in NEVER_DECLARED[strategy].items() if verdict == "Deleted"}
+    assert remaining_names == {"our-foo", "bar", "our-bar", "labelled"} - deleted
 
     # Scenario 7: a resource that is withdrawn while no role runs does not leak.
     await world.stop_reconciler()

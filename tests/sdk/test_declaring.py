@@ -121,10 +121,10 @@ async def test_published_resources_are_decided_without_an_answer(client: Client,
 async def test_unusable_manifest_is_refused_before_anything_is_sent(
     client: Client, manifest: Any, problem: str
 ) -> None:
-    before = await client.observation_time()
+    started_at = await client.observation_time()
     with pytest.raises(InvalidManifestError, match=problem):
         await client.declare_many([shape("fine"), manifest])
-    assert await client.observation_time() == before
+    assert await client.observation_time() == started_at
 
 
 @pytest.mark.parametrize("name", ["a.b", "*", "", "a b", "x" * 64])

@@ -87,8 +87,8 @@ def test_json_fits_its_schema(name: str, block: str) -> None:
 @pytest.mark.parametrize(("name", "block"), JSON_BLOCKS, ids=[name for name, _ in JSON_BLOCKS])
 def test_json_has_no_field_that_is_not_read(name: str, block: str) -> None:
     """What is read and written again is the same, but for what has its default."""
-    shown = json.loads(block)
-    assert contains(encoded_again(name, shown, block.encode()), shown)
+    document = json.loads(block)
+    assert contains(encoded_again(name, document, block.encode()), document)
 
 
 def encoded_again(name: str, shown: Any, payload: bytes) -> Any:

@@ -66,7 +66,7 @@ async def test_messages_that_the_server_does_not_confirm_are_reported_before_the
         assert retries == [1]
 
 
-async def test_lost_answer_is_asked_for_again(bus: EmbeddedServer) -> None:
+async def test_a_lost_answer_is_requested_again(bus: EmbeddedServer) -> None:
     """The server goes away after storing the question; the decider comes later still."""
     async with connect(bus.url, source="test") as client:
         asking = asyncio.ensure_future(client.declare(shape("foo"), timeout_seconds=30))
@@ -90,7 +90,7 @@ async def test_bus_that_is_away_is_an_error(tmp_path: Path) -> None:
             pass
 
 
-async def test_bus_without_a_reconciler_is_told(tmp_path: Path) -> None:
+async def test_a_bus_without_a_reconciler_is_reported(tmp_path: Path) -> None:
     server = EmbeddedServer()
     url = await server.start(tmp_path / "nats")
     with pytest.raises(ConfigurationError, match="reconciler init"):
@@ -105,7 +105,7 @@ async def test_bus_without_a_reconciler_is_told(tmp_path: Path) -> None:
     await server.stop()
 
 
-async def test_reading_and_waiting_go_on_through_a_restart(bus: EmbeddedServer) -> None:
+async def test_reading_and_waiting_continue_through_a_restart(bus: EmbeddedServer) -> None:
     async with (
         connected(bus.url) as nc,
         connect(bus.url, source="test") as client,
@@ -138,7 +138,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
             revision = await rows.save(changes, revision)
             await asyncio.sleep(0.01)  # as the projector does, which gathers for longer
 
-    async with connected(bus.url) as nc, connected(bus.url) as other:
+    async with connected(bus.url) as nc, connected(bus.url) as other_client:
         writer = JetStreamRows(nc)
         revision = 0
         for start in range(0, len(names), 500):
@@ -147,7 +147,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
         writing = asyncio.ensure_future(write_again_and_again(writer, revision))
         async with asyncio.timeout(30):
             for _ in range(15):
-                found = await JetStreamRows(other).matching("status.>")
+                found = await JetStreamRows(other_client).matching("status.>")
                 assert sorted(found) == sorted(names)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

@@ -10,13 +10,13 @@ from tests.sdk.conftest import Stack, shape
 
 
 async def take(client: Client, count: int, name: str, after: int | None = None) -> list[Outcome]:
-    found: list[Outcome] = []
+    existing_outcomes: list[Outcome] = []
     async with client.outcomes(name=name, after=after) as outcomes:
         async for outcome in outcomes:
-            found.append(outcome)
-            if len(found) == count:
+            existing_outcomes.append(outcome)
+            if len(existing_outcomes) == count:
                 break
-    return found
+    return existing_outcomes
 
 
 async def converge(client: Client, name: str, color: str = "Red") -> Outcome:
@@ -66,7 +66,9 @@ async def reject(client: Client, name: str) -> Outcome:
         return await anext(outcomes)
 
 
-async def test_who_goes_on_from_a_rejection_misses_nothing(client: Client, name: str) -> None:
+async def test_a_subscriber_that_continues_from_a_rejection_misses_nothing(
+    client: Client, name: str
+) -> None:
     first = await converge(client, name)
     async with client.outcomes(name=name, after=0) as outcomes:
         assert (await anext(outcomes)).position == first.position
@@ -80,14 +82,14 @@ async def test_who_goes_on_from_a_rejection_misses_nothing(client: Client, name:
     assert max(each.generation for each in later) == 2
 
 
-async def test_what_was_before_comes_in_the_order_of_time(client: Client, name: str) -> None:
+async def test_past_outcomes_come_in_the_order_of_time(client: Client, name: str) -> None:
     """So that who stops anywhere has had what was rejected by then."""
     for color in ("Red", "Green", "Blue"):
         await reject(client, name)
         await converge(client, name, color)
 
-    kept = [each.outcome for each in await take(client, 6, name, after=0)]
-    assert kept == ["Rejected", "Converged"] * 3
+    outcome_names = [each.outcome for each in await take(client, 6, name, after=0)]
+    assert outcome_names == ["Rejected", "Converged"] * 3
 
 
 async def test_rejections_that_were_overtaken_come_again(client: Client, name: str) -> None:
@@ -114,15 +116,17 @@ async def test_durable_stream_remembers_rejections_too(client: Client, name: str
     await reject(client, name)
     await converge(client, name)
 
-    seen: list[str] = []
+    names: list[str] = []
     for _ in range(2):  # each opening deals with one
         async with client.outcomes(name=name, durable=name) as outcomes:
-            seen.append((await anext(outcomes)).outcome)
+            names.append((await anext(outcomes)).outcome)
             await outcomes.ack()
-    assert sorted(seen) == ["Converged", "Rejected"]
+    assert sorted(names) == ["Converged", "Rejected"]
 
 
-async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client, name: str) -> None:
+async def test_durable_stream_continues_where_it_was(
+    stack: Stack, client: Client, name: str
+) -> None:
     colors = ["Red", "Green", "Blue"]
     for color in colors:
         await converge(client, name, color)
@@ -131,8 +135,8 @@ async def test_durable_stream_goes_on_where_it_was(stack: Stack, client: Client,
         assert (await anext(outcomes)).generation == 1
         assert (await anext(outcomes)).generation == 2  # not dealt with: nothing is asked after it
     async with (
-        connect(stack.bus_url, source="other") as other,
-        other.outcomes(name=name, durable=name) as outcomes,
+        connect(stack.bus_url, source="other") as other_client,
+        other_client.outcomes(name=name, durable=name) as outcomes,
     ):
         assert (await anext(outcomes)).generation == 2
         await outcomes.ack()

@@ -14,7 +14,7 @@ from reconciler.sdk.history import History, ResourceLog, project
 from tests.sdk.conftest import Stack, shape
 
 
-async def told(client: Client, name: str) -> None:
+async def create_history(client: Client, name: str) -> None:
     """Have a resource with a past: made, changed, withdrawn."""
     for color in ("Red", "Blue"):
         answer = await client.declare(shape(name, color))
@@ -26,7 +26,7 @@ async def told(client: Client, name: str) -> None:
 async def test_every_version_of_the_repository_is_our_fold_up_to_it(
     stack: Stack, client: Client, name: str
 ) -> None:
-    await told(client, name)
+    await create_history(client, name)
     history = await client.history(shape(name).key)
     expected = [fold([each.event for each in history[:end]]) for end in range(1, len(history) + 1)]
 
@@ -36,18 +36,18 @@ async def test_every_version_of_the_repository_is_our_fold_up_to_it(
             log.repository.get("default/Shape/never", projector_func=project)
         with pytest.raises(NotSupportedError, match="declare resources instead"):
             log.events.put(history)
-        found = [
+        states = [
             log.repository.get(str(shape(name).key), version=version, projector_func=project)
             for version in range(1, len(history) + 1)
         ]
         newest = log.repository.get(str(shape(name).key), projector_func=project)
         log.close()
-        assert newest == found[-1]
-        assert [past.version for past in found] == list(range(1, len(history) + 1))
-        assert [list(past.events) for past in found] == [
+        assert newest == states[-1]
+        assert [past.version for past in states] == list(range(1, len(history) + 1))
+        assert [list(past.events) for past in states] == [
             history[:version] for version in range(1, len(history) + 1)
         ]
-        return [past.state for past in found]
+        return [past.state for past in states]
 
     assert await asyncio.to_thread(every_version) == expected
     assert len(expected) > 6
@@ -56,7 +56,7 @@ async def test_every_version_of_the_repository_is_our_fold_up_to_it(
 async def test_a_program_that_is_connected_reads_over_its_own_connection(
     stack: Stack, client: Client, name: str
 ) -> None:
-    await told(client, name)
+    await create_history(client, name)
     nc = await connect(stack.bus_url, name="test")
     past = await History(nc).get(shape(name).key)
     early = await History(nc).get(shape(name).key, version=2)

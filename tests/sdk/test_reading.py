@@ -19,16 +19,16 @@ T = TypeVar("T")
 async def until(read: Callable[[], Awaitable[T]], is_right: Callable[[T], object]) -> T:
     """Read until it is right: read models are a moment behind the log."""
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not is_right(found := await read()):  # noqa: ASYNC110 - asks a server
+        while not is_right(value := await read()):  # noqa: ASYNC110 - asks a server
             await asyncio.sleep(0.02)
-        return found
+        return value
 
 
 async def replayed(client: Client, *, after: int = 0, name: str = "*") -> list[StoredEvent]:
     return [each async for batch in client.replay(after=after, name=name) for each in batch]
 
 
-async def test_history_tells_everything_in_order(client: Client, name: str) -> None:
+async def test_history_lists_everything_in_order(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
     history = await client.history(f"default/Shape/{name}")
@@ -99,7 +99,7 @@ async def test_replay_ends_when_caught_up(client: Client, name: str) -> None:
     assert await replayed(client, name="never") == []
 
 
-async def test_replay_that_follows_goes_on(client: Client, name: str) -> None:
+async def test_replay_that_follows_continues(client: Client, name: str) -> None:
     async def first_of_generation_2() -> StoredEvent:
         async for batch in client.replay(follow=True, name=name):
             for each in batch:

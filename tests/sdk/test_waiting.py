@@ -35,28 +35,28 @@ async def test_the_newest_of_several_past_outcomes_ends_the_wait(client: Client,
     await client.declare(shape(name))
     await client.wait_for(key, generation=1)
     await client.withdraw(key)
-    gone = await client.wait_for(key, generation=2)
+    deleted_outcome = await client.wait_for(key, generation=2)
 
     again = await client.wait_for(key, generation=2, timeout_seconds=2)
 
-    assert again == gone
+    assert again == deleted_outcome
     assert again.outcome == "Deleted"
 
 
-async def test_a_past_outcome_is_a_place_to_go_on_from(client: Client, name: str) -> None:
+async def test_a_past_outcome_is_a_place_to_continue_from(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
     with pytest.raises(DeclarationRefusedError):
         await client.declare(shape(name, "Mauve"))
     async with client.outcomes(name=name, after=0) as outcomes:
-        told = [await anext(outcomes) for _ in range(2)]
-    assert [each.outcome for each in told] == ["Converged", "Rejected"]
+        reported_outcomes = [await anext(outcomes) for _ in range(2)]
+    assert [each.outcome for each in reported_outcomes] == ["Converged", "Rejected"]
 
     past = await client.wait_for(shape(name).key, generation=1)
 
-    assert past.position == told[0].position  # not that of what was rejected after it
+    assert past.position == reported_outcomes[0].position  # not that of what was rejected after it
     async with client.outcomes(name=name, after=past.position) as outcomes:
-        assert await anext(outcomes) == told[1]
+        assert await anext(outcomes) == reported_outcomes[1]
 
 
 async def test_wait_begins_before_the_declaration(client: Client, name: str) -> None:
@@ -71,18 +71,18 @@ async def test_wait_begins_before_the_declaration(client: Client, name: str) -> 
 
 async def test_many_are_waited_for_with_progress(client: Client, name: str) -> None:
     manifests = [shape(f"{name}-{index}") for index in range(40)]
-    seen: list[str] = []
+    names: list[str] = []
     await client.publish(manifests)
-    found = await client.wait_for_many(
+    outcomes = await client.wait_for_many(
         {manifest.key: 1 for manifest in manifests},
-        on_outcome=lambda outcome: seen.append(str(outcome.key)),
+        on_outcome=lambda outcome: names.append(str(outcome.key)),
     )
 
-    assert {outcome.outcome for outcome in found.values()} == {"Converged"}
-    assert set(seen) == {str(manifest.key) for manifest in manifests} == {str(k) for k in found}
+    assert {outcome.outcome for outcome in outcomes.values()} == {"Converged"}
+    assert set(names) == {str(manifest.key) for manifest in manifests} == {str(k) for k in outcomes}
 
 
-async def test_time_out_says_what_was_seen(client: Client, name: str) -> None:
+async def test_a_timeout_names_the_outcomes_received(client: Client, name: str) -> None:
     await client.declare(shape(name))
     await client.wait_for(shape(name).key, generation=1)
 
@@ -97,7 +97,7 @@ async def test_time_out_says_what_was_seen(client: Client, name: str) -> None:
         )
 
 
-async def test_nothing_to_wait_for_is_there_at_once(client: Client) -> None:
+async def test_a_wait_for_nothing_ends_immediately(client: Client) -> None:
     assert await client.wait_for_many({}) == {}
 
 
@@ -120,15 +120,15 @@ def test_newer_generation_ends_the_wait_too() -> None:
     assert waiting.accepted[KEY].generation == 3
 
 
-def test_older_outcome_that_comes_late_says_nothing() -> None:
-    seen: list[Outcome] = []
-    waiting = Waiting({KEY: 1}, ["Converged"], seen.append)
+def test_a_late_older_outcome_does_not_end_the_wait() -> None:
+    outcomes: list[Outcome] = []
+    waiting = Waiting({KEY: 1}, ["Converged"], outcomes.append)
     waiting.record(outcome("Degraded", 1, 5))
     waiting.record(
         outcome("Converged", 1, 3)
     )  # from the stream, when the log has shown a newer one
     waiting.record(outcome("Degraded", 1, 5))
-    assert (waiting.is_over, len(seen)) == (False, 1)
+    assert (waiting.is_over, len(outcomes)) == (False, 1)
     waiting.record(outcome("Converged", 1, 7))
     assert waiting.is_over
 
@@ -144,7 +144,7 @@ def _outcome(version: int, *, ready: bool) -> Outcome:
     )
 
 
-def test_a_wait_goes_on_until_the_object_is_ready() -> None:
+def test_a_wait_continues_until_the_object_is_ready() -> None:
     waiting = Waiting({KEY: 1}, SETTLED)
     waiting.record(_outcome(1, ready=False))
     assert not waiting.is_over

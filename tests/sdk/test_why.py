@@ -20,7 +20,7 @@ def history(story: Story) -> list[StoredEvent]:
     return [StoredEvent(10 + number, event) for number, event in enumerate(story.log)]
 
 
-def told(story: Story, field: str = "") -> list[str]:
+def chain_types(story: Story, field: str = "") -> list[str]:
     answer = why("default/Block/Foo", history(story), field)
     return [type(story.log[version - 1].data).__name__ for version in answer.chain]
 
@@ -29,18 +29,23 @@ def test_an_outcome_leads_back_to_the_declaration():
     story = converged()
     story.declare({"type": "Square", "color": "Green"})
     story.succeed()
-    assert told(story) == ["SpecDeclared", "ActionDecided", "ActionSucceeded", "OutcomeRecorded"]
+    assert chain_types(story) == [
+        "SpecDeclared",
+        "ActionDecided",
+        "ActionSucceeded",
+        "OutcomeRecorded",
+    ]
     chain = why("x", history(story)).chain
     declared = story.log[chain[0] - 1].data
     assert isinstance(declared, SpecDeclared)
     assert declared.generation == 2
 
 
-def test_a_repair_leads_back_to_what_was_seen():
+def test_a_repair_leads_back_to_the_observation():
     story = converged()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.succeed()
-    assert told(story) == [
+    assert chain_types(story) == [
         "ExternalObserved",
         "DriftDetected",
         "ActionDecided",
@@ -55,8 +60,8 @@ def test_an_attempt_that_failed_is_passed_on_the_way():
     story.fail("NotDone")
     story.wake(3600)
     story.succeed()
-    assert told(story)[:2] == ["SpecDeclared", "ActionDecided"]
-    assert told(story)[-2:] == ["ActionSucceeded", "OutcomeRecorded"]
+    assert chain_types(story)[:2] == ["SpecDeclared", "ActionDecided"]
+    assert chain_types(story)[-2:] == ["ActionSucceeded", "OutcomeRecorded"]
 
 
 def test_a_chain_goes_forward_and_ends():
@@ -64,7 +69,7 @@ def test_a_chain_goes_forward_and_ends():
     for color in ("Green", "Blue", "Red"):
         story.declare({"type": "Square", "color": color})
         story.succeed()
-        story.see(repainted(story.seen, color="Yellow"))
+        story.see(repainted(story.existing, color="Yellow"))
         story.succeed()
     for event in story.log:
         chain = why("x", history(story)[: event.resourceversion]).chain
@@ -75,7 +80,7 @@ def test_a_field_has_its_values_each_with_who_made_it_so():
     story = converged()
     story.declare({"type": "Square", "color": "Green"})
     story.succeed()
-    story.see(repainted(story.seen, color="Blue"))
+    story.see(repainted(story.existing, color="Blue"))
     story.succeed()
     answer = why("x", history(story), "color")
     assert [each.value for each in answer.wanted] == ["Red", "Green"]
@@ -90,26 +95,26 @@ def test_a_field_has_its_values_each_with_who_made_it_so():
     assert why("x", history(story), "colour").wanted == ()
 
 
-def test_who_overwrites_a_field_again_and_again_is_in_a_fight():
+def test_a_client_that_overwrites_a_field_repeatedly_is_in_contention():
     story = converged()
     for number in range(CONTENTION_DRIFTS):
         assert not why("x", history(story)).repeated_drifts
-        story.see(repainted(story.seen, color=("Blue", "Yellow")[number % 2]))
+        story.see(repainted(story.existing, color=("Blue", "Yellow")[number % 2]))
         story.wake(seconds=60)  # the last repair waits
         story.succeed()
         story.now = story.now.replace(minute=number + 1)
-    (fight,) = why("x", history(story)).repeated_drifts
-    assert (fight.path, fight.times) == ("color", CONTENTION_DRIFTS)
-    assert (fight.ours, fight.theirs) == ("Red", ("Blue", "Yellow"))
-    assert why("x", history(story), "color").repeated_drifts == (fight,)
+    (repeated_drift,) = why("x", history(story)).repeated_drifts
+    assert (repeated_drift.path, repeated_drift.times) == ("color", CONTENTION_DRIFTS)
+    assert (repeated_drift.ours, repeated_drift.theirs) == ("Red", ("Blue", "Yellow"))
+    assert why("x", history(story), "color").repeated_drifts == (repeated_drift,)
     assert not why("x", history(story), "type").repeated_drifts
 
 
-def test_what_happened_long_ago_is_no_fight():
+def test_changes_of_long_ago_are_no_contention():
     story = converged()
     for number in range(CONTENTION_DRIFTS):
         story.now = story.now.replace(hour=2 * number + 1)
-        story.see(repainted(story.seen, color="Blue"))
+        story.see(repainted(story.existing, color="Blue"))
         story.succeed()
     assert not why("x", history(story)).repeated_drifts
 
@@ -121,23 +126,23 @@ def block(name: str) -> ResourceKey:
     return ResourceKey("default", "Block", name)
 
 
-def told_by(parent: Story | None, name: str, *, part_of: str = "", reason: str = "") -> Story:
+def declare_by(parent: Story | None, name: str, *, part_of: str = "", reason: str = "") -> Story:
     """Declare a block, by another one's newest action or by a person."""
     story = Story(key=block(name))
     labels = {PART_OF_LABEL: part_of} if part_of else {}
-    said = Declared(manifest(key=story.key, labels=labels), reason=reason)
+    declaration = Declared(manifest(key=story.key, labels=labels), reason=reason)
     key = "" if parent is None else parent.action.idempotency_key
-    story.give([story.command(said, message_id=f"{key}.0123.declared" if key else "m1")])
+    story.give([story.command(declaration, message_id=f"{key}.0123.declared" if key else "m1")])
     return story
 
 
 async def parents(of: Story, *others: Story) -> list[Parent]:
-    known: Mapping[ResourceKey, Sequence[StoredEvent]] = {
+    histories: Mapping[ResourceKey, Sequence[StoredEvent]] = {
         each.key: history(each) for each in (of, *others)
     }
 
     async def read(key: ResourceKey) -> Sequence[StoredEvent]:
-        return known.get(key, ())
+        return histories.get(key, ())
 
     return [each for each, _ in await lineage(history(of), read)]
 
@@ -146,10 +151,10 @@ def kinds(story: Story, parent: Parent) -> list[str]:
     return [type(story.log[version - 1].data).__name__ for version in parent.chain]
 
 
-async def test_33_a_part_leads_up_to_the_top_each_with_what_it_said():
-    source = told_by(None, "source", reason="release 7")
-    web = told_by(source, "web", part_of="default.Block.source", reason="commit c0ffee by Ada")
-    box = told_by(web, "box", part_of="default.Block.web", reason="part of default/Block/web")
+async def test_33_a_part_leads_up_to_the_top_with_the_declaration_of_each_parent():
+    source = declare_by(None, "source", reason="release 7")
+    web = declare_by(source, "web", part_of="default.Block.source", reason="commit c0ffee by Ada")
+    box = declare_by(web, "box", part_of="default.Block.web", reason="part of default/Block/web")
     nearest, top = await parents(box, web, source)
     assert (nearest.resource, nearest.reason) == ("default/Block/web", "part of default/Block/web")
     assert (top.resource, top.reason) == ("default/Block/source", "commit c0ffee by Ada")
@@ -158,51 +163,51 @@ async def test_33_a_part_leads_up_to_the_top_each_with_what_it_said():
     assert await parents(source, web) == []
 
 
-async def test_33_what_counts_is_the_step_that_declared_it_and_not_a_later_one():
-    web = told_by(None, "web")
-    box = told_by(web, "box", part_of="default.Block.web", reason="part of it")
-    before = web.action.action_id
+async def test_33_the_step_that_declared_a_part_counts_and_no_later_one():
+    web = declare_by(None, "web")
+    box = declare_by(web, "box", part_of="default.Block.web", reason="part of it")
+    first_action_id = web.action.action_id
     web.succeed()
     web.declare({"type": "Square", "color": "Green"})
-    assert web.action.action_id != before
+    assert web.action.action_id != first_action_id
     [parent] = await parents(box, web)
-    assert f"default/Block/web@{parent.chain[-1]}" == before
+    assert f"default/Block/web@{parent.chain[-1]}" == first_action_id
 
     # A reason of another client is not its parent's. A withdrawal by that client is.
     box.turn(
         Declared(manifest({"color": "Blue"}, key=box.key, labels={PART_OF_LABEL: web.key.tokens}))
     )
     assert await parents(box, web) == [parent]
-    left = f"{web.action.idempotency_key}.0123.withdrawn"
-    box.give([box.command(Withdrawn(reason="no part of it any more"), message_id=left)])
+    message_id = f"{web.action.idempotency_key}.0123.withdrawn"
+    box.give([box.command(Withdrawn(reason="no part of it any more"), message_id=message_id)])
     [newer] = await parents(box, web)
     assert newer.reason == "no part of it any more"
     assert f"default/Block/web@{newer.chain[-1]}" == web.action.action_id
 
 
-async def test_a_parent_whose_step_is_not_known_says_its_newest_declaration():
-    web = told_by(None, "web")
-    [parent] = await parents(told_by(None, "box", part_of="default.Block.web"), web)
+async def test_a_parent_of_unknown_step_shows_its_newest_declaration():
+    web = declare_by(None, "web")
+    [parent] = await parents(declare_by(None, "box", part_of="default.Block.web"), web)
     assert kinds(web, parent) == ["SpecDeclared"]
 
 
 async def test_a_walk_ends_at_a_circle_and_at_a_parent_that_nobody_knows():
-    one = told_by(None, "one", part_of="default.Block.two")
-    two = told_by(one, "two", part_of="default.Block.one")
+    one = declare_by(None, "one", part_of="default.Block.two")
+    two = declare_by(one, "two", part_of="default.Block.one")
     assert [each.resource for each in await parents(one, two)] == ["default/Block/two"]
-    alone = told_by(None, "alone", part_of="default.Block.alone")
+    alone = declare_by(None, "alone", part_of="default.Block.alone")
     assert await parents(alone) == []
-    assert await parents(told_by(None, "box", part_of="default.Block.nobody")) == []
+    assert await parents(declare_by(None, "box", part_of="default.Block.nobody")) == []
 
 
 async def test_a_walk_has_an_end():
-    chain = [told_by(None, "b0")]
+    chain = [declare_by(None, "b0")]
     for number in range(40):
-        chain.append(told_by(chain[-1], f"b{number + 1}", part_of=f"default.Block.b{number}"))
+        chain.append(declare_by(chain[-1], f"b{number + 1}", part_of=f"default.Block.b{number}"))
     assert len(await parents(chain[-1], *chain)) == 16
 
 
 @pytest.mark.parametrize("label", ["", "x", "a.b", "a.b.c.d", "a.b.*", "a/b/c d"])
-def test_a_label_that_names_nobody_has_no_parent(label: str):
+def test_a_label_that_names_no_resource_has_no_parent(label: str):
     assert parent_in({PART_OF_LABEL: label}) is None
     assert parent_in({}) is None

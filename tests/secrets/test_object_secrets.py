@@ -30,38 +30,38 @@ def shape(name: str = "foo", uid: str | None = "u1", **fields: Any) -> ExternalO
     return ExternalObject(name, {"color": "Red", **fields}, uid)
 
 
-def row(seen: ExternalObject | None = None, **more: Any) -> StatusRow:
+def row(observed_object: ExternalObject | None = None, **more: Any) -> StatusRow:
     return StatusRow(
         "default",
         "Shape",
         "foo",
         provider_config="default",
         external_name="foo",
-        observed_digest="" if seen is None else digest(seen),
-        uid=None if seen is None else seen.uid,
+        observed_digest="" if observed_object is None else digest(observed_object),
+        uid=None if observed_object is None else observed_object.uid,
         declared=True,
-        owned=seen is not None,
+        owned=observed_object is not None,
         **more,
     )
 
 
 async def observed(
-    shown: ExternalObject, *rows: StatusRow, secrecy: Secrecy | None = None
+    observed_object: ExternalObject, *rows: StatusRow, secrecy: Secrecy | None = None
 ) -> list[Observed]:
     listing = ListingAssembler(ListingBegan("default", "Shape", 5), None)
-    listing.add([shown])
+    listing.add([observed_object])
     by_name = {str(each.key): each for each in rows}
     searches = SearchTurns(secrecy or Secrecy(TOKEN))
-    found = await compare_listing(
+    findings = await compare_listing(
         listing, listing.complete(1), by_name, CONFIG, "log", searches=searches
     )
-    assert found.losses.missing == 0
-    return [each for _, each in found.observed]
+    assert findings.losses.missing == 0
+    return [each for _, each in findings.observed]
 
 
 @pytest.mark.parametrize("way", every_way(TOKEN).values(), ids=every_way(TOKEN))
 def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
-    seen = ExternalObject(
+    observed_object = ExternalObject(
         "foo",
         {"a": [{"b": f"<{way}>"}], f"key {way}": 1},
         "u1",
@@ -69,7 +69,7 @@ def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
         labels={"seen": f"Bearer {way}", f"{way}": "x"},
         outputs={"url": f"http://h/?{way}"},
     )
-    hidden = complete(hide_secrets(seen, Secrecy(TOKEN)))
+    hidden = complete(hide_secrets(observed_object, Secrecy(TOKEN)))
     assert hidden is not None
     assert (hidden.name, hidden.uid) == ("foo", "u1")
     for part in (hidden.fields, hidden.labels, hidden.outputs, hidden.version):
@@ -79,20 +79,22 @@ def test_a_secret_is_hidden_in_all_parts_of_an_object(way: str) -> None:
 
 
 def test_an_object_without_a_secret_stays_the_same_object() -> None:
-    seen = shape(text='a "quoted" 100 % & more')
+    observed_object = shape(text='a "quoted" 100 % & more')
     assert complete(hide_secrets(shape(), Secrecy(TOKEN))) == shape()
-    assert complete(hide_secrets(seen, Secrecy(TOKEN))) == seen
+    assert complete(hide_secrets(observed_object, Secrecy(TOKEN))) == observed_object
     strange = shape(number=10**400, what=object())
     assert complete(hide_secrets(strange, Secrecy(TOKEN))) == strange
 
 
-@pytest.mark.parametrize("seen", [shape(f"shape-{TOKEN}"), shape(uid=TOKEN)], ids=["name", "id"])
+@pytest.mark.parametrize(
+    "observed_object", [shape(f"shape-{TOKEN}"), shape(uid=TOKEN)], ids=["name", "id"]
+)
 async def test_an_object_whose_identity_contains_a_secret_is_not_recorded(
-    seen: ExternalObject,
+    observed_object: ExternalObject,
 ) -> None:
-    assert complete(hide_secrets(seen, Secrecy(TOKEN))) is None
-    assert complete(hide_and_digest(seen, Secrecy(TOKEN), [row()])) is None
-    assert await observed(seen) == []
+    assert complete(hide_secrets(observed_object, Secrecy(TOKEN))) is None
+    assert complete(hide_and_digest(observed_object, Secrecy(TOKEN), [row()])) is None
+    assert await observed(observed_object) == []
 
 
 @pytest.mark.parametrize("between", [".", "/", " ", "~~", "\u00e9"])
@@ -101,37 +103,39 @@ async def test_an_object_is_not_recorded_if_its_resource_would_be_named_as_a_sec
 ) -> None:
     """A resource name has "-" in the place of characters that it cannot have."""
     secrecy = Secrecy("3f2b1c77-1111-4222-8333-abcdef012345")
-    seen = shape("3f2b1c77-1111-4222-8333-abcdef012345".replace("-", between))
-    assert await observed(seen, secrecy=secrecy) == []
-    declared = replace(row(), external_name=seen.name)
-    assert [each.object for each in await observed(seen, declared, secrecy=secrecy)] == [seen]
+    observed_object = shape("3f2b1c77-1111-4222-8333-abcdef012345".replace("-", between))
+    assert await observed(observed_object, secrecy=secrecy) == []
+    declared = replace(row(), external_name=observed_object.name)
+    assert [each.object for each in await observed(observed_object, declared, secrecy=secrecy)] == [
+        observed_object
+    ]
 
 
 async def test_an_object_of_ours_with_such_an_id_is_neither_changed_nor_gone() -> None:
-    known = row(shape())
-    assert await observed(shape(uid=TOKEN), known) == []
+    known_row = row(shape())
+    assert await observed(shape(uid=TOKEN), known_row) == []
 
 
 async def test_an_object_too_large_to_search_is_shown_nowhere() -> None:
     """A search takes up to two seconds per MiB, so one response would slow all other work."""
     secrecy = Secrecy(TOKEN)
     huge = shape(text="%2561" * (MAX_SEARCHED_BYTES // 5) + TOKEN)
-    [seen] = await observed(huge, row(shape()), secrecy=secrecy)
+    [observation] = await observed(huge, row(shape()), secrecy=secrecy)
     assert sum(hide_and_digest(huge, secrecy, [row(shape())])) < 1_000
-    assert is_too_large(seen.object), "the observer publishes none of it"
-    letter = build_size_letter(ResourceKey("default", "Shape", "foo"), seen)
+    assert is_too_large(observation.object), "the observer publishes none of it"
+    letter = build_size_letter(ResourceKey("default", "Shape", "foo"), observation)
     assert TOKEN not in letter.reason + letter.delivery.payload.decode()
     assert "'foo' of 'default': its 5" in letter.reason
 
 
 @pytest.mark.parametrize(
-    "seen", [shape("n" * 600_000), shape(uid="u" * 600_000)], ids=["name", "id"]
+    "observed_object", [shape("n" * 600_000), shape(uid="u" * 600_000)], ids=["name", "id"]
 )
 async def test_an_object_whose_identity_is_too_long_to_search_is_not_recorded(
-    seen: ExternalObject,
+    observed_object: ExternalObject,
 ) -> None:
-    assert complete(hide_secrets(seen, Secrecy(TOKEN))) is None
-    assert sum(hide_secrets(seen, Secrecy(TOKEN))) < 1_000
+    assert complete(hide_secrets(observed_object, Secrecy(TOKEN))) is None
+    assert sum(hide_secrets(observed_object, Secrecy(TOKEN))) < 1_000
 
 
 async def test_a_search_of_many_objects_gives_way_to_other_work() -> None:
@@ -160,34 +164,40 @@ def test_an_object_with_a_long_name_or_id_is_too_large() -> None:
 
 def test_what_the_action_itself_contains_stays() -> None:
     secrecy = Secrecy("postgres")
-    seen = ExternalObject("postgres", {"owner": "postgres", "url": "postgres://x"}, "postgres")
-    written = complete(hide_secrets(seen, secrecy, {"owner": "postgres"}, "postgres"))
-    assert written == replace(seen, fields={"owner": "postgres", "url": f"{HIDDEN}://x"})
+    observed_object = ExternalObject(
+        "postgres", {"owner": "postgres", "url": "postgres://x"}, "postgres"
+    )
+    written_object = complete(
+        hide_secrets(observed_object, secrecy, {"owner": "postgres"}, "postgres")
+    )
+    assert written_object == replace(
+        observed_object, fields={"owner": "postgres", "url": f"{HIDDEN}://x"}
+    )
 
 
-async def test_an_object_that_repeats_a_secret_is_told_once() -> None:
-    seen = shape(note=f"Bearer {TOKEN}")
-    [first] = await observed(seen, row(shape()))
+async def test_an_object_that_repeats_a_secret_is_reported_once() -> None:
+    observed_object = shape(note=f"Bearer {TOKEN}")
+    [first] = await observed(observed_object, row(shape()))
     assert first.object == shape(note=f"Bearer {HIDDEN}")
-    assert await observed(seen, row(first.object)) == []
+    assert await observed(observed_object, row(first.object)) == []
     changed = shape(note=f"Bearer {TOKEN}", size=2)
     [second] = await observed(changed, row(first.object))
     assert second.object == shape(note=f"Bearer {HIDDEN}", size=2)
 
 
 async def test_a_weak_secret_is_no_drift_of_what_was_written_with_it() -> None:
-    seen = shape(owner="postgres")
-    assert await observed(seen, row(seen), secrecy=Secrecy("postgres")) == []
+    observed_object = shape(owner="postgres")
+    assert await observed(observed_object, row(observed_object), secrecy=Secrecy("postgres")) == []
 
 
 async def test_our_own_mark_on_an_object_stays_and_a_forged_one_is_hidden() -> None:
-    known = row(shape())
+    known_row = row(shape())
     for log_id, secret in (("log", "default"), ("log", "Shape.foo"), (TOKEN, TOKEN)):
-        mark = owner(log_id, known.key)
-        seen = replace(shape(size=2), labels={OWNER_LABEL: mark})
-        [told] = await observed(seen, known, secrecy=Secrecy(secret))
-        assert told.object is not None
-        assert (told.object.labels[OWNER_LABEL] == mark) == (secret != TOKEN)
+        mark = owner(log_id, known_row.key)
+        observed_object = replace(shape(size=2), labels={OWNER_LABEL: mark})
+        [observation] = await observed(observed_object, known_row, secrecy=Secrecy(secret))
+        assert observation.object is not None
+        assert (observation.object.labels[OWNER_LABEL] == mark) == (secret != TOKEN)
 
 
 def test_a_secret_in_a_list_of_bytes_is_hidden() -> None:
@@ -201,7 +211,7 @@ def test_a_secret_in_a_list_of_bytes_is_hidden() -> None:
 
 @pytest.mark.parametrize("part", ["version", "written_by"])
 def test_a_secret_is_hidden_in_what_the_digest_of_a_known_object_leaves_out(part: str) -> None:
-    known = replace(shape(), version="1", written_by="key")
-    seen = replace(known, **{part: TOKEN})
-    recorded = complete(hide_and_digest(seen, Secrecy(TOKEN), [row(known)]))
-    assert recorded == (replace(seen, **{part: HIDDEN}), digest(known))
+    known_object = replace(shape(), version="1", written_by="key")
+    observed_object = replace(known_object, **{part: TOKEN})
+    recorded = complete(hide_and_digest(observed_object, Secrecy(TOKEN), [row(known_object)]))
+    assert recorded == (replace(observed_object, **{part: HIDDEN}), digest(known_object))

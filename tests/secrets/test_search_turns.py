@@ -24,9 +24,9 @@ async def test_a_short_search_waits_for_one_turn_of_each_long_one() -> None:
 
     long = [asyncio.create_task(turns.complete(long_search())) for _ in range(5)]
     await asyncio.sleep(0)
-    before = pieces
+    pieces_before = pieces
     assert await turns.complete(short_search()) == "found"
-    assert pieces - before <= 6 * 5
+    assert pieces - pieces_before <= 6 * 5
     for each in long:
         each.cancel()
     await asyncio.wait(long)
@@ -64,11 +64,11 @@ async def test_other_work_runs_between_the_turns_of_a_long_search() -> None:
 
 async def test_small_objects_are_searched_without_a_pause() -> None:
     turns = SearchTurns(Secrecy("planted-token"))
-    other = asyncio.create_task(asyncio.sleep(0))
+    other_task = asyncio.create_task(asyncio.sleep(0))
     for _ in range(100):
         assert not await turns.complete(turns.secrecy.search("some text"))
-    assert not other.done()
-    await other
+    assert not other_task.done()
+    await other_task
 
 
 async def test_a_failed_or_canceled_search_keeps_no_other_one_waiting() -> None:

@@ -52,9 +52,9 @@ PEM = f"-----BEGIN PRIVATE KEY-----\n{base64.encodebytes(bytes(range(200))).deco
 
 def test_a_secret_is_hidden_in_every_encoding() -> None:
     secrecy = Secrecy(TOKEN)
-    left = {name: secrecy.hide(f"«{way}»") for name, way in every_way(TOKEN).items()}
-    assert [name for name, hidden in left.items() if HIDDEN not in hidden] == []
-    assert {left[name] for name in ESCAPES} == {f"«{HIDDEN}»"}
+    hidden_texts = {name: secrecy.hide(f"«{way}»") for name, way in every_way(TOKEN).items()}
+    assert [name for name, hidden in hidden_texts.items() if HIDDEN not in hidden] == []
+    assert {hidden_texts[name] for name in ESCAPES} == {f"«{HIDDEN}»"}
 
 
 @pytest.mark.parametrize("inner", list(ESCAPES))
@@ -100,10 +100,10 @@ def test_any_secret_is_hidden_in_base64_at_any_place(
 def test_any_secret_is_hidden_in_a_dump_of_bytes_at_any_place(
     secret: str, dump: str, before: bytes, after: bytes, is_json: bool
 ) -> None:
-    shown = f"bad request 400:\n{DUMPS[dump](before + secret.encode() + after)}"
+    text = f"bad request 400:\n{DUMPS[dump](before + secret.encode() + after)}"
     if is_json:
-        shown = json.dumps(shown)
-    hidden = Secrecy(secret).hide(shown)
+        text = json.dumps(text)
+    hidden = Secrecy(secret).hide(text)
     assert HIDDEN in hidden
     for start in range(len(secret) - 7):  # as text at the end of a line either
         assert secret[start : start + 8] not in hidden
@@ -146,8 +146,8 @@ def _longest_piece(search: Search[Any]) -> tuple[float, float]:
     began = now = time.process_time()
     longest = 0.0
     for _ in search:
-        now, before = time.process_time(), now
-        longest = max(longest, now - before)
+        now, cpu_before = time.process_time(), now
+        longest = max(longest, now - cpu_before)
     return max(longest, time.process_time() - now), time.process_time() - began
 
 
@@ -166,8 +166,8 @@ def test_hiding_a_secret_lets_other_work_run_every_few_milliseconds(way: str) ->
     secret = "kQ7vTz0mXw3pLr9bNc5hJd2gSf8yWe4u"
     secrecy = Secrecy(secret)
     once = min(_longest_piece(secrecy.search("hello world, " * 19_000))[1] for _ in range(5))
-    shown = (f"{ESCAPES[way](secret)} " * 8_000)[:250_000]
-    longest = min(_longest_piece(secrecy.search_and_hide({"a": shown}))[0] for _ in range(3))
+    text = (f"{ESCAPES[way](secret)} " * 8_000)[:250_000]
+    longest = min(_longest_piece(secrecy.search_and_hide({"a": text}))[0] for _ in range(3))
     assert longest < 40 * once
 
 
@@ -181,8 +181,8 @@ def test_an_offset_of_any_size_is_searched() -> None:
 @given(secret=_SECRETS, encode=_ESCAPES, left_out=st.integers(0, 30))
 def test_a_secret_that_was_cut_is_hidden(secret: str, encode: Encoding, left_out: int) -> None:
     left_out = max(0, min(left_out, len(secret) - 12, len(secret) - len(secret.encode()) // 2 - 1))
-    kept = secret[: len(secret) - left_out]
-    hidden = Secrecy(secret).hide(f"«{encode(kept)}")
+    truncated = secret[: len(secret) - left_out]
+    hidden = Secrecy(secret).hide(f"«{encode(truncated)}")
     assert hidden == f"«{HIDDEN}"
 
 
@@ -252,8 +252,8 @@ _PASSWORD = "gT5xQ8vL/m2Rz7Kp%4Wn9"
 def test_a_password_is_a_secret_of_its_own_in_every_encoding(secret: str) -> None:
     secrecy = Secrecy(secret)
     ways = every_way(_PASSWORD)
-    shown = [name for name, way in ways.items() if HIDDEN not in secrecy.hide(f"«{way}»")]
-    assert shown == []
+    unhidden = [name for name, way in ways.items() if HIDDEN not in secrecy.hide(f"«{way}»")]
+    assert unhidden == []
 
 
 def test_a_line_of_a_secret_is_hidden_in_base64_and_hexadecimal() -> None:
@@ -376,6 +376,6 @@ def test_where_many_secrets_are_hidden_the_one_at_the_cut_does_not_move_to_the_f
     secrecy = Secrecy(secret)
     for most in (100, 16_384):
         for text in (secret * 500, f" {secret}" * 500, "x" * (most - 5) + secret * 500):
-            shown = secrecy.hide_start(text, most)
-            assert len(shown) <= most
-            assert secret[:20] not in shown
+            hidden = secrecy.hide_start(text, most)
+            assert len(hidden) <= most
+            assert secret[:20] not in hidden

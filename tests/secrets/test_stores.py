@@ -34,18 +34,18 @@ def _mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-async def test_a_generated_secret_is_a_file_that_nobody_else_may_read(folder: Path) -> None:
-    kept = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
+async def test_a_generated_secret_is_a_file_that_only_its_owner_may_read(folder: Path) -> None:
+    reference = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
     assert [_mode(path) for path in (folder / "billing" / "db", folder / "billing", folder)] == [
         0o600,
         0o700,
         0o700,
     ]
-    assert await secrets(folder).value(kept, "billing") == "s3cr3t-value"
-    assert "s3cr3t" not in repr(kept)
-    await secrets(folder).remove(kept, "billing")
-    assert await secrets(folder).find(kept, "billing") is None
-    await secrets(folder).remove(kept, "billing")
+    assert await secrets(folder).value(reference, "billing") == "s3cr3t-value"
+    assert "s3cr3t" not in repr(reference)
+    await secrets(folder).remove(reference, "billing")
+    assert await secrets(folder).find(reference, "billing") is None
+    await secrets(folder).remove(reference, "billing")
 
 
 async def test_a_digest_is_the_same_in_each_process_and_another_in_each_folder(
@@ -54,8 +54,12 @@ async def test_a_digest_is_the_same_in_each_process_and_another_in_each_folder(
     one = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
     again = await secrets(folder).find(SecretRef("db"), "billing")
     assert again == one
-    other = await secrets(tmp_path / "other").keep(SecretRef("db"), "s3cr3t-value", "billing")
-    assert other.digest != one.digest, "without the key nobody can try passwords against it"
+    other_reference = await secrets(tmp_path / "other").keep(
+        SecretRef("db"), "s3cr3t-value", "billing"
+    )
+    assert other_reference.digest != one.digest, (
+        "without the key nobody can try passwords against it"
+    )
     rotated = await secrets(folder).keep(SecretRef("db"), "another-value", "billing")
     assert rotated.digest != one.digest
 
@@ -77,7 +81,7 @@ def test_a_folder_that_others_may_look_into_is_refused(folder: Path) -> None:
         open_stores(folder)
 
 
-async def test_what_is_not_there_says_where_it_belongs(folder: Path) -> None:
+async def test_the_error_for_a_missing_secret_names_its_path(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="secrets set db -n billing"):
         await secrets(folder).value(SecretRef("db"), "billing")
     with pytest.raises(ConfigurationError, match="secret store 'vault' is unknown"):
@@ -92,16 +96,16 @@ async def test_a_listed_variable_is_read_for_its_namespace_and_never_written(
 ) -> None:
     monkeypatch.setenv("DB_PASSWORD", "s3cr3t-value")
     monkeypatch.setenv(VARIABLE, "billing/DB_PASSWORD, shop/OTHER")
-    known, reference = secrets(folder), SecretRef("DB_PASSWORD", "env")
-    assert await known.value(reference, "billing") == "s3cr3t-value"
-    assert await known.find(reference, "shop") is None
-    assert await known.find(SecretRef("DB_PASSWORD", "env", namespace="billing"), "shop") is None
+    stores, reference = secrets(folder), SecretRef("DB_PASSWORD", "env")
+    assert await stores.value(reference, "billing") == "s3cr3t-value"
+    assert await stores.find(reference, "shop") is None
+    assert await stores.find(SecretRef("DB_PASSWORD", "env", namespace="billing"), "shop") is None
     with pytest.raises(ConfigurationError, match="add shop/DB_PASSWORD to RECONCILER_SECRET_ENV"):
-        await known.value(reference, "shop")
+        await stores.value(reference, "shop")
     with pytest.raises(ConfigurationError, match="use store 'files'") as caught:
-        await known.keep(SecretRef("OTHER", "env"), "s3cr3t-value", "shop")
+        await stores.keep(SecretRef("OTHER", "env"), "s3cr3t-value", "shop")
     assert "s3cr3t" not in str(caught.value)
-    assert known.secrecy.is_in("s3cr3t-value")
+    assert stores.secrecy.is_in("s3cr3t-value")
 
 
 async def test_without_a_list_there_is_no_store_env(
@@ -194,19 +198,19 @@ async def test_a_namespace_reads_its_own_secrets_and_those_that_are_granted(fold
     store = FileSecrets(folder)
     store.put(DB, "s3cr3t-value")
     foreign = SecretRef("db", namespace="billing")
-    known = secrets(folder)
-    assert await known.find(SecretRef("db"), "shop") is None
+    stores = secrets(folder)
+    assert await stores.find(SecretRef("db"), "shop") is None
     errors: list[str] = []
     for name in ("db", "absent"):
         with pytest.raises(ConfigurationError) as caught:
-            await known.value(SecretRef(name, namespace="billing"), "shop")
+            await stores.value(SecretRef(name, namespace="billing"), "shop")
         errors.append(str(caught.value).replace(name, "NAME"))
     assert errors[0] == errors[1], "existence is not revealed"
     store.grants.add(DB, "shop")
-    assert await known.value(foreign, "shop") == "s3cr3t-value"
-    assert await known.find(foreign, "web") is None
+    assert await stores.value(foreign, "shop") == "s3cr3t-value"
+    assert await stores.find(foreign, "web") is None
     store.grants.discard(DB, "shop")
-    assert await known.find(foreign, "shop") is None
+    assert await stores.find(foreign, "shop") is None
     assert _mode(folder / ".grants.json") == 0o600
 
 
@@ -296,6 +300,6 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 
 async def test_an_error_never_repeats_what_was_read(folder: Path) -> None:
-    known = secrets(folder)
-    await known.keep(SecretRef("db"), "s3cr3t-value", "billing")
-    assert known.secrecy.hide("refused: s3cr3t-value") == "refused: ***"
+    stores = secrets(folder)
+    await stores.keep(SecretRef("db"), "s3cr3t-value", "billing")
+    assert stores.secrecy.hide("refused: s3cr3t-value") == "refused: ***"

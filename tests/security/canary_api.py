@@ -62,44 +62,50 @@ class CanaryApi:
     async def _list(self, request: web.Request) -> web.Response:
         self._hear(request)
         if request.query.get("limit") == "1":  # as `doctor` asks
-            said = [way for secret in self.newest for way in every_way(secret).values()]
-            return _refusal(HTTPStatus.FORBIDDEN, said)
+            encodings = [way for secret in self.newest for way in every_way(secret).values()]
+            return _refusal(HTTPStatus.FORBIDDEN, encodings)
         self.listings[len(self.secrets)] += 1
         if self.listings[len(self.secrets)] == 1:
-            said = [way for secret in self.secrets for way in every_way(secret).values()]
-            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, said[::-1])
+            encodings = [way for secret in self.secrets for way in every_way(secret).values()]
+            return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR, encodings[::-1])
         labels = {
             f"s{number}-{name} {way}": f"Bearer {way}"
             for number, secret in enumerate(self.secrets)
             for name, way in every_way(secret).items()
         }
-        stray = {"name": "stray", "type": "Square", "color": "Red", "labels": labels, "uid": "u"}
-        return _answer(HTTPStatus.OK, {"items": [stray, *self._shapes.values()]})
+        unmanaged_shape = {
+            "name": "stray",
+            "type": "Square",
+            "color": "Red",
+            "labels": labels,
+            "uid": "u",
+        }
+        return _answer(HTTPStatus.OK, {"items": [unmanaged_shape, *self._shapes.values()]})
 
     async def _read(self, request: web.Request) -> web.Response:
         self._hear(request)
-        found = self._shapes.get(request.match_info["name"])
-        if found is None:
+        shape = self._shapes.get(request.match_info["name"])
+        if shape is None:
             return _refusal(HTTPStatus.NOT_FOUND, self.secrets)
-        return _answer(HTTPStatus.OK, found)
+        return _answer(HTTPStatus.OK, shape)
 
     async def _write(self, request: web.Request) -> web.Response:
         token, body = self._hear(request), json.loads(await request.text())
         name = body["name"]
         number = int(name.removeprefix("s"))
         self.refused[token, name] += 1
-        said = [list(every_way(secret).values())[number] for secret in self.secrets]
+        encodings = [list(every_way(secret).values())[number] for secret in self.secrets]
         if number % 2 == 0:
-            return _refusal(HTTPStatus.BAD_REQUEST, said)
+            return _refusal(HTTPStatus.BAD_REQUEST, encodings)
         if self.refused[token, name] == 1:
-            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, said)
+            return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, encodings)
         version = self._shapes.get(name, {}).get("version", 0) + 1
         self._shapes[name] = {**body, "uid": f"u-{name}", "version": version}
         return _answer(HTTPStatus.OK, self._shapes[name])
 
 
-def _refusal(status: HTTPStatus, said: Sequence[str]) -> web.Response:
-    return _answer(status, {"title": "no", "detail": f"you sent {' and '.join(said)}"})
+def _refusal(status: HTTPStatus, encodings: Sequence[str]) -> web.Response:
+    return _answer(status, {"title": "no", "detail": f"you sent {' and '.join(encodings)}"})
 
 
 def _answer(status: HTTPStatus, content: object) -> web.Response:

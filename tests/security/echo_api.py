@@ -13,7 +13,7 @@ class EchoApi:
     """Answers every call with the given status, and the Authorization header in the body."""
 
     def __init__(self, status: int) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.url = ""
         self._status = status
         self._runner: web.AppRunner | None = None
@@ -39,10 +39,10 @@ class EchoApi:
 
     async def _answer(self, request: web.Request) -> web.Response:
         header = request.headers.get("Authorization", "")
-        self.heard.append(header)
+        self.received.append(header)
         if request.method == "GET" and request.path == "/shapes":
             # A listing that shows the header as a label: what is seen goes into the log.
-            shown = {"name": "echo", "type": "Square", "color": "Red", "labels": {"seen": header}}
-            return web.json_response({"items": [shown]})
+            shape = {"name": "echo", "type": "Square", "color": "Red", "labels": {"seen": header}}
+            return web.json_response({"items": [shape]})
         detail = f"you sent {header} and {json.dumps(header)}"
         return web.json_response({"title": "no", "detail": detail}, status=self._status)

@@ -53,9 +53,9 @@ class Operator:
     def write_credentials(self, path: Path, name: str, *, seconds: int = 0) -> Path:
         """Sign a user again, valid for some seconds (0: without an end), with a new key."""
         user = Pair.of_user()
-        found = next(each for each in self._claims["users"] if each["name"] == name)
-        issuer = self._accounts[found["account"]]
-        body = {"type": "user", **found["nats"], **_USER_LIMITS}
+        user_claims = next(each for each in self._claims["users"] if each["name"] == name)
+        issuer = self._accounts[user_claims["account"]]
+        body = {"type": "user", **user_claims["nats"], **_USER_LIMITS}
         jwt = signed(issuer, user, name, body, seconds=seconds)
         return write_credentials(path, jwt, user)
 

@@ -54,26 +54,26 @@ class Signed:
 async def by_jwt(tmp_path: Path) -> AsyncIterator[Signed]:
     roles = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     services = [User(name, "service", namespace=name) for name in NAMESPACES]
-    found = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
+    bus = Signed(tmp_path, Operator([*roles, *services]), EmbeddedServer(), FaultyApi())
     for user in (*roles, *services):
-        found.renew(user.name)
-    await found.bus.start(tmp_path / "nats", extra_config=found.operator.configuration)
-    await found.api.start(tmp_path / "api")
-    yield found
-    await found.api.stop()
-    await found.bus.stop()
+        bus.renew(user.name)
+    await bus.bus.start(tmp_path / "nats", extra_config=bus.operator.configuration)
+    await bus.api.start(tmp_path / "api")
+    yield bus
+    await bus.api.stop()
+    await bus.bus.stop()
 
 
 async def until(is_so: Callable[[], bool | Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = is_so()
-            if found if isinstance(found, bool) else await found:
+            value = is_so()
+            if value if isinstance(value, bool) else await value:
                 return
             await asyncio.sleep(0.02)
 
 
-async def test_a_role_whose_jwt_expires_goes_on_with_a_fresh_file(
+async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
     by_jwt: Signed, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every principal, the operator and a service by `.creds`, until the worker's time is over."""
@@ -136,14 +136,14 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
                 async with connect_sdk(url, source="t", access=Access(nkey=key)) as client:
                     await client.declare(provider_config(api.url))
                     await client.declare(shape("default", "after"))
-                    done = await client.wait_for("default/Shape/after", generation=1)
-                    assert done.outcome == "Converged"
+                    outcome = await client.wait_for("default/Shape/after", generation=1)
+                    assert outcome.outcome == "Converged"
     finally:
         await api.stop()
         await bus.stop()
 
 
-def test_the_jwt_of_everybody_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
+def test_every_principals_jwt_fits_into_the_servers_longest_line(tmp_path: Path) -> None:
     """`max_control_line` is 4,096 bytes by default, and the JWT is part of a line."""
     users = [User(principal, principal) for principal in PRINCIPALS if principal != "service"]
     users.append(User("accounting", "service", namespace="accounting"))
@@ -153,7 +153,7 @@ def test_the_jwt_of_everybody_fits_into_the_servers_longest_line(tmp_path: Path)
         assert len(KeyFile(path, with_jwt=True).read().jwt) < 3_600, user.name
 
 
-async def test_a_server_that_refuses_says_whom_at_once(by_jwt: Signed, tmp_path: Path) -> None:
+async def test_a_refused_login_names_its_user_immediately(by_jwt: Signed, tmp_path: Path) -> None:
     stranger = Pair.of_user().write(tmp_path / "stranger.nk")
     with pytest.raises(BusAccessError, match=rf"rejects user U\w+ of {stranger}"):
         await connect(by_jwt.bus.url, name="stranger", access=Access(nkey=stranger))
@@ -192,14 +192,14 @@ def test_options_come_before_the_environment() -> None:
         "RECONCILER_INBOX_PREFIX": "_INBOX.me",
         "RECONCILER_TLS_CA": "/ca.pem",
     }
-    found = Access().completed(environment)
-    assert (found.credentials, found.inbox_prefix, found.tls_ca) == (
+    access = Access().completed(environment)
+    assert (access.credentials, access.inbox_prefix, access.tls_ca) == (
         Path("/env.creds"),
         "_INBOX.me",
         Path("/ca.pem"),
     )
-    given = Access(nkey=Path("/my.nk")).completed(environment)
-    assert (given.nkey, given.credentials) == (Path("/my.nk"), None)
+    given_access = Access(nkey=Path("/my.nk")).completed(environment)
+    assert (given_access.nkey, given_access.credentials) == (Path("/my.nk"), None)
     with pytest.raises(BusAccessError, match="not both"):
         Access().completed({"RECONCILER_CREDENTIALS": "/a", "RECONCILER_NKEY": "/b"})
     with pytest.raises(BusAccessError, match="requires its certificate"):

@@ -61,12 +61,12 @@ def run_as(empty: EmbeddedServer, tmp_path: Path) -> Run:
 def saved(guarded: Guarded, tmp_path: Path, name: str) -> str:
     """A backup of the running reconciler, made under the user for it."""
     asyncio.run(_declared(guarded, name))
-    before = guarded.violations()
+    violations_before = guarded.violations()
     key = str(guarded.key("backup"))
     file = str(tmp_path / "monday.backup")
     ran = Inside(tmp_path).run("backup", file, "--nkey", key, "--nats-url", guarded.bus.url)
     assert ran.status == 0, ran
-    assert guarded.violations() == before
+    assert guarded.violations() == violations_before
     return file
 
 
@@ -82,8 +82,8 @@ def test_a_backup_is_restored_to_an_empty_server_and_nothing_is_denied(
     ran = run_as("restore", "restore", saved)
     assert ran.status == 0, ran
     assert run_as("restore", "restore", saved).out.endswith("nothing was changed\n")
-    told = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
-    assert " is Converged" in told[-1]["what"]
+    history = run_as("operator", "history", f"acme/Shape/{name}", "-o", "json").json
+    assert " is Converged" in history[-1]["what"]
     assert run_as("backup", "backup", f"{saved}.again").status == 0
     assert violations(empty) == []
 
@@ -111,22 +111,22 @@ def test_a_restored_service_reads_its_outcomes_from_the_beginning(
     assert [line for line in violations(empty) if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
 
 
-def test_who_restores_cannot_replace_a_log(
+def test_the_restore_role_cannot_replace_a_log(
     saved: str, run_as: Run, empty: EmbeddedServer, tmp_path: Path
 ) -> None:
     assert run_as("installer", "init").status == 0
     ran = run_as("restore", "restore", saved)
     assert (ran.status, ran.out) == (1, "")
-    bus, told = ran.err.splitlines()
+    bus, lines = ran.err.splitlines()
     assert bus.startswith("bus: ")
-    assert "permission denied: user" in told
+    assert "permission denied: user" in lines
     assert violations(empty) != []
     assert run_as("operator", "get", "-A").err == "no resources\n"
     assert run_as("installer", "init").status == 0  # nothing is half done
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_who_backs_up_cannot_restore(saved: str, run_as: Run) -> None:
+def test_the_backup_role_cannot_restore(saved: str, run_as: Run) -> None:
     ran = run_as("backup", "restore", saved)
     assert (ran.status, ran.out) == (1, "")
     assert "permission denied: user" in ran.err

@@ -45,7 +45,7 @@ async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: 
         await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
         await _until(lambda: _written(root) == PASSWORDS[0])
         api.secrets.append(PASSWORDS[0])  # that process has read it: as if the API had it, too
-        await _until(lambda: _has_told(api, TOKENS[0]))
+        await _until(lambda: _has_repeated_all(api, TOKENS[0]))
 
         await store.write(SecretKey("default", "password"), PASSWORDS[1])
         await _until(lambda: _written(root) == PASSWORDS[1])
@@ -53,23 +53,23 @@ async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: 
         _replace(token, TOKENS[1])
         cli.write("story.yaml", _manifests(api.url, token, root, "Blue"))
         await asyncio.to_thread(cli.ok, "apply", "-f", "story.yaml")
-        await _until(lambda: _has_told(api, TOKENS[1]))
+        await _until(lambda: _has_repeated_all(api, TOKENS[1]))
         assert sorted(api.secrets) == sorted([*TOKENS, *PASSWORDS])
-        written = await asyncio.to_thread(_until_recorded, cli)
+        outputs = await asyncio.to_thread(_until_recorded, cli)
         api.newest = (TOKENS[1], PASSWORDS[1])
-        written |= await asyncio.to_thread(_commands, cli)
-    written |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_FOLDER)}
-    written |= {name: (cli.folder / name).read_bytes() for name in ("up.out", "up.err")}
+        outputs |= await asyncio.to_thread(_commands, cli)
+    outputs |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_FOLDER)}
+    outputs |= {name: (cli.folder / name).read_bytes() for name in ("up.out", "up.err")}
     leaks = [
         f"{where}: {name} of {secret}"
         for secret in (*TOKENS, *PASSWORDS)
         for name, needle in _needles(secret).items()
-        for where, content in written.items()
+        for where, content in outputs.items()
         if needle in content
     ]
     assert leaks == []
-    assert b"listing failed" in written["up.err"]
-    assert b"you sent ***" in written["up.err"]
+    assert b"listing failed" in outputs["up.err"]
+    assert b"you sent ***" in outputs["up.err"]
 
 
 def _replace(path: Path, content: str) -> None:
@@ -82,7 +82,7 @@ def _written(root: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def _has_told(api: CanaryApi, token: str) -> bool:
+def _has_repeated_all(api: CanaryApi, token: str) -> bool:
     """Whether the API has repeated all secrets, after each shape was written under a token."""
     writes = [api.refused[token, f"s{number}"] for number in range(SHAPES)]
     is_written = all(count > number % 2 for number, count in enumerate(writes))
@@ -169,22 +169,22 @@ def _commands(cli: Cli) -> dict[str, bytes]:
         ("plan", "-f", "story.yaml", "--refresh", "--debug"),
         ("backup", "log.backup"),
     ]
-    written: dict[str, bytes] = {}
+    outputs: dict[str, bytes] = {}
     for command in commands:
         ran = cli.run(*command)
         assert ran.out, ran.err
-        written[" ".join(command)] = f"{ran.out}\n{ran.err}".encode()
-    assert "you sent ***" in written["history Shape/s1"].decode()
-    assert "you sent ***" in written["doctor --log-level debug"].decode()
+        outputs[" ".join(command)] = f"{ran.out}\n{ran.err}".encode()
+    assert "you sent ***" in outputs["history Shape/s1"].decode()
+    assert "you sent ***" in outputs["doctor --log-level debug"].decode()
     backup = Backup(cli.folder / "log.backup")
     for kind, blocks in (("events", backup.events()), ("declarations", backup.declarations())):
         messages = [message for block in blocks for message in block]
-        written[f"backup's {kind}"] = b"\n".join(
+        outputs[f"backup's {kind}"] = b"\n".join(
             [msgspec.json.encode(msgspec.structs.replace(each, payload=b"")) for each in messages]
             + [each.payload for each in messages]
         )
-    assert b"you sent ***" in written["backup's events"]
-    return written
+    assert b"you sent ***" in outputs["backup's events"]
+    return outputs
 
 
 def _files(folder: Path) -> Iterator[Path]:

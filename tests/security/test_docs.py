@@ -31,8 +31,8 @@ def test_the_table_names_all_that_a_role_may_write(principal: Principal) -> None
     else:
         published = principal_permissions(principal, ["user"]).publish
     messages = {each for each in published if not each.startswith(("$JS.", "$SYS."))}
-    told = set(re.findall(r"`([^`]+)`", _row(principal)[2]))
-    assert {re.sub("<([a-z]+)>", r"\1", each) for each in told} == messages
+    documented = set(re.findall(r"`([^`]+)`", _row(principal)[2]))
+    assert {re.sub("<([a-z]+)>", r"\1", each) for each in documented} == messages
 
 
 def test_every_option_and_variable_is_there() -> None:
@@ -44,7 +44,7 @@ def test_every_option_and_variable_is_there() -> None:
     assert len(Tls.__struct_fields__) == 3
 
 
-def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
+def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None:
     cli: Cli = Inside(tmp_path)
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if "reconciler" in line]
@@ -74,7 +74,7 @@ def test_the_pages_commands_print_what_it_says(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_impossible_options_are_refused_in_one_line(
     tmp_path: Path, arguments: tuple[str, ...], told: str
 ) -> None:
     ran = Inside(tmp_path).run("permissions", *arguments)
@@ -84,6 +84,6 @@ def test_what_cannot_be_is_said_in_one_line(
     assert ran.out == ""
 
 
-def test_what_was_not_filled_in_stands_out() -> None:
+def test_placeholders_that_were_not_filled_in_stand_out() -> None:
     text = server_configuration([User("worker", "worker")])
     assert 'nkey: "PUT-THE-PUBLIC-KEY-HERE-OF-worker"' in text

@@ -255,14 +255,14 @@ async def test_a_read_of_something_else_inside_the_request_gives_nothing(
         "_INBOX.other.victim",
     ],
 )
-async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
+async def test_the_servers_answer_cannot_be_sent_to_another_client(
     guarded: Guarded, admin: Client, name: str, target: str
 ) -> None:
     """In one account, the acknowledgement of my message would be stored in another's log."""
-    heard: list[str] = []
+    received: list[str] = []
 
     def hear(message: Any) -> None:
-        heard.append(message.subject)
+        received.append(message.subject)
 
     await subscribe(admin, target, hear)
     await admin.flush()
@@ -273,7 +273,7 @@ async def test_the_servers_answer_cannot_be_sent_to_somebody_else(
         await nc.flush()
         await request(nc, f"rec.desired=acme.acme.Shape.{name}", b"{}", timeout=PATIENCE_SECONDS)
     await admin.flush()
-    assert heard == []
+    assert received == []
     assert await last_from_leader(admin, LOG, "log.other.Shape.victim.>") is None
     assert (await stream_state(admin, INTAKE)).first_seq == first
 
@@ -289,7 +289,7 @@ async def test_many_at_once_are_denied_each_in_its_place(guarded: Guarded, name:
             assert not isinstance(last, Exception)
 
 
-async def test_without_its_own_inbox_a_user_hears_what_is_wrong(guarded: Guarded) -> None:
+async def test_without_its_own_inbox_a_user_gets_a_clear_error(guarded: Guarded) -> None:
 
     access = Access(nkey=guarded.key("acme"), inbox_prefix="_INBOX.mistaken")
     nc = await connect(guarded.bus.url, name="mistaken", access=access)
@@ -301,7 +301,9 @@ async def test_without_its_own_inbox_a_user_hears_what_is_wrong(guarded: Guarded
         await nc.close()
 
 
-async def test_the_sdk_says_what_a_service_may_not_read(guarded: Guarded, name: str) -> None:
+async def test_the_sdk_names_the_data_that_a_service_may_not_read(
+    guarded: Guarded, name: str
+) -> None:
     async with guarded.sdk_as("acme") as client:
         with pytest.raises(BusDeniedError):
             await client.history(f"other/Shape/{name}")
@@ -365,8 +367,8 @@ async def test_a_cloudevent_about_another_resource_is_a_dead_letter(
     async with guarded.bus_as("acme") as nc:
         await publish(nc, f"rec.desired=acme.acme.Shape.{name}", json.dumps(event).encode())
         await _decided(admin)
-        letters = await read_subject(admin, DEADLETTERS, "deadletter.intake.acme.>", start_seq=1)
-        reasons = [json.loads(each.payload)["reason"] for each in letters]
+        messages = await read_subject(admin, DEADLETTERS, "deadletter.intake.acme.>", start_seq=1)
+        reasons = [json.loads(each.payload)["reason"] for each in messages]
         (reason,) = [each for each in reasons if f"other/Shape/{name}" in each]
         assert f"published for acme/Shape/{name}" in reason
         event |= {"subject": f"acme/Shape/{name}", "id": f"{name}-2"}
@@ -385,8 +387,8 @@ async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
         "spec": {"type": "Square", "color": "Red"},
     }
     answers: list[Incoming] = []
-    async with guarded.bus_as("acme") as acme, guarded.bus_as("other") as other:
-        await subscribe(other, "_INBOX.other.>", answers.append)
+    async with guarded.bus_as("acme") as acme, guarded.bus_as("other") as other_client:
+        await subscribe(other_client, "_INBOX.other.>", answers.append)
         await subscribe(acme, "_INBOX.acme.>", answers.append)
         for user in ("other", "acme"):
             headers = {"Nats-Msg-Id": f"{name}-{user}", REPLY_HEADER: f"_INBOX.{user}.{name}"}
@@ -397,11 +399,13 @@ async def test_an_answer_goes_only_to_an_inbox_of_the_user_who_asked(
                 headers=headers,
             )
         await _decided(admin)
-        await request(other, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)  # behind all answers
+        await request(
+            other_client, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS
+        )  # behind all answers
         await request(acme, "$JS.API.INFO", b"", timeout=PATIENCE_SECONDS)
-    told = [each for each in answers if each.subject.endswith(name)]
-    assert [each.subject for each in told] == [f"_INBOX.acme.{name}"]
-    answer = json.loads(told[0].data)
+    received = [each for each in answers if each.subject.endswith(name)]
+    assert [each.subject for each in received] == [f"_INBOX.acme.{name}"]
+    answer = json.loads(received[0].data)
     assert (answer["resource"], answer["id"]) == (f"acme/Shape/{name}", f"{name}-acme")
 
 
@@ -410,9 +414,9 @@ async def _decided(admin: Client) -> None:
 
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
-            found = await api_request(admin, f"CONSUMER.LIST.{INTAKE}", {})
+            consumers = await api_request(admin, f"CONSUMER.LIST.{INTAKE}", {})
             if not any(
-                each["num_pending"] or each["num_ack_pending"] for each in found["consumers"]
+                each["num_pending"] or each["num_ack_pending"] for each in consumers["consumers"]
             ):
                 return
             await asyncio.sleep(0.02)

@@ -211,7 +211,7 @@ def test_nothing_of_the_host_is_used_unless_it_is_allowed(kind: Kind, fields: Fi
         (DATABASE, {"extensions": ["hstore", "pg_trgm", "uuid-ossp"]}),
     ],
 )
-def test_what_stays_in_its_api_needs_no_leave(kind: Kind, fields: Fields):
+def test_fields_without_host_access_need_no_permission(kind: Kind, fields: Fields):
     assert refused(kind, fields) is None
 
 
@@ -221,8 +221,8 @@ def _documents(page: Path) -> list[Manifest]:
         text = "\n---\n".join(each.read_text() for each in sorted(page.rglob("*.yaml")))
     else:
         text = "\n---\n".join(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL))
-    found: list[Any] = list(yaml.safe_load_all(text))
-    return [msgspec.convert(each, Manifest) for each in found if _is_manifest(each)]
+    documents: list[Any] = list(yaml.safe_load_all(text))
+    return [msgspec.convert(each, Manifest) for each in documents if _is_manifest(each)]
 
 
 def _is_manifest(document: Any) -> bool:
@@ -250,9 +250,11 @@ def test_every_page_and_example_allows_what_it_uses(page: Path):
             continue
         declared = split_manifest(each)
         # A reference stands for something that another manifest of the page declares.
-        known = {name: it for name, it in declared.fields.items() if not has_reference(it)}
+        resolved_fields = {
+            name: it for name, it in declared.fields.items() if not has_reference(it)
+        }
         try:
-            fields = kind.checked_fields(known)
+            fields = kind.checked_fields(resolved_fields)
         except InvalidManifestError:
             continue  # a required field is a reference
         use = first_refused(kind.uses(fields), allowed[declared.provider_config])

@@ -34,25 +34,25 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 async def test_a_service_declares_drifts_and_withdraws_and_nothing_is_denied(
     guarded: Guarded, name: str
 ) -> None:
-    before = guarded.violations()
+    violations_before = guarded.violations()
     key = f"acme/Shape/{name}"
     async with guarded.sdk_as("acme") as client, httpx.AsyncClient(base_url=guarded.api.url) as api:
         answer = await client.declare(shape("acme", name))
         assert (answer.reason, answer.generation) == ("Accepted", 1)
-        made = await client.wait_for(key, generation=1)
-        assert made.outcome == "Converged"
+        outcome = await client.wait_for(key, generation=1)
+        assert outcome.outcome == "Converged"
 
         (await api.delete(f"/shapes/{name}")).raise_for_status()
         await _until_there(api, name)
 
         answer = await client.withdraw(key)
-        gone = await client.wait_for(key, generation=answer.generation)
-        assert gone.outcome == "Deleted"
+        deleted_outcome = await client.wait_for(key, generation=answer.generation)
+        assert deleted_outcome.outcome == "Deleted"
         assert (await api.get(f"/shapes/{name}")).status_code == 404
     # The client tries once each whether it may read the format of the log, and follow freely.
-    asked = [line for line in guarded.violations() if line not in before]
-    assert [line for line in asked if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
-    assert len(asked) == 2
+    requests = [line for line in guarded.violations() if line not in violations_before]
+    assert [line for line in requests if "$JS.API.STREAM.INFO.LOG_1" not in line] == []
+    assert len(requests) == 2
 
 
 async def _until_there(api: httpx.AsyncClient, name: str) -> None:
@@ -65,8 +65,8 @@ async def test_a_service_declares_many_and_waits_for_all(guarded: Guarded, uniqu
     names = [f"{unique.lower()}-{number}" for number in range(20)]  # enough for an atomic batch
     async with guarded.sdk_as("acme") as client:
         await client.declare_many([shape("acme", name) for name in names])
-        found = await client.wait_for_many({f"acme/Shape/{name}": 1 for name in names})
-        assert {outcome.outcome for outcome in found.values()} == {"Converged"}
+        outcomes = await client.wait_for_many({f"acme/Shape/{name}": 1 for name in names})
+        assert {outcome.outcome for outcome in outcomes.values()} == {"Converged"}
         await client.withdraw_many([f"acme/Shape/{name}" for name in names])
 
 
@@ -76,14 +76,14 @@ async def test_a_service_follows_its_outcomes_from_now_and_from_the_beginning(
     async with guarded.sdk_as("acme") as client:
         async with client.outcomes("acme") as outcomes:
             await client.publish([shape("acme", name)])
-            await _seen(outcomes, f"acme/Shape/{name}")
+            await _wait_until_converged(outcomes, f"acme/Shape/{name}")
         async with client.outcomes("acme", "Shape", name, after=0) as outcomes:
-            await _seen(outcomes, f"acme/Shape/{name}")
+            await _wait_until_converged(outcomes, f"acme/Shape/{name}")
         async with client.outcomes("acme", after=0, durable="acme") as outcomes:
-            await _seen(outcomes, f"acme/Shape/{name}")
+            await _wait_until_converged(outcomes, f"acme/Shape/{name}")
 
 
-async def _seen(outcomes: OutcomeStream, key: str) -> None:
+async def _wait_until_converged(outcomes: OutcomeStream, key: str) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
         async for outcome in outcomes:
             assert outcome.key.namespace == "acme"
@@ -97,8 +97,8 @@ async def test_the_examples_run_as_a_service(guarded: Guarded, name: str) -> Non
         f"default/Shape/{name} Purple: Converged, generation 2",
         f"default/Shape/{name} withdrawn: Deleted, generation 3",
     ]
-    told = await _example(guarded, "plain_service.py", f"{name}-plain")
-    assert told[-1] == f"default/Shape/{name}-plain: Converged, generation 1"
+    output_lines = await _example(guarded, "plain_service.py", f"{name}-plain")
+    assert output_lines[-1] == f"default/Shape/{name}-plain: Converged, generation 1"
 
 
 async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]:
@@ -126,10 +126,10 @@ async def _example(guarded: Guarded, program: str, *arguments: str) -> list[str]
 async def test_a_role_starts_again_beside_a_log_with_a_history(
     guarded: Guarded, role: Role
 ) -> None:
-    before = len(guarded.violations())
+    count_before = len(guarded.violations())
     async with connected(guarded.bus.url, access=guarded.access(role)) as nc, running(nc, (role,)):
         pass
-    assert guarded.violations()[before:] == []
+    assert guarded.violations()[count_before:] == []
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,13 @@ async def test_a_role_stores_dead_letters_and_counts_what_gets_none(
 ) -> None:
     subject = intake("observed", ResourceKey("acme", "Shape", name))
     delivery = IntakeDelivery(1, subject, b"", "", None, 1, None)
-    letters = [DeadLetter(stage, name, delivery), DeadLetter(stage, name, delivery, name, name)]
+    dead_letters = [
+        DeadLetter(stage, name, delivery),
+        DeadLetter(stage, name, delivery, name, name),
+    ]
     async with guarded.bus_as(role) as nc:
-        assert await store_letters(nc, letters) == []
-        await discard(nc, letters)
+        assert await store_letters(nc, dead_letters) == []
+        await discard(nc, dead_letters)
     async with guarded.bus_as("operator") as nc:
         counts = await read_discarded(nc)
         assert ("acme", stage) in {(each.namespace, each.stage) for each in counts}
@@ -158,12 +161,12 @@ async def test_a_role_stores_dead_letters_and_counts_what_gets_none(
 async def test_two_services_do_not_see_each_other(guarded: Guarded, name: str) -> None:
     async with (
         guarded.sdk_as("acme") as acme,
-        guarded.sdk_as("other") as other,
-        other.outcomes("other") as outcomes,
+        guarded.sdk_as("other") as other_client,
+        other_client.outcomes("other") as outcomes,
         asyncio.timeout(PATIENCE_SECONDS),
     ):
         await _converged(acme, "acme", name)
-        await _converged(other, "other", f"{name}-o")
+        await _converged(other_client, "other", f"{name}-o")
         async for outcome in outcomes:
             assert outcome.key.namespace == "other"
             if outcome.key.name == f"{name}-o":
@@ -181,12 +184,12 @@ def commands(guarded: Guarded, tmp_path: Path) -> Run:
     cli: Cli = Inside(tmp_path)
 
     def run_as(user: str, *arguments: str, text: str | None = None, status: int = 0) -> Ran:
-        before = len(guarded.violations())
+        count_before = len(guarded.violations())
         ran = cli.run(
             *arguments, "--nkey", str(guarded.key(user)), "--nats-url", guarded.bus.url, text=text
         )
         assert ran.status == status, f"{arguments}: {ran}"
-        assert guarded.violations()[before:] == []
+        assert guarded.violations()[count_before:] == []
         return ran
 
     return run_as
@@ -259,7 +262,7 @@ OF_OPERATORS = [
 
 
 @pytest.mark.parametrize("arguments", OF_OPERATORS, ids=" ".join)
-def test_a_service_is_told_in_one_line_what_it_may_not_do_elsewhere(
+def test_a_service_gets_one_line_about_each_forbidden_request(
     guarded: Guarded, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     elsewhere = () if arguments[0] in ("deadletters", "doctor", "backup") else ("-n", "other")
@@ -267,11 +270,11 @@ def test_a_service_is_told_in_one_line_what_it_may_not_do_elsewhere(
         *arguments, *elsewhere, "--nkey", str(guarded.key("acme")), "--nats-url", guarded.bus.url
     )
     assert (ran.status, ran.out) == (1, "")
-    told = ran.err.removeprefix(f"bus: {guarded.bus.url} (flag --nats-url)\n")
-    assert told.startswith("error: ")
-    assert guarded.pairs["acme"].public in told
-    assert "may not" in told
-    assert told.count("\n") == 1
+    first_line = ran.err.removeprefix(f"bus: {guarded.bus.url} (flag --nats-url)\n")
+    assert first_line.startswith("error: ")
+    assert guarded.pairs["acme"].public in first_line
+    assert "may not" in first_line
+    assert first_line.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -285,6 +288,36 @@ def test_outcomes_are_watched(guarded: Guarded, cli: Cli, user: str) -> None:
     assert json.loads(watching.stdout.readline())["outcome"]
     watching.terminate()
     watching.communicate(timeout=PATIENCE_SECONDS)
+
+
+def test_a_denied_document_hides_no_result_of_the_others(
+    guarded: Guarded, tmp_path: Path, name: str
+) -> None:
+    """Otherwise the user believes that nothing was declared or deleted."""
+    cli, key = Inside(tmp_path), str(guarded.key("acme"))
+    both = "\n---\n".join(
+        circle(name).replace('"name"', f'"namespace": "{namespace}", "name"', 1)
+        for namespace in ("acme", "other")
+    )
+    options = ("-f", "-", "-o", "json", "--nkey", key, "--nats-url", guarded.bus.url)
+    for command in ("apply", "delete"):
+        ran = cli.run(command, *options, text=both)
+        assert ran.status == 1
+        accepted, denied = ran.json
+        assert accepted["resource"] == f"acme/Shape/{name}"
+        assert accepted["accepted"]
+        assert (denied["resource"], denied["reason"]) == (f"other/Shape/{name}", "Denied")
+        assert "permission denied" in denied["message"]
+
+
+def test_a_service_sends_a_kind_whose_name_resembles_an_installed_one(
+    guarded: Guarded, tmp_path: Path, name: str
+) -> None:
+    """It may not read the definitions, by which a misspelled name is recognized."""
+    text = circle(name).replace("Shape", "Shapes").replace('"name"', '"namespace": "acme", "name"')
+    options = ("-f", "-", "--nkey", str(guarded.key("acme")), "--nats-url", guarded.bus.url)
+    ran = Inside(tmp_path).run("apply", *options, text=text)
+    assert "kind 'Shapes' is not registered" in ran.out  # the decider's answer
 
 
 def test_an_installer_upgrades(commands: Run) -> None:
@@ -315,14 +348,14 @@ def test_an_auditor_reads_the_log_and_its_models(commands: Run, name: str) -> No
     commands("auditor", "plan", "-f", "-", text=circle(name), status=2)
 
 
-def test_what_an_auditor_may_not_look_at_is_skipped_by_doctor_and_is_no_failure(
+def test_checks_that_an_auditor_may_not_read_are_skipped_by_doctor(
     guarded: Guarded, tmp_path: Path
 ) -> None:
     key = ("--nkey", str(guarded.key("auditor")), "--nats-url", guarded.bus.url)
-    found = Inside(tmp_path).ok("doctor", "-o", "json", *key).json
-    skipped = [each for each in found if each["status"] == "skip"]
+    checks = Inside(tmp_path).ok("doctor", "-o", "json", *key).json
+    skipped = [each for each in checks if each["status"] == "skip"]
     assert skipped
     assert all("may not" in each["details"] for each in skipped)
-    assert "log" in {each["check"] for each in found if each["status"] == "ok"}
+    assert "log" in {each["check"] for each in checks if each["status"] == "ok"}
     unread = {"streams", "replicas", "stream limits", "stages", "dead letters", "discarded"}
     assert {each["check"] for each in skipped} == unread, "as docs/how-to/operate.md says"

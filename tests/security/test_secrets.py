@@ -84,19 +84,19 @@ async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
                 await client.declare(config)
                 await client.declare(_shape(f"s{status}", f"c{status}"))
             for status in references:
-                await _until_told(client, f"default/Shape/s{status}")
-            await _until_seen(client)
-        heard = {header for api in apis.values() for header in api.heard}
-        assert heard == {f"Bearer {FROM_VARIABLE}", f"Bearer {FROM_FILE}"}
+                await _wait_for_failure(client, f"default/Shape/s{status}")
+            await _wait_for_listing(client)
+        received_headers = {header for api in apis.values() for header in api.received}
+        assert received_headers == {f"Bearer {FROM_VARIABLE}", f"Bearer {FROM_FILE}"}
         stored = await _everything_stored(nc)
-        told = await asyncio.to_thread(_commands, tmp_path, url)
+        output_lines = await asyncio.to_thread(_commands, tmp_path, url)
     assert b"you sent Bearer ***" in stored  # the API's words are there, without the secret
     logs = "\n".join(logged) + "".join(capfd.readouterr())
     for secret in SECRETS:
         for form in (secret, json.dumps(secret)[1:-1], secret.replace("/", "\\/")):
             assert form.encode() not in stored
             assert form not in logs
-            assert form not in told
+            assert form not in output_lines
 
 
 def _log_everything() -> list[str]:
@@ -113,12 +113,12 @@ def _log_everything() -> list[str]:
     return lines
 
 
-async def _until_told(client: Sdk, shape: str) -> None:
+async def _wait_for_failure(client: Sdk, shape: str) -> None:
     """Wait until a call has failed, and its reason is in the log."""
     await _until(client, shape, "reconciler.log.ActionFailed")
 
 
-async def _until_seen(client: Sdk) -> None:
+async def _wait_for_listing(client: Sdk) -> None:
     """Wait until the listing with the header in a label is in the log."""
     await _until(client, "default/Shape/echo", "")
 
@@ -133,26 +133,26 @@ async def _until(client: Sdk, shape: str, event_type: str) -> None:
 
 async def _everything_stored(nc: Client) -> bytes:
     """Every message of every stream, headers and all."""
-    found: list[bytes] = []
+    payloads: list[bytes] = []
     for stream in ALL_STREAMS:
         for message in await read_subject(nc, stream, ">"):
-            found += [message.payload, str(message.headers).encode(), message.subject.encode()]
-        found.append(json.dumps(await api_request(nc, f"STREAM.INFO.{stream}", None)).encode())
-    return b"\n".join(found)
+            payloads += [message.payload, str(message.headers).encode(), message.subject.encode()]
+        payloads.append(json.dumps(await api_request(nc, f"STREAM.INFO.{stream}", None)).encode())
+    return b"\n".join(payloads)
 
 
 def _commands(folder: Path, url: str) -> str:
     """What every command that reads shows, its errors and tracebacks included."""
     cli = Cli(folder)
-    shown: list[str] = []
+    outputs: list[str] = []
     for arguments in (("describe", "Shape/s400"), ("history", "Shape/s500"), ("doctor",)):
         ran = cli.run(
             *arguments, "--nats-url", url, "--log-level", "debug", PLANTED_TOKEN=FROM_VARIABLE
         )
-        shown += [ran.out, ran.err]
+        outputs += [ran.out, ran.err]
     wrong = cli.run("get", "--nats-url", url.replace(PASSWORD, f"{PASSWORD}x"), "--debug")
     assert wrong.status == 1
-    return "\n".join([*shown, wrong.out, wrong.err])
+    return "\n".join([*outputs, wrong.out, wrong.err])
 
 
 async def test_a_secret_in_the_place_of_its_reference_is_refused_and_erased(
@@ -177,12 +177,12 @@ async def test_a_seed_is_shown_by_no_error_and_no_log(
     caplog.set_level(logging.DEBUG)
     stranger = Pair.of_user()
     key = stranger.write(tmp_path / "stranger.nk")
-    shown: list[str] = []
+    outputs: list[str] = []
     for path in (key, _damaged(tmp_path, stranger), _halved(tmp_path, stranger)):
         with pytest.raises(BusAccessError) as refused:
             await connect(guarded.bus.url, name="stranger", access=Access(nkey=path))
-        shown += traceback.format_exception(refused.value)
-    assert stranger.seed[:20] not in "\n".join([*shown, caplog.text])
+        outputs += traceback.format_exception(refused.value)
+    assert stranger.seed[:20] not in "\n".join([*outputs, caplog.text])
 
 
 def _damaged(folder: Path, pair: Pair) -> Path:
@@ -198,14 +198,14 @@ def _halved(folder: Path, pair: Pair) -> Path:
 
 
 def test_a_url_is_shown_without_its_secrets() -> None:
-    for given, shown in (
+    for url_given, expected in (
         ("nats://u:p@h:1", "nats://h:1"),
         ("nats://token@h:1,tls://u:p@i:2", "nats://h:1,tls://i:2"),
         ("u:p@h:1", "h:1"),
         ("nats://u:p@ss@h:1", "nats://h:1"),
         ("nats://h:1", "nats://h:1"),
     ):
-        assert without_secrets(given) == shown
+        assert without_secrets(url_given) == expected
 
 
 async def test_a_server_that_is_away_is_named_without_the_password() -> None:
@@ -214,16 +214,18 @@ async def test_a_server_that_is_away_is_named_without_the_password() -> None:
     assert PASSWORD not in str(away.value)
 
 
-def test_an_error_that_nobody_expected_is_told_without_the_secret() -> None:
+def test_an_unexpected_error_is_reported_without_the_secret() -> None:
     secrecy = Secrecy(FROM_FILE)
-    with pytest.raises(ProviderError) as told, without_secret(secrecy):
+    with pytest.raises(ProviderError) as raised, without_secret(secrecy):
         _fail_with(FROM_FILE)
-    assert "***" in str(told.value)
-    chain: BaseException | None = told.value
-    while chain is not None and not (chain is not told.value and told.value.__suppress_context__):
+    assert "***" in str(raised.value)
+    chain: BaseException | None = raised.value
+    while chain is not None and not (
+        chain is not raised.value and raised.value.__suppress_context__
+    ):
         assert FROM_FILE not in repr(chain)
         chain = chain.__cause__
-    assert told.value.__suppress_context__
+    assert raised.value.__suppress_context__
 
 
 def test_a_long_error_is_cut_before_it_is_searched() -> None:
@@ -243,18 +245,18 @@ def test_a_long_error_is_cut_before_it_is_searched() -> None:
 
 def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
     secrecy = Secrecy(FROM_VARIABLE)
-    begun = "." * (MAX_ERROR_CHARACTERS - len(FROM_VARIABLE) // 3)
+    prefix = "." * (MAX_ERROR_CHARACTERS - len(FROM_VARIABLE) // 3)
     with pytest.raises(ProviderError) as caught, without_secret(secrecy):
-        raise ProviderError(f"{begun}{FROM_VARIABLE}{begun}")
-    assert caught.value.message.startswith(begun)
+        raise ProviderError(f"{prefix}{FROM_VARIABLE}{prefix}")
+    assert caught.value.message.startswith(prefix)
     assert caught.value.message.strip(".*") == ""
 
 
-def test_an_error_that_is_its_own_cause_is_told_like_any_other() -> None:
+def test_an_error_that_is_its_own_cause_is_reported_like_any_other() -> None:
     error = ProviderError(FROM_FILE)
-    with pytest.raises(ProviderError) as told, without_secret(Secrecy(FROM_FILE)):
+    with pytest.raises(ProviderError) as raised, without_secret(Secrecy(FROM_FILE)):
         raise error from error
-    assert str(told.value) == "***"
+    assert str(raised.value) == "***"
 
 
 def _fail_with(text: str) -> None:

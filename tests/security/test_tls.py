@@ -148,21 +148,23 @@ async def test_the_main_job_over_tls_on_both_sides(
         assert "over-tls" in ran.out
 
 
-async def test_an_authority_that_is_not_trusted_is_told_at_once(papers: Papers, bus: str) -> None:
-    other = papers.write("other.pem", papers.stranger.cert_pem)
+async def test_an_authority_that_is_not_trusted_is_reported_at_once(
+    papers: Papers, bus: str
+) -> None:
+    other_ca = papers.write("other.pem", papers.stranger.cert_pem)
     with pytest.raises(BusAccessError, match=r"certificate is not trusted.*--tls-ca"):
-        await connect(bus, name="t", access=Access(tls_ca=other))
+        await connect(bus, name="t", access=Access(tls_ca=other_ca))
     with pytest.raises(BusAccessError, match="certificate is not trusted"):
         await connect(bus, name="t")  # the system's authorities
 
 
-async def test_a_name_that_is_not_in_the_certificate_is_told(papers: Papers, bus: str) -> None:
+async def test_a_name_that_is_not_in_the_certificate_is_reported(papers: Papers, bus: str) -> None:
     elsewhere = bus.replace("127.0.0.1", "localhost")
     with pytest.raises(BusAccessError, match="certificate is not trusted"):
         await connect(elsewhere, name="t", access=Access(tls_ca=papers.ca))
 
 
-async def test_a_server_that_wants_a_certificate_does_without_nobody(
+async def test_a_server_that_requires_a_certificate_refuses_clients_without_one(
     papers: Papers, bus: str
 ) -> None:
     with pytest.raises((BusUnavailableError, BusAccessError)):
@@ -204,9 +206,9 @@ async def test_a_renewed_certificate_is_used_at_the_next_connection(papers: Pape
     access = Access(tls_ca=papers.ca, tls_cert=certificate, tls_key=key)
     nc = await connect(server.url, name="t", access=access)
     try:
-        before = nc.ssl_context
+        previous_context = nc.ssl_context
         papers.pair("client", papers.authority.issue_cert("two"))
-        assert nc.ssl_context is not before
+        assert nc.ssl_context is not previous_context
         await server.kill()
         await server.start(
             server.data_dir, port=server.port, extra_config=_tls_lines(server.data_dir)
@@ -250,11 +252,11 @@ async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     papers.server.configure_cert(context)
-    other = papers.write("other.pem", papers.stranger.cert_pem)
+    other_ca = papers.write("other.pem", papers.stranger.cert_pem)
     async with TlsProxy(api.port, context) as proxy:
         for endpoint, tls in (
             (proxy.url, None),
-            (proxy.url, Tls(ca_file=str(other))),
+            (proxy.url, Tls(ca_file=str(other_ca))),
             (proxy.url.replace("127.0.0.1", "localhost"), Tls(ca_file=str(papers.ca))),
         ):
             provider = _provider(endpoint, tls)
@@ -267,7 +269,7 @@ async def test_an_api_whose_certificate_is_not_trusted_gets_no_call(
         await provider.close()
 
 
-async def test_an_api_that_wants_a_certificate_is_shown_ours(
+async def test_an_api_that_requires_a_certificate_receives_ours(
     papers: Papers, api: FaultyApi
 ) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -276,7 +278,7 @@ async def test_an_api_that_wants_a_certificate_is_shown_ours(
     context.verify_mode = ssl.CERT_REQUIRED
     certificate, key = papers.pair("worker", papers.authority.issue_cert("worker"))
     async with TlsProxy(api.port, context) as proxy:
-        ours = Tls(str(papers.ca), str(certificate), str(key))
-        provider = _provider(proxy.url, ours)
+        own_tls = Tls(str(papers.ca), str(certificate), str(key))
+        provider = _provider(proxy.url, own_tls)
         assert await provider.read("foo") is None
         await provider.close()

@@ -30,7 +30,7 @@ async def test_a_services_name_is_in_the_history(guarded: Guarded, name: str) ->
         assert any(each.actor.startswith("operator=") for each in newest)
 
 
-async def test_who_reads_nothing_but_his_permissions_finds_his_name(guarded: Guarded) -> None:
+async def test_a_user_finds_its_name_by_its_own_permissions_alone(guarded: Guarded) -> None:
     for user in ("acme", "operator"):
         async with guarded.bus_as(user) as nc:
             assert await user_of_connection(nc) == user
@@ -38,7 +38,7 @@ async def test_who_reads_nothing_but_his_permissions_finds_his_name(guarded: Gua
         assert await user_of_connection(nc) == ""
 
 
-async def test_where_nobody_says_who_he_is_no_name_is_believed(tmp_path: Path) -> None:
+async def test_without_authentication_no_name_is_believed(tmp_path: Path) -> None:
     server = EmbeddedServer()
     await server.start(tmp_path)
     nc: Client = await connect(server.url, name="test")

@@ -79,10 +79,10 @@ class EngineWitness:
 
     def _listen(self) -> None:
         since = "0"
-        wanted = '{"type":["container"],"event":["create","destroy"]}'
-        seen: set[tuple[int, str]] = set()
+        expected = '{"type":["container"],"event":["create","destroy"]}'
+        event_ids: set[tuple[int, str]] = set()
         while not self._ended.is_set():
-            query = {"since": since, "filters": wanted}
+            query = {"since": since, "filters": expected}
             with (
                 contextlib.suppress(httpx.HTTPError),
                 self._hands.http.stream("GET", "/events", params=query) as answer,
@@ -90,8 +90,8 @@ class EngineWitness:
                 for line in answer.iter_lines():
                     event = msgspec.json.decode(line)
                     identity = (event["timeNano"], event["Actor"]["ID"])
-                    if identity not in seen:
-                        seen.add(identity)
+                    if identity not in event_ids:
+                        event_ids.add(identity)
                         self.events.append(event)
                     since = f"{event['timeNano'] // 10**9}.{event['timeNano'] % 10**9:09d}"
             self._ended.wait(0.02)
@@ -101,7 +101,7 @@ class EngineWitness:
 
 
 @dataclass
-class Seen:
+class RunRecord:
     """What was done, and what was found."""
 
     seed: int
@@ -109,14 +109,14 @@ class Seen:
     creations: int = 0
     events: int = 0
     settle_seconds: float = 0.0
-    found: list[str] = field(default_factory=list[str])
+    problems: list[str] = field(default_factory=list[str])
 
     def __str__(self) -> str:
         troubles = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
         lines = [
             f"seed {self.seed}: {self.events} events, {self.creations} containers were made,"
             f" settled in {self.settle_seconds:.1f} s; {troubles}",
-            *(f"  FOUND {each}" for each in self.found),
+            *(f"  FOUND {each}" for each in self.problems),
         ]
         return "\n".join(lines)
 
@@ -181,7 +181,7 @@ class Shop:
         # Only of the shop, without grants to all roles.
         allow = {"users": ["0"], "networks": ["host"]}
         common = {"allow": allow, "resyncSeconds": 1, "retry": retry, "scope": {"prefix": "shop"}}
-        made = [
+        manifests = [
             Manifest(
                 "reconciler/v1",
                 "ProviderConfig",
@@ -190,7 +190,7 @@ class Shop:
             )
             for name, spec in configs.items()
         ]
-        await self.again(lambda: self.client.declare_many(made))
+        await self.again(lambda: self.client.declare_many(manifests))
 
     def start_role(self, role: Any) -> None:
         log = self.folder / "logs" / f"{role}-{next(self._logs)}.log"
@@ -208,11 +208,11 @@ class Shop:
         began = time.monotonic()
         while True:
             try:
-                found = await problems()
+                remaining_problems = await problems()
             except (psycopg.Error, httpx.HTTPError, OSError) as error:
-                found = [f"cannot look: {error}"]
-            if not found or time.monotonic() - began > SETTLE_SECONDS:
-                return found, time.monotonic() - began
+                remaining_problems = [f"cannot look: {error}"]
+            if not remaining_problems or time.monotonic() - began > SETTLE_SECONDS:
+                return remaining_problems, time.monotonic() - began
             await asyncio.sleep(0.3)
 
     # --- what stands in the way of the verdict
@@ -220,39 +220,39 @@ class Shop:
     async def not_as_declared(self) -> list[str]:
         """Compare Docker and PostgreSQL with the example: objects, their content and labels."""
         rows = {row.key: row for row in await self.client.statuses("default")}
-        found = [
+        problems_found = [
             f"{each.key} is {row.outcome if row else 'not there'}: {row.message if row else ''}"
             for each in self.manifests
             if (row := rows.get(each.key)) is None or row.outcome != "Converged"
         ]
-        return found or [
+        return problems_found or [
             *await asyncio.to_thread(self._containers_problems),
             *await self._database_problems(),
         ]
 
     def _containers_problems(self) -> Iterable[str]:
-        wanted = {
+        expected_manifests = {
             f"/{each.metadata.name}": each for each in self.manifests if each.kind == "Container"
         }
         listed = self.docker.containers("")
         names = sorted(each["Names"][0] for each in listed)
-        if names != sorted(wanted):
+        if names != sorted(expected_manifests):
             yield f"containers are {names}"
             return
         password = (self.folder / "secrets" / "default" / "shop-app-password").read_text()
-        for name, manifest in wanted.items():
-            shown = self.docker.inspect(name[1:])
-            if shown is None:  # replaced since the listing
+        for name, manifest in expected_manifests.items():
+            container = self.docker.inspect(name[1:])
+            if container is None:  # replaced since the listing
                 yield f"{name} is missing"
                 continue
-            labels, state = shown["Config"]["Labels"], shown["State"]
+            labels, state = container["Config"]["Labels"], container["State"]
             if labels.get("team") != manifest.metadata.labels["team"]:
                 yield f"{name} has the labels {labels}"
             if not labels.get(OWNER, "").endswith(f".default.Container{name.replace('/', '.')}"):
                 yield f"{name} is labelled for {labels.get(OWNER)}"
             if not state["Running"] or state["Paused"]:
                 yield f"{name} is {state['Status']}"
-            env = dict(each.split("=", 1) for each in shown["Config"]["Env"])
+            env = dict(each.split("=", 1) for each in container["Config"]["Env"])
             place = (env["PGPORT"], env["PGDATABASE"], env["PGUSER"], env["PGPASSWORD"])
             if place != (str(self.postgres.port), "shop", "shop-app", password):
                 yield f"{name} was given another database, role or password"
@@ -284,56 +284,58 @@ class Shop:
             "SELECT string_agg(privilege_type, ' ' ORDER BY privilege_type) FROM pg_namespace,"
             " aclexplode(nspacl) WHERE nspname = 'public' AND grantee = '\"shop-app\"'::regrole"
         )
-        found: list[str] = []
+        names_found: list[str] = []
         for query, names in ((roles, ["shop-app", "shop-owner"]), (bases, ["shop"])):
             rows = await self.ask(query)
             if [name for name, _ in rows] != names:
-                found.append(f"{[name for name, _ in rows]} and not {names}")
+                names_found.append(f"{[name for name, _ in rows]} and not {names}")
             for name, comment in rows:
                 mark = mark_in(comment, Mark)
                 if mark is None or mark.labels.get("team") != "shop":
-                    found.append(f"{name} is marked {comment}")
-        if found:
-            return found
+                    names_found.append(f"{name} is marked {comment}")
+        if names_found:
+            return names_found
         if (granted := await self.ask(acl)) != [("CONNECT TEMPORARY",)]:
-            found.append(f"granted is {granted}")
+            names_found.append(f"granted is {granted}")
         if (granted := await self.ask(uses, "shop")) != [("CREATE USAGE",)]:
-            found.append(f"granted on the schema is {granted}")
-        return found or await self._orders_problems()
+            names_found.append(f"granted on the schema is {granted}")
+        return names_found or await self._orders_problems()
 
     async def _orders_problems(self) -> list[str]:
         """Find out whether orders are still taken: SQL goes through, out of the containers."""
         query = "SELECT count(*) FROM orders WHERE billed"
         try:
-            before = await self.ask(query, "shop")
+            rows_before = await self.ask(query, "shop")
             await asyncio.sleep(2.5)
-            return [] if await self.ask(query, "shop") > before else ["no order is billed"]
+            return [] if await self.ask(query, "shop") > rows_before else ["no order is billed"]
         except psycopg.errors.UndefinedTable:
             return ["there is no table yet"]
 
-    async def not_gone(self) -> list[str]:
+    async def find_leftovers(self) -> list[str]:
         """Say what is left."""
         rows = await self.client.statuses("default")
         held = [row.key for row in rows if row.outcome == "Held" and row.reason == "DataLoss"]
         if held:
             with contextlib.suppress(WaitTimeoutError):
                 await self.client.approve_many(held, hold="DataLoss", timeout_seconds=2)
-        found = [
+        problems_found = [
             f"{row.key} is {row.outcome}: {row.message}"
             for row in rows
             if row.outcome not in ("Deleted", "Unowned")
         ]
-        found += [each["Names"][0] for each in self.docker.containers("")]
-        found += [each["Name"] for each in self.docker.http.get("/volumes").json()["Volumes"] or ()]
-        found += [
+        problems_found += [each["Names"][0] for each in self.docker.containers("")]
+        problems_found += [
+            each["Name"] for each in self.docker.http.get("/volumes").json()["Volumes"] or ()
+        ]
+        problems_found += [
             name
             for (name,) in await self.ask(
                 "SELECT rolname FROM pg_roles WHERE rolname !~ '^pg_' AND rolname <> 'postgres'"
                 " UNION SELECT datname FROM pg_database WHERE datname !~ '^(template|postgres$)'"
             )
         ]
-        found += [each.name for each in (self.folder / "secrets").rglob("shop*")]
-        return found
+        problems_found += [each.name for each in (self.folder / "secrets").rglob("shop*")]
+        return problems_found
 
     async def ask(self, query: str, database: str = "postgres") -> list[tuple[Any, ...]]:
         async with await superuser(self.postgres, database) as connection:
@@ -345,23 +347,23 @@ class Shop:
     async def unexplained(self) -> list[str]:
         """Judge the log by itself, then what Engine and server tell of against it."""
         history = await read_bus(self.nc)
-        effects = effects_of(list(self._made_containers()))
+        effects = effects_of(list(self._container_creations()))
         history = dataclasses.replace(history, effects=effects, by_hand=CONTAINERS)
-        found: list[Finding | str] = [*findings(history)]
-        found += self._unknown_effects(history)
-        return list(map(str, found))
+        checks: list[Finding | str] = [*findings(history)]
+        checks += self._unknown_effects(history)
+        return list(map(str, checks))
 
-    def _made_containers(self) -> Iterable[JournalEntry]:
+    def _container_creations(self) -> Iterable[JournalEntry]:
         """Return what the Engine told of creations, as entries of a journal."""
-        gone: set[str] = set()
+        deleted_uids: set[str] = set()
         under: dict[str, str] = {}
         for number, event in enumerate(list(self.witness.events), start=1):
             uid, about = event["Actor"]["ID"], event["Actor"]["Attributes"]
             if event["Action"] == "destroy":
-                gone.add(uid)
+                deleted_uids.add(uid)
                 continue
             key = about.get(WRITTEN_BY)
-            if key in under and under[key] in gone and under[key] in self.removed_by_hand:
+            if key in under and under[key] in deleted_uids and under[key] in self.removed_by_hand:
                 continue  # objects that a person removed between two attempts are recreated
             if key is not None:
                 under[key] = uid
@@ -376,7 +378,7 @@ class Shop:
         ]
         keys = {each.idempotency_key for each in decided}
         deleted = {each.uid for each in decided if each.operation == "Delete"}
-        made = {each.external_name for each in decided if each.operation == "Create"}
+        created_names = {each.external_name for each in decided if each.operation == "Create"}
         for event in self.witness.events:
             uid, about = event["Actor"]["ID"], event["Actor"]["Attributes"]
             if event["Action"] == "create" and about.get(WRITTEN_BY) not in keys:
@@ -389,17 +391,17 @@ class Shop:
         log = self.postgres.log.read_text(errors="replace")
         for key in {key for _mark, key in _MARK.findall(log)} - keys:
             yield f"the server was sent a mark with key {key}, which nobody decided"
-        for name in set(re.findall(r'CREATE ROLE "([^"]+)"', log)) - made:
+        for name in set(re.findall(r'CREATE ROLE "([^"]+)"', log)) - created_names:
             yield f"role {name} was made, and nobody decided that"
-        for name in set(re.findall(r'RENAME TO "([^"]+)"', log)) - made:
+        for name in set(re.findall(r'RENAME TO "([^"]+)"', log)) - created_names:
             yield f"database {name} was made, and nobody decided that"
 
 
 class Killer:
     """Does one harm after another, from a deck that is shuffled anew when it is empty."""
 
-    def __init__(self, shop: Shop, seed: int, seen: Seen) -> None:
-        self._shop, self._seen = shop, seen
+    def __init__(self, shop: Shop, seed: int, record: RunRecord) -> None:
+        self._shop, self._seen = shop, record
         self._random = random.Random(seed)
         self._harms: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"{role} killed": lambda role=role: self._kill_role(role) for role in ROLES},
@@ -433,9 +435,9 @@ class Killer:
         self._shop.start_role(role)
 
     async def _kill_dockerd(self) -> None:
-        shown = await asyncio.to_thread(self._shop.docker.http.get, "/containers/json?all=true")
+        response = await asyncio.to_thread(self._shop.docker.http.get, "/containers/json?all=true")
         await self._shop.engine.kill()
-        _thaw([each["Id"] for each in shown.json()])
+        _thaw([each["Id"] for each in response.json()])
         await self._shop.engine.start(self._shop.folder / "docker")
 
     async def _kill_postmaster(self) -> None:
@@ -458,10 +460,10 @@ class Killer:
 
     async def _remove_container(self) -> None:
         name = self._random.choice(CONTAINERS)
-        shown = await asyncio.to_thread(self._shop.docker.inspect, name)
-        if shown is not None:
-            self._shop.removed_by_hand.add(shown["Id"])
-            path = f"/containers/{shown['Id']}"
+        container = await asyncio.to_thread(self._shop.docker.inspect, name)
+        if container is not None:
+            self._shop.removed_by_hand.add(container["Id"])
+            path = f"/containers/{container['Id']}"
             await asyncio.to_thread(
                 lambda: self._shop.docker.http.delete(path, params={"force": "true"})
             )
@@ -480,28 +482,28 @@ class Killer:
         await self._shop.client.publish([manifest])
 
 
-async def chaos(folder: Path, *, seed: int, rounds: int) -> Seen:
+async def chaos(folder: Path, *, seed: int, rounds: int) -> RunRecord:
     """Run it; returns what was found."""
-    seen = Seen(seed)
+    record = RunRecord(seed)
     async with Shop(folder).here() as shop:
-        killer = Killer(shop, seed, seen)
+        killer = Killer(shop, seed, record)
         await killer.rounds(rounds // 3)  # while it is made
-        seen.found, _ = await shop.until(shop.not_as_declared)
+        record.problems, _ = await shop.until(shop.not_as_declared)
         await killer.rounds(rounds)
-        seen.found, seen.settle_seconds = await shop.until(shop.not_as_declared)
-        seen.found += (await shop.until(shop.unexplained))[0]
-        if not seen.found:
+        record.problems, record.settle_seconds = await shop.until(shop.not_as_declared)
+        record.problems += (await shop.until(shop.unexplained))[0]
+        if not record.problems:
             order = [each.key for each in shop.manifests]  # the database first: the wrong order
             await shop.again(lambda: shop.client.withdraw_many(order))
             hands = {"container removed", "container changed", "grant revoked", "password changed"}
             await killer.rounds(rounds // 3, without=frozenset(hands))
-            left, seconds = await shop.until(shop.not_gone)
-            seen.settle_seconds += seconds
-            seen.found += left
-            seen.found += (await shop.until(shop.unexplained))[0]
-        seen.creations = sum(each["Action"] == "create" for each in shop.witness.events)
-        seen.events = len((await read_bus(shop.nc)).log)
-    return seen
+            remaining, seconds = await shop.until(shop.find_leftovers)
+            record.settle_seconds += seconds
+            record.problems += remaining
+            record.problems += (await shop.until(shop.unexplained))[0]
+        record.creations = sum(each["Action"] == "create" for each in shop.witness.events)
+        record.events = len((await read_bus(shop.nc)).log)
+    return record
 
 
 def main() -> int:
@@ -512,13 +514,13 @@ def main() -> int:
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with short_folder() as folder:
-        seen = asyncio.run(chaos(folder, seed=options.seed, rounds=options.rounds))
-        print(seen)
-        if seen.found:
-            kept = Path(f"{folder}-logs")
-            shutil.copytree(folder / "logs", kept)
-            print(f"  the logs are in {kept}", file=sys.stderr)
-    return 1 if seen.found else 0
+        record = asyncio.run(chaos(folder, seed=options.seed, rounds=options.rounds))
+        print(record)
+        if record.problems:
+            log_folder = Path(f"{folder}-logs")
+            shutil.copytree(folder / "logs", log_folder)
+            print(f"  the logs are in {log_folder}", file=sys.stderr)
+    return 1 if record.problems else 0
 
 
 if __name__ == "__main__":

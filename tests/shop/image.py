@@ -55,11 +55,11 @@ def make_image(
 def _psql() -> str:
     """Return the program itself: Debian's `psql` is a script that looks for it."""
     newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/psql"))
-    found = str(newest[-1]) if newest else shutil.which("psql")
-    assert found is not None
-    return found
+    program_path = str(newest[-1]) if newest else shutil.which("psql")
+    assert program_path is not None
+    return program_path
 
 
 def _libraries_of(program: str) -> list[str]:
-    shown = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-    return re.findall(r"(/\S+) \(0x", shown)
+    output = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"(/\S+) \(0x", output)

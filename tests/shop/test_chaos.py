@@ -18,13 +18,13 @@ ROUNDS = 14
 @pytest.mark.postgres
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_whatever_is_killed_nothing_is_doubled_left_or_unexplained() -> None:
+async def test_after_any_kill_nothing_is_duplicated_leaked_or_unexplained() -> None:
     if (problem := psql_problem()) is not None:
         skip_unless_in_ci(problem)
     seed = int(time.time())
     print(f"seed {seed}")
     with short_folder() as folder:
-        seen = await chaos(folder, seed=seed, rounds=ROUNDS)
-    print(seen)
-    assert not seen.found, str(seen)
-    assert seen.done.total() > ROUNDS
+        record = await chaos(folder, seed=seed, rounds=ROUNDS)
+    print(record)
+    assert not record.problems, str(record)
+    assert record.done.total() > ROUNDS

@@ -49,7 +49,7 @@ class Shell:
         if line.startswith("export "):
             self._exported.append(line)
         script = "\n".join([*self._exported, line])
-        done = subprocess.run(
+        process = subprocess.run(
             ["/bin/sh", "-c", script],
             cwd=self._cli.folder,
             env={**self._cli.environment(), "PGDATABASE": "postgres", "COLUMNS": "400"},
@@ -58,17 +58,17 @@ class Shell:
             timeout=100,
             check=False,
         )
-        said = done.stdout + done.stderr
-        assert (done.returncode != 0) == is_refused, (line, said)
-        return said
+        error_text = process.stdout + process.stderr
+        assert (process.returncode != 0) == is_refused, (line, error_text)
+        return error_text
 
     def until(self, line: str, holds: Callable[[str], object], what: str) -> str:
         """Wait until what a command shows is so."""
         deadline = time.monotonic() + HEALED_SECONDS
-        while not holds(said := self.run(line)):
-            assert time.monotonic() < deadline, f"{what}: {said}"
+        while not holds(output := self.run(line)):
+            assert time.monotonic() < deadline, f"{what}: {output}"
             time.sleep(0.2)
-        return said
+        return output
 
 
 @pytest.fixture
@@ -86,14 +86,14 @@ def shell() -> Iterator[Shell]:
             assert running.stop()[0] == 0
 
 
-def is_drift(said: str) -> bool:
+def is_drift(message: str) -> bool:
     """Whether a history ends with a drift that was undone."""
-    return "DriftDetected" in said and "Converged" in said.splitlines()[-1]
+    return "DriftDetected" in message and "Converged" in message.splitlines()[-1]
 
 
-def all_run(said: str) -> bool:
-    up_now = [line.split()[0] for line in said.splitlines() if line.split()[1] == "Up"]
-    return sorted(up_now) == sorted(CONTAINERS) and "(Paused)" not in said
+def all_run(message: str) -> bool:
+    up_now = [line.split()[0] for line in message.splitlines() if line.split()[1] == "Up"]
+    return sorted(up_now) == sorted(CONTAINERS) and "(Paused)" not in message
 
 
 RUNNING = "docker ps -a --format '{{.Names}} {{.Status}}'"
@@ -104,15 +104,15 @@ class Visitor:
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
-        self._shown = 0
+        self._pages_shown = 0
 
-    def sql_goes_through(self, _said: str = "") -> None:
+    def sql_goes_through(self, message: str = "") -> None:
         """Containers do SQL: orders are taken, billed, and counted in the volume."""
         look = "./run reconciler logs shop-orders"
         self.shell.until(look, lambda said: "INSERT 0 1" in said, "orders are taken")
-        before = self._billed()
+        count_before = self._billed()
         deadline = time.monotonic() + HEALED_SECONDS
-        while self._billed() <= before:
+        while self._billed() <= count_before:
             assert time.monotonic() < deadline, "more and more orders are billed"
             time.sleep(0.2)
 
@@ -122,7 +122,7 @@ class Visitor:
     def healed(self, *names: str) -> Callable[[str], None]:
         """Return a check that these had a drift that was none of ours, and are as before."""
 
-        def check(_said: str) -> None:
+        def check(message: str) -> None:
             for name in names:
                 look = f"./run reconciler history {name}"
                 self.shell.until(f"{look} --limit 8 -o wide", is_drift, f"{name} is healed")
@@ -134,44 +134,44 @@ class Visitor:
 
         return check
 
-    def no_password(self, said: str) -> None:
+    def no_password(self, message: str) -> None:
         secret = (
             self.shell.folder / "reconciler-data/secrets/default/shop-app-password"
         ).read_text()
         assert len(secret) > 20
-        assert secret not in said
+        assert secret not in message
         assert secret not in self.shell.run("./run reconciler history shop-orders --raw")
 
-    def get(self, said: str) -> None:
+    def get(self, message: str) -> None:
         """All are as declared at first; later what others need is kept."""
-        self._shown += 1
-        if self._shown == 1:
-            self.all_converged(said)
+        self._pages_shown += 1
+        if self._pages_shown == 1:
+            self.all_converged(message)
             return
-        assert len(re.findall(r" Held +2 withdrawn .* Referenced ", said)) == 4, said
-        assert "referenced by default/Container/shop-printer" in said
+        assert len(re.findall(r" Held +2 withdrawn .* Referenced ", message)) == 4, message
+        assert "referenced by default/Container/shop-printer" in message
         assert all_run(self.shell.run(RUNNING))
 
-    def all_converged(self, said: str) -> None:
-        assert said.count(" Converged ") == 9, said
+    def all_converged(self, message: str) -> None:
+        assert message.count(" Converged ") == 9, message
 
-    def another_came(self, _said: str) -> None:
+    def another_came(self, message: str) -> None:
         self.shell.until(
             RUNNING, lambda said: "mine Up" in said and "shop-billing Up" in said, "another came"
         )
 
-    def waits_for_a_person(self, _said: str) -> None:
+    def waits_for_a_person(self, message: str) -> None:
         self.shell.until(
             "./run reconciler get --outcome Held",
             lambda said: said.count("DataLoss") == 2,
             "database and volume wait for a person",
         )
 
-    def is_refused(self, said: str) -> None:
-        assert "volume is in use" in said
+    def is_refused(self, message: str) -> None:
+        assert "volume is in use" in message
 
-    def nothing_left(self, said: str) -> None:
-        assert "shop" not in said
+    def assert_nothing_remains(self, message: str) -> None:
+        assert "shop" not in message
 
     @property
     def checks(self) -> dict[str, Callable[[str], None]]:
@@ -190,9 +190,9 @@ class Visitor:
             ),
             "docker volume rm shop-receipts": self.is_refused,
             "./run reconciler delete -f examples/shop": self.waits_for_a_person,
-            "docker ps -a": self.nothing_left,
-            "docker volume ls": self.nothing_left,
-            "psql -c '\\l' -c '\\du'": self.nothing_left,
+            "docker ps -a": self.assert_nothing_remains,
+            "docker volume ls": self.assert_nothing_remains,
+            "psql -c '\\l' -c '\\du'": self.assert_nothing_remains,
         }
 
 
@@ -204,7 +204,7 @@ def test_the_page(shell: Shell) -> None:
     for line in lines:
         if line == "docker pull postgres:15":
             continue  # the image is there: it is made of what this machine has
-        said = shell.run(line, is_refused=line in REFUSED)
+        output = shell.run(line, is_refused=line in REFUSED)
         if line in checks:
-            checks[line](said)
+            checks[line](output)
     assert not list((shell.folder / "reconciler-data/secrets").rglob("shop*"))

@@ -73,7 +73,7 @@ def simulate(
 def _one(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
     result = run(plan)
     if result.violations and smallest:
-        plan = _made_smaller(plan)
+        plan = _shrink_plan(plan)
     if trace or result.violations:
         result = run(plan, tell=print if trace else None)
         print("\n".join(lines(plan)))
@@ -86,10 +86,10 @@ def _one(plan: Plan, *, trace: bool, smallest: bool, save: Path | None) -> int:
     return 1 if result.violations else 0
 
 
-def _made_smaller(plan: Plan) -> Plan:
+def _shrink_plan(plan: Plan) -> Plan:
     def first_violation(each: Plan) -> str | None:
-        found = run(each).violations
-        return found[0] if found else None
+        violations = run(each).violations
+        return violations[0] if violations else None
 
     with _console.status("making the plan smaller") as status:
         return shrink(
@@ -106,10 +106,10 @@ def _many(first: int, count: int, processes: int, *, smallest: bool, save: Path 
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_console) as shown:
-        task = shown.add_task("seeds", total=count)
+    with Progress(*columns, console=_console) as progress:
+        task = progress.add_task("seeds", total=count)
         total = run_many(
-            first, count, processes=processes, progress=lambda more: shown.advance(task, more)
+            first, count, processes=processes, progress=lambda more: progress.advance(task, more)
         )
     Console().print(_table(total))
     for seed, violation in list(total.failed.items())[:_SHOWN_FAILURES]:

@@ -25,9 +25,9 @@ UNPAINTED = "White"
 """What the first of two calls makes."""
 
 
-def address_of(found: ExternalObject) -> str:
+def address_of(existing: ExternalObject) -> str:
     """Give the address of an object, where objects have one."""
-    return f"{found.uid}/{found.fields.get('color')}"
+    return f"{existing.uid}/{existing.fields.get('color')}"
 
 
 def second_key(action: Action) -> str:
@@ -67,7 +67,7 @@ class Api:
         self._time = time
         self.objects: dict[str, ExternalObject] = {}
         self.changes: list[Change] = []
-        self.kept: dict[str, Kept] = {}
+        self.stored_effects: dict[str, Kept] = {}
         self._kept_refusals: dict[str, RefusalError] = {}
         self.tried: set[str] = set()
         self.misnamed: set[str] = set()
@@ -101,25 +101,25 @@ class Api:
         """
         self.calls += 1
         self.before_call(action)
-        if self.traits.idempotency_keys and action.idempotency_key in self.kept:
-            return self.kept[action.idempotency_key], True
+        if self.traits.idempotency_keys and action.idempotency_key in self.stored_effects:
+            return self.stored_effects[action.idempotency_key], True
         if action.idempotency_key in self._kept_refusals:
             raise self._kept_refusals[action.idempotency_key]
         place = self._place_of(action)
-        found = self.objects.get(place)
+        existing = self.objects.get(place)
         try:
-            self._check(action.operation, action, fields, found, version)
+            self._check(action.operation, action, fields, existing, version)
         except RefusalError as refusal:
             if self.traits.keeps_refusals:
                 self._kept_refusals[action.idempotency_key] = refusal
             raise
-        after = self._after(action, fields, found)
+        after = self._after(action, fields, existing)
         if self.traits.two_calls and action.operation == "Create" and after is not None:
             after = replace(after, fields={**after.fields, "color": UNPAINTED})
-        if found is not None or after is not None:
+        if existing is not None or after is not None:
             self._change(place, after, action.idempotency_key)
-        self.kept[action.idempotency_key] = Kept(self.shown(self.objects.get(place)))
-        return self.kept[action.idempotency_key], False
+        self.stored_effects[action.idempotency_key] = Kept(self.shown(self.objects.get(place)))
+        return self.stored_effects[action.idempotency_key], False
 
     def _place_of(self, action: Action) -> str:
         """Say which object is meant: where names are not unique, that of the id, or a new one."""
@@ -130,8 +130,8 @@ class Api:
         return self._place(action.external_name, action.uid)
 
     def _free_place(self, name: str) -> str:
-        taken = name in self.objects
-        return f"{name}{ANOTHER}{self._next('p')}" if taken else name
+        is_taken = name in self.objects
+        return f"{name}{ANOTHER}{self._next('p')}" if is_taken else name
 
     def _place(self, name: str, uid: str | None) -> str:
         """Find an object by its id; the first of its name without one."""
@@ -140,55 +140,57 @@ class Api:
                 return place
         return name if uid is None else f"{name}{ANOTHER}{uid}"
 
-    def paint(self, action: Action, fields: Fields, made: ExternalObject) -> tuple[Kept, bool]:
+    def paint(
+        self, action: Action, fields: Fields, created_object: ExternalObject
+    ) -> tuple[Kept, bool]:
         """Make the second call of a creation, on what the first has left. Raises as ``write``."""
         self.calls += 1
         self.before_call(action)
         key = second_key(action)
-        if self.traits.idempotency_keys and key in self.kept:
-            return self.kept[key], True
-        place = self._place(action.external_name, made.uid)
-        found = self.objects.get(place)
-        if found is None:
+        if self.traits.idempotency_keys and key in self.stored_effects:
+            return self.stored_effects[key], True
+        place = self._place(action.external_name, created_object.uid)
+        existing = self.objects.get(place)
+        if existing is None:
             raise RefusalError(404, "it is not there")
-        if found.uid != made.uid or found.version != made.version:
+        if existing.uid != created_object.uid or existing.version != created_object.version:
             raise RefusalError(412, "it is another object, or has changed")
         if fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
-        after = self._after(action, fields, found)
+        after = self._after(action, fields, existing)
         self._change(place, after, key)
-        self.kept[key] = Kept(self.shown(self.objects.get(place)))
-        return self.kept[key], False
+        self.stored_effects[key] = Kept(self.shown(self.objects.get(place)))
+        return self.stored_effects[key], False
 
     def _check(
         self,
         operation: Operation,
         action: Action,
         fields: Fields,
-        found: ExternalObject | None,
+        existing: ExternalObject | None,
         version: str | None,
     ) -> None:
         is_first_call = self.traits.two_calls and operation == "Create"
         if operation != "Delete" and not is_first_call and fields.get("color") == REFUSED_COLOR:
             raise RefusalError(422, f"color {REFUSED_COLOR} is not known: {fields}")
-        if operation == "Create" and found is not None:
+        if operation == "Create" and existing is not None:
             raise RefusalError(409, "the name is taken")
-        if operation == "Update" and found is None:
+        if operation == "Update" and existing is None:
             raise RefusalError(404, "it is not there")
-        if found is None or operation == "Create" or not self.traits.conditional_writes:
+        if existing is None or operation == "Create" or not self.traits.conditional_writes:
             return
-        if action.uid is not None and found.uid != action.uid:
+        if action.uid is not None and existing.uid != action.uid:
             raise RefusalError(412, "it is another object")
-        if version is not None and found.version != version:
+        if version is not None and existing.version != version:
             raise RefusalError(412, "it has changed")
 
     def _after(
-        self, action: Action, fields: Fields, found: ExternalObject | None
+        self, action: Action, fields: Fields, existing: ExternalObject | None
     ) -> ExternalObject | None:
         if action.operation == "Delete":
             return None
         labels = dict(action.labels) if self.traits.labels else {}
-        uid = self._next("u") if found is None else found.uid
+        uid = self._next("u") if existing is None else existing.uid
         assert uid is not None
         self._written_at[uid] = self._time()
         outputs: Fields = {}
@@ -211,40 +213,50 @@ class Api:
     def human_makes(self, name: str, fields: Fields, labels: dict[str, str]) -> None:
         """Make an object, if the API takes another of that name."""
         if name not in self.objects or not self.traits.names:
-            kept = labels if self.traits.labels else {}
-            made = ExternalObject(name, dict(fields), self._next("h"), self._next("v"), kept)
-            self._change(self._free_place(name), made, "")
+            remaining_steps = labels if self.traits.labels else {}
+            created_object = ExternalObject(
+                name, dict(fields), self._next("h"), self._next("v"), remaining_steps
+            )
+            self._change(self._free_place(name), created_object, "")
 
     def copy_writes(
         self, name: str, fields: Fields, labels: dict[str, str], written_by: str
     ) -> None:
         """Write an object as another copy of the log does."""
-        found = self.objects.get(name)
-        made = found or ExternalObject(name, {}, self._next("c"))
-        made = replace(
-            made, fields=dict(fields), labels=labels, written_by=written_by, version=self._next("v")
+        existing = self.objects.get(name)
+        created_object = existing or ExternalObject(name, {}, self._next("c"))
+        created_object = replace(
+            created_object,
+            fields=dict(fields),
+            labels=labels,
+            written_by=written_by,
+            version=self._next("v"),
         )
         self.has_copies = True
-        self._change(name, made, "")
+        self._change(name, created_object, "")
 
     def human_edits(self, name: str, fields: Fields) -> None:
         """Change fields of an object, if it is there."""
-        found = self.objects.get(name)
-        if found is not None:
-            changed = replace(found, fields={**found.fields, **fields}, version=self._next("v"))
+        existing = self.objects.get(name)
+        if existing is not None:
+            changed = replace(
+                existing, fields={**existing.fields, **fields}, version=self._next("v")
+            )
             self._change(name, changed, "")
 
     def human_strips_labels(self, name: str) -> None:
         """Take the labels off an object, if it is there."""
-        found = self.objects.get(name)
-        if found is not None:
-            self._change(name, replace(found, labels={}, version=self._next("v")), "")
+        existing = self.objects.get(name)
+        if existing is not None:
+            self._change(name, replace(existing, labels={}, version=self._next("v")), "")
 
     def human_labels(self, name: str, labels: dict[str, str]) -> None:
         """Put labels on an object, if it is there."""
-        found = self.objects.get(name)
-        if found is not None:
-            labelled = replace(found, labels={**found.labels, **labels}, version=self._next("v"))
+        existing = self.objects.get(name)
+        if existing is not None:
+            labelled = replace(
+                existing, labels={**existing.labels, **labels}, version=self._next("v")
+            )
             self._change(name, labelled, "")
 
     def human_deletes(self, name: str) -> None:
@@ -268,23 +280,23 @@ class Api:
         written_at = self._written_at.get(uid or "", float("-inf"))
         return self._time() < written_at + self.traits.starting_seconds
 
-    def shown(self, found: ExternalObject | None) -> ExternalObject | None:
+    def shown(self, existing: ExternalObject | None) -> ExternalObject | None:
         """Give an object as the API shows it."""
-        if found is None or not self.is_starting(found.uid):
-            return found
-        return replace(found, outputs={**found.outputs, "starting": True})
+        if existing is None or not self.is_starting(existing.uid):
+            return existing
+        return replace(existing, outputs={**existing.outputs, "starting": True})
 
     def listed(self, lag_seconds: float) -> dict[str, ExternalObject]:
         """Give all objects as they were a moment ago."""
-        seen = {name: self.shown(each) or each for name, each in self.objects.items()}
+        objects = {name: self.shown(each) or each for name, each in self.objects.items()}
         for change in reversed(self.changes):
             if change.at <= self._time() - lag_seconds:
                 break
             if change.before is None:
-                seen.pop(change.name, None)
+                objects.pop(change.name, None)
             else:
-                seen[change.name] = change.before
-        return seen
+                objects[change.name] = change.before
+        return objects
 
     def unlisted(self) -> set[str]:
         """Give the places of objects that are too new to be listed."""

@@ -149,19 +149,19 @@ def _processes(seed: int, dice: _Dice) -> tuple[p.ProcessPlan, ...]:
     everything = ("decider", "worker", "observer", "projector")
     clock = 0.0 if dice.one(0.7) else dice.seconds(-3.0, 3.0)
     clock *= Random(f"plan/{seed}/clock").choice((1, 1, 1200))  # seconds, or up to an hour
-    found = [p.ProcessPlan("all", everything, clock)]
+    processes = [p.ProcessPlan("all", everything, clock)]
     if dice.one(0.3):
-        found = [
+        processes = [
             p.ProcessPlan("decider-1", ("decider",), clock),
             p.ProcessPlan("worker-1", ("worker",)),
             p.ProcessPlan("looks", ("observer", "projector")),
         ]
-    found += [p.ProcessPlan("decider-2", ("decider",))] * dice.one(0.6)
-    found += [p.ProcessPlan("decider-3", ("decider", "worker"))] * dice.one(0.2)
-    found += [p.ProcessPlan("worker-2", ("worker",))] * dice.one(0.5)
-    found += [p.ProcessPlan("looks-2", ("observer",))] * dice.one(0.15)
-    found += [p.ProcessPlan("projects-2", ("projector",))] * dice.one(0.15)
-    return tuple(found)
+    processes += [p.ProcessPlan("decider-2", ("decider",))] * dice.one(0.6)
+    processes += [p.ProcessPlan("decider-3", ("decider", "worker"))] * dice.one(0.2)
+    processes += [p.ProcessPlan("worker-2", ("worker",))] * dice.one(0.5)
+    processes += [p.ProcessPlan("looks-2", ("observer",))] * dice.one(0.15)
+    processes += [p.ProcessPlan("projects-2", ("projector",))] * dice.one(0.15)
+    return tuple(processes)
 
 
 def _traits(dice: _Dice) -> p.ApiTraits:
@@ -254,14 +254,16 @@ def _of_a_service(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:
 
 def _of_retries(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
     """A declaration says what another said, changes nothing, and is sent again long after."""
-    made: list[p.Step] = []
+    generated_steps: list[p.Step] = []
     for step in steps:
         if isinstance(step, p.Declare | p.Withdraw) and dice.one(0.15):
-            number = _FIRST_RETRY + len(made)
+            number = _FIRST_RETRY + len(generated_steps)
             at = round(max(0.1, step.at + dice.seconds(-1.0, 2.0)), 3)
-            made.append(replace(step, at=at, number=number))
-            made.append(p.Repeat(at=round(at + dice.seconds(0.5, 10.0), 3), number=number))
-    return made
+            generated_steps.append(replace(step, at=at, number=number))
+            generated_steps.append(
+                p.Repeat(at=round(at + dice.seconds(0.5, 10.0), 3), number=number)
+            )
+    return generated_steps
 
 
 def _of_overtaking(dice: _Dice, shape: str) -> list[p.Step]:
@@ -294,9 +296,9 @@ def _of_a_refused_redelivery(dice: _Dice, shape: str, workers: list[str]) -> lis
     first = p.Declare(
         at=dice.seconds(0.1, 1.0), number=_FIRST_REFUSED, shape=shape, fields=dice.fields()
     )
-    asked: p.Step = p.Withdraw(at=at, number=_FIRST_REFUSED + 1, shape=shape)
+    next_step: p.Step = p.Withdraw(at=at, number=_FIRST_REFUSED + 1, shape=shape)
     if dice.one(0.4):
-        asked = replace(first, at=at, number=_FIRST_REFUSED + 1, fields=dice.fields())
+        next_step = replace(first, at=at, number=_FIRST_REFUSED + 1, fields=dice.fields())
     newer_at = round(at + dice.seconds(0.3, 12.0), 3)
     newer = replace(first, at=newer_at, number=_FIRST_REFUSED + 2, fields=dice.fields())
     strike = dice.random.choice(_UNHEARD)
@@ -309,7 +311,7 @@ def _of_a_refused_redelivery(dice: _Dice, shape: str, workers: list[str]) -> lis
         first,
         p.OnRequest(at=at, what="write", strike=strike, seconds=seconds),
         p.OnRequest(at=at, what="write again", strike=refusal),
-        asked,
+        next_step,
         newer,
     ]
 
@@ -357,14 +359,14 @@ def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
 
 def _of_lost_marks(dice: _Dice, steps: list[p.Step]) -> list[p.Step]:
     """If only our label shows what an unreported call has created, a person removes it."""
-    made: list[p.Step] = []
+    generated_steps: list[p.Step] = []
     for declare in steps:
         if isinstance(declare, p.Declare) and dice.one(0.3):
             soon = round(declare.at + dice.seconds(0.1, 8.0), 3)
             strike = dice.random.choice(_UNREPORTED)
-            made.append(_strike(dice, declare.at, "write", strike))
-            made.append(p.HumanStripsLabels(at=soon, name=declare.shape))
-    return made
+            generated_steps.append(_strike(dice, declare.at, "write", strike))
+            generated_steps.append(p.HumanStripsLabels(at=soon, name=declare.shape))
+    return generated_steps
 
 
 def _of_a_process(dice: _Dice, at: float, process: str) -> p.Step:

@@ -132,10 +132,12 @@ def _listing(
 
 def possible(traits: p.ApiTraits, steps: Sequence[p.Step]) -> list[p.Step]:
     """Leave out what the API gives no means against."""
-    kept: list[p.Step] = list(steps)
+    remaining_steps: list[p.Step] = list(steps)
     if not traits.names and not traits.idempotency_keys:
-        kept = [step for step in kept if not (_doubles(step) or _comes_late(step))]
-    return kept
+        remaining_steps = [
+            step for step in remaining_steps if not (_doubles(step) or _is_late(step))
+        ]
+    return remaining_steps
 
 
 def _doubles(step: p.Step) -> bool:
@@ -144,7 +146,7 @@ def _doubles(step: p.Step) -> bool:
     return lies or (isinstance(step, p.Listing) and step.how == "short")
 
 
-def _comes_late(step: p.Step) -> bool:
+def _is_late(step: p.Step) -> bool:
     """A call that arrives after the look that did not find it is done for a second time.
 
     And only the label tells that look whose the object is.

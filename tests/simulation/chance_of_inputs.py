@@ -52,29 +52,29 @@ def _naming_secrets(random: Random, steps: list[p.Step], duration: float) -> lis
     def moment() -> float:
         return round(random.uniform(0.0, duration), 3)
 
-    made = [name(step) for step in steps]
+    changed_steps = [name(step) for step in steps]
     for secret in _SECRETS:
         if random.random() < 0.8:
-            made.append(p.PutSecret(at=0.0, name=secret, value=f"planted-{secret}-0"))
+            changed_steps.append(p.PutSecret(at=0.0, name=secret, value=f"planted-{secret}-0"))
         for number in range(1, random.randint(1, 4)):
             value = f"planted-{secret}-{number}" if random.random() < 0.8 else ""
-            made.append(p.PutSecret(at=moment(), name=secret, value=value))
+            changed_steps.append(p.PutSecret(at=moment(), name=secret, value=value))
     for _ in range(random.randint(0, 3)):
         strike = random.choice(("refuse", "refuse", "crash before"))
-        made.append(p.OnRequest(at=moment(), what="secret", strike=strike))
-    return made
+        changed_steps.append(p.OnRequest(at=moment(), what="secret", strike=strike))
+    return changed_steps
 
 
 def _defined(random: Random, steps: list[p.Step], duration: float) -> list[p.Step]:
     first = round(random.uniform(0.0, 2.0), 3)
-    known = round(first + random.uniform(0.05, 0.8), 3)
+    second = round(first + random.uniform(0.05, 0.8), 3)
 
     def of_the_kind(step: p.Step) -> p.Step:
         if isinstance(step, p.Configure) and not step.at:
-            return replace(step, at=known)
+            return replace(step, at=second)
         if not isinstance(step, p.Declare):
             return step
-        return replace(step, at=max(step.at, known), fields={"color": step.fields["color"]})
+        return replace(step, at=max(step.at, second), fields={"color": step.fields["color"]})
 
     def constants() -> Fields:
         made: Fields = {"note": f"made {random.randint(1, 3)}"}

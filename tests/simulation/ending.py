@@ -9,7 +9,7 @@ from events.envelope import decode_log
 from events.hold import Hold
 from projections.read_models import ReadModels, rebuild
 from reconciler.roles.projector.scrubber import CHECK_SECONDS, FIRST_DELAY_SECONDS
-from tests.judge.end import is_kept
+from tests.judge.end import is_held
 from tests.judge.log import undecided_for_long
 from tests.memory_bus.clock import date_of
 from tests.simulation import plan as p
@@ -31,8 +31,8 @@ def undecided(world: World) -> list[str]:
     if not all(_troubles_only_others(step) for step in world.plan.steps):
         return []
     world.checks.record()
-    found = undecided_for_long(world.checks.history, world.loop.time())
-    return [f"{subject}: {text}" for subject, text in found]
+    undecided_messages = undecided_for_long(world.checks.history, world.loop.time())
+    return [f"{subject}: {text}" for subject, text in undecided_messages]
 
 
 def _troubles_only_others(step: p.Step) -> bool:
@@ -45,19 +45,19 @@ def end(world: World) -> list[str]:
     """Let everything come to rest and return what is wrong; remove the holds, and repeat."""
     for _ in range(_MAX_LETTING_GO):
         _settle(world)
-        found = list(world.checks.violations) or list(_problems(world))
-        if found or not _anything_is_kept(world):
-            return found
+        violations = list(world.checks.violations) or list(_problems(world))
+        if violations or not _is_anything_retained(world):
+            return violations
         world.tell("--- what is held is let go")
         world.publisher.let_go()
         world.publisher.approve_all()
     return ["it is held, whatever was let go and approved"]
 
 
-def _anything_is_kept(world: World) -> bool:
+def _is_anything_retained(world: World) -> bool:
     ledger = world.checks.ledger
     return any(
-        is_kept(ledger, resource, for_ever=False)
+        is_held(ledger, resource, for_ever=False)
         for key, resource in ledger.resources.items()
         if key not in world.damaged
     )
@@ -83,22 +83,22 @@ def _settle(world: World) -> None:
         world.checks.fail("a person is asked again and again")
     if world.checks.violations:
         return
-    before, messages = _traces(world), world.intake.last_position
+    traces_before, messages = _traces(world), world.intake.last_position
     world.run_for(_QUIET_SECONDS)
     if any(each.observed.doubted is not None for each in world.checks.turns.states.values()):
         messages = world.intake.last_position  # every listing reports what is doubted again
-    if (_traces(world), world.intake.last_position) != (before, messages):
+    if (_traces(world), world.intake.last_position) != (traces_before, messages):
         world.checks.fail("an idle fleet cost more than listings")
 
 
 def _come_to_rest(world: World) -> None:
     for _ in range(_MAX_ROUNDS):
-        before = _traces(world)
+        traces_before = _traces(world)
         is_early = _is_any_within_its_grace(world) or _is_any_lookup_due(world)
         world.run_for(_QUIET_SECONDS)
         if world.checks.violations:
             return
-        is_quiet = _traces(world) == before and not is_early
+        is_quiet = _traces(world) == traces_before and not is_early
         if is_quiet and world.intake.is_idle and world.actions.is_idle:
             return
     world.checks.fail("it never came to rest")
@@ -200,7 +200,7 @@ def _damage(world: World) -> Iterator[str]:
             row = actor.models.status.get(str(key))
             if row is None or row.reason != Hold.LOG_DAMAGED:
                 yield f"{actor.plan.name}: the log of {key} is damaged, and nobody has told"
-        known = {str(key) for key in world.damaged}
-        for name in actor.models.damage.keys() - known:
+        damaged_keys = {str(key) for key in world.damaged}
+        for name in actor.models.damage.keys() - damaged_keys:
             if not name.startswith("position/"):  # where an event was lost, whosever it was
                 yield f"{actor.plan.name}: the log of {name} is not damaged, but is said to be"

@@ -92,7 +92,7 @@ def _no_compare_and_set(patch: Patch) -> None:
     patch.setattr(LogStream, "append", append)
 
 
-def _a_lost_append_taken_for_done(patch: Patch) -> None:
+def _a_lost_append_counts_as_done(patch: Patch) -> None:
     async def commit(self: Any, commits: Sequence[Commit]) -> list[Commit]:
         try:
             await self._append(commits)
@@ -103,7 +103,7 @@ def _a_lost_append_taken_for_done(patch: Patch) -> None:
     patch.setattr(ResourceRepository, "_commit", commit)
 
 
-def _no_events_taken_for_no_news(patch: Patch) -> None:
+def _no_events_count_as_no_news(patch: Patch) -> None:
     async def outdated(_self: Any, _commits: Sequence[Commit]) -> list[Commit]:
         return []
 
@@ -130,25 +130,25 @@ def _handed_out_three_times_at_most(patch: Patch) -> None:
     patch.setattr(streams, "_decider_consumer", consumer)
 
 
-def _acknowledged_before_the_letters(patch: Patch) -> None:
-    async def refuse(self: Any, letters: Sequence[DeadLetter]) -> None:
-        await self._reader.ack([letter.delivery for letter in letters])
+def _acknowledged_before_the_dead_letters(patch: Patch) -> None:
+    async def refuse(self: Any, dead_letters: Sequence[DeadLetter]) -> None:
+        await self._reader.ack([letter.delivery for letter in dead_letters])
         with contextlib.suppress(BusError):
-            await publish_rejections(self._sink, letters, self._now())
+            await publish_rejections(self._sink, dead_letters, self._now())
 
     patch.setattr(Decider, "_refuse", refuse)
 
 
-def _what_was_partly_stored_taken_for_stored(patch: Patch) -> None:
+def _partly_stored_counts_as_stored(patch: Patch) -> None:
     """A full intake that takes some of several messages: the writer sees that, and says nothing."""
     really: Any = MemoryIntakeWriter._store  # pyright: ignore[reportPrivateUsage]
 
     def store(self: Any, messages: Sequence[Any]) -> None:
-        before = self._stream.last_position
+        position_before = self._stream.last_position
         try:
             really(self, messages)
         except NotStoredError:
-            if self._stream.last_position == before:
+            if self._stream.last_position == position_before:
                 raise
 
     patch.setattr(MemoryIntakeWriter, "_store", store)
@@ -170,8 +170,8 @@ def _kept_before_the_append(patch: Patch) -> None:
 def _cached_state_without_its_later_events(patch: Patch) -> None:
     def keep(self: Any, loaded: Mapping[ResourceKey, LoadedResource]) -> list[ResourceKey]:
         for key, shape in loaded.items():
-            known = None if shape.cached is None else decode_state(shape.cached)
-            state = fold(shape.events) if known is None else known
+            known_state = None if shape.cached is None else decode_state(shape.cached)
+            state = fold(shape.events) if known_state is None else known_state
             self._resources[key] = FoldedResource(state, shape.last_position, state.version)
         return []
 
@@ -249,7 +249,7 @@ def _results_stored_at_most_once(patch: Patch) -> None:
     patch.setattr(Worker, "_report_results", report)
 
 
-def _unknown_results_taken_for_refusals(patch: Patch) -> None:
+def _unknown_results_count_as_refusals(patch: Patch) -> None:
     really: Any = worker_module._as_action_error  # pyright: ignore[reportPrivateUsage]
 
     def as_action_error(error: Any, now: datetime) -> ActionError:
@@ -270,7 +270,7 @@ def _a_retry_forgets_the_action_in_flight(patch: Patch) -> None:
     patch.setattr(next_step, "pursue", pursue)
 
 
-def _redeliveries_not_told(patch: Patch) -> None:
+def _redeliveries_are_not_reported(patch: Patch) -> None:
     """A worker that does not say that another one had the action before."""
 
     def reported(*args: Any, **rest: Any) -> Reported:
@@ -279,7 +279,7 @@ def _redeliveries_not_told(patch: Patch) -> None:
     patch.setattr(worker_module, "Reported", reported)
 
 
-def _a_refused_redelivery_taken_for_undone(patch: Patch) -> None:
+def _a_refused_redelivery_counts_as_undone(patch: Patch) -> None:
     def is_unheard_of(*_: Any) -> bool:
         return False
 
@@ -297,10 +297,10 @@ def _a_conflict_without_its_cause_is_repeated(patch: Patch) -> None:
     """With the same key, for which the API has kept the conflict."""
     really: Any = result._after_failure  # pyright: ignore[reportPrivateUsage]
 
-    def after_failure(said: Reported, error: ActionError, *rest: Any) -> Any:
-        if error.error_class == "Conflict" and said.object is None:
+    def after_failure(report: Reported, error: ActionError, *rest: Any) -> Any:
+        if error.error_class == "Conflict" and report.object is None:
             error = replace(error, error_class="NotDone")
-        return really(said, error, *rest)
+        return really(report, error, *rest)
 
     patch.setattr(result, "_after_failure", after_failure)
 
@@ -333,7 +333,7 @@ def _a_refusal_settles_the_attempts_before_it(patch: Patch) -> None:
     patch.setattr(InFlight, "is_in_doubt", property(is_in_doubt))
 
 
-def _a_refused_second_call_taken_for_undone(patch: Patch) -> None:
+def _a_refused_second_call_counts_as_undone(patch: Patch) -> None:
     def claims_nothing(*_: Any) -> bool:
         return False
 
@@ -361,13 +361,13 @@ def _absence_from_a_partial_listing(patch: Patch) -> None:
         provider = self._providers.get(config_name, kind)
         as_of = await self._intake.last_position()
         listing = ListingAssembler(ListingBegan(config_name, kind, as_of), self._now())
-        seen: dict[str, ExternalObject] = {}
+        objects: dict[str, ExternalObject] = {}
         try:
             async for page in provider.pages(config.scope, page_size=config.limits.page_size):
-                seen |= {each.name: each for each in page}
+                objects |= {each.name: each for each in page}
         except ProviderError:
             pass
-        return await self.publish_changes(listing, seen, provider)
+        return await self.publish_changes(listing, objects, provider)
 
     patch.setattr(Observer, "list_once", list_once)
 
@@ -382,9 +382,9 @@ def _stale_observations_believed(patch: Patch) -> None:
 def _grace_ignored(patch: Patch) -> None:
     really: Any = observation._is_stale  # pyright: ignore[reportPrivateUsage]
 
-    def is_stale(said: Observed, command: Any, state: Any, context: Any) -> bool:
+    def is_stale(reported_observation: Observed, command: Any, state: Any, context: Any) -> bool:
         forgetful = replace(state, actions=replace(state.actions, effect_at=None))
-        return really(said, command, forgetful, context)
+        return really(reported_observation, command, forgetful, context)
 
     patch.setattr(observation, "_is_stale", is_stale)
 
@@ -396,7 +396,7 @@ def _absence_assumed(patch: Patch) -> None:
     patch.setattr(next_step, "awaits_first_listing", never)
 
 
-def _everything_seen_is_told(patch: Patch) -> None:
+def _every_observation_is_reported(patch: Patch) -> None:
     """An observer that does not compare with what the log knows."""
 
     def interested(
@@ -421,7 +421,7 @@ def _late_declarations_win(patch: Patch) -> None:
     patch.setattr(declaration, "_reject_outdated", late_or_stale)
 
 
-def _repeated_declarations_taken_for_new(patch: Patch) -> None:
+def _repeated_declarations_count_as_new(patch: Patch) -> None:
     def is_handled(*_: Any) -> bool:
         return False
 
@@ -517,12 +517,12 @@ def _a_delete_ignores_the_uid(patch: Patch) -> None:
     patch.setattr(next_step, "new_action", without_uid)
 
 
-def _what_is_not_ours_is_removed(patch: Patch) -> None:
+def _unowned_objects_are_removed(patch: Patch) -> None:
     def not_ours(situation: Any) -> Any:
-        found, place = situation.compared.existing, situation.state.observed.provider_config
-        if found is None:
+        existing, place = situation.compared.existing, situation.state.observed.provider_config
+        if existing is None:
             return _really_not_ours(situation)
-        return OwnershipClaimed(found.name, found.uid, "ExclusiveScope", place)
+        return OwnershipClaimed(existing.name, existing.uid, "ExclusiveScope", place)
 
     patch.setattr(next_step, "_conclude_unowned", not_ours)
 
@@ -531,19 +531,19 @@ _really_not_ours: Any = next_step._conclude_unowned  # pyright: ignore[reportPri
 
 
 def _everything_is_adopted(patch: Patch) -> None:
-    def take_over(_policy: Any, found: ExternalObject, situation: Any) -> Any:
+    def take_over(_policy: Any, existing: ExternalObject, situation: Any) -> Any:
         place = situation.state.observed.provider_config
-        return OwnershipClaimed(found.name, found.uid, "Adopted", place)
+        return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
 
     patch.setattr(next_step, "_adopt", take_over)
 
 
 def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
-    def evict(situation: Any) -> Any:
+    def forget(situation: Any) -> Any:
         owned = situation.state.owned
         return OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config)
 
-    patch.setattr(next_step, "_delete", evict)
+    patch.setattr(next_step, "_delete", forget)
 
 
 def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
@@ -558,12 +558,12 @@ def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
 
 MUTATIONS: tuple[Mutation, ...] = (
     Mutation("skip the compare-and-set", _no_compare_and_set),
-    Mutation("a lost append is taken for done", _a_lost_append_taken_for_done),
-    Mutation("a turn without events is not checked", _no_events_taken_for_no_news),
+    Mutation("a lost append is taken for done", _a_lost_append_counts_as_done),
+    Mutation("a turn without events is not checked", _no_events_count_as_no_news),
     Mutation("intake acknowledged before the append", _intake_acknowledged_before_the_append),
     Mutation("handed out three times at most", _handed_out_three_times_at_most),
-    Mutation("acknowledged before the dead letter", _acknowledged_before_the_letters),
-    Mutation("partly stored is stored", _what_was_partly_stored_taken_for_stored),
+    Mutation("acknowledged before the dead letter", _acknowledged_before_the_dead_letters),
+    Mutation("partly stored is stored", _partly_stored_counts_as_stored),
     Mutation("cached state before the append", _kept_before_the_append),
     Mutation("cached state used without its later events", _cached_state_without_its_later_events),
     Mutation("no intent before effect", _actions_handed_out_before_they_are_stored),
@@ -573,25 +573,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         "action acknowledged before its result", _action_acknowledged_before_its_result_is_stored
     ),
     Mutation("results stored at most once", _results_stored_at_most_once),
-    Mutation("unknown results taken for refusals", _unknown_results_taken_for_refusals),
+    Mutation("unknown results taken for refusals", _unknown_results_count_as_refusals),
     Mutation("retry forgets the action in flight", _a_retry_forgets_the_action_in_flight),
-    Mutation("redeliveries not told", _redeliveries_not_told),
-    Mutation("a refused redelivery is undone", _a_refused_redelivery_taken_for_undone),
+    Mutation("redeliveries not told", _redeliveries_are_not_reported),
+    Mutation("a refused redelivery is undone", _a_refused_redelivery_counts_as_undone),
     Mutation("late successes ignored", _late_successes_ignored),
     Mutation("a conflict without cause repeated", _a_conflict_without_its_cause_is_repeated),
     Mutation("create in flight abandoned", _a_create_in_flight_is_abandoned),
     Mutation("refused creations repeated", _refused_creations_are_repeated),
     Mutation("a refusal settles earlier attempts", _a_refusal_settles_the_attempts_before_it),
-    Mutation("a refused second call is undone", _a_refused_second_call_taken_for_undone),
+    Mutation("a refused second call is undone", _a_refused_second_call_counts_as_undone),
     Mutation("failed actions abandoned", _a_failed_update_is_abandoned_whatever_it_did),
     Mutation("actions never handed out again", _no_lease),
     Mutation("absence from a partial listing", _absence_from_a_partial_listing),
     Mutation("stale observations believed", _stale_observations_believed),
     Mutation("consistency grace ignored", _grace_ignored),
     Mutation("absence assumed", _absence_assumed),
-    Mutation("everything seen is told", _everything_seen_is_told),
+    Mutation("everything seen is told", _every_observation_is_reported),
     Mutation("a late declaration wins", _late_declarations_win),
-    Mutation("a repeated declaration is new", _repeated_declarations_taken_for_new),
+    Mutation("a repeated declaration is new", _repeated_declarations_count_as_new),
     Mutation("nobody looks back", _nobody_looks_where_a_declaration_came_first),
     Mutation("late declarations forgotten", _late_declarations_forgotten),
     Mutation("configurations not followed", _configurations_read_once),
@@ -599,7 +599,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("a checkpoint before its rows", _a_checkpoint_before_its_rows),
     Mutation("a projector that lags writes", _a_laggard_writes),
     Mutation("delete ignores the uid", _a_delete_ignores_the_uid),
-    Mutation("what is not ours is removed", _what_is_not_ours_is_removed),
+    Mutation("what is not ours is removed", _unowned_objects_are_removed),
     Mutation("everything is adopted", _everything_is_adopted),
     Mutation("what is withdrawn is forgotten", _withdrawn_objects_are_forgotten),
     *MUTATIONS_OF_HOLDS,

@@ -54,12 +54,12 @@ def _finalizers_stay_for_ever(patch: Patch) -> None:
 
 
 def _finalizers_not_shown(patch: Patch) -> None:
-    def is_gone(row: StatusRow) -> bool:
+    def is_deleted(row: StatusRow) -> bool:
         return not (
             row.declared or row.owned or row.observed_digest or row.action_id or row.references
         )
 
-    patch.setattr(StatusRow, "is_gone", property(is_gone))
+    patch.setattr(StatusRow, "is_gone", property(is_deleted))
 
 
 def _references_keep_nothing(patch: Patch) -> None:
@@ -69,14 +69,14 @@ def _references_keep_nothing(patch: Patch) -> None:
     patch.setattr(next_step, "references_with_policy", keepers)
 
 
-def _references_not_told(patch: Patch) -> None:
+def _references_are_not_reported(patch: Patch) -> None:
     def messages(*_: Any) -> list[Any]:
         return []
 
     patch.setattr(sweeper, "reference_messages", messages)
 
 
-def _dangling_told_once(patch: Patch) -> None:
+def _dangling_reported_once(patch: Patch) -> None:
     """A reference that found its target missing never looks again."""
 
     really = holds.record_target
@@ -105,14 +105,14 @@ def _approvals_lift_nothing(patch: Patch) -> None:
     patch.setattr(evolve, "_fold_data", after)
 
 
-def _approval_not_asked_for(patch: Patch) -> None:
+def _approval_is_not_requested(patch: Patch) -> None:
     def require_approval(step: Any, *_: Any) -> Any:
         return step
 
     patch.setattr(decide, "require_approval", require_approval)
 
 
-def _approvals_outlive_what_they_were_for(patch: Patch) -> None:
+def _approvals_outlive_their_holds(patch: Patch) -> None:
     """The plan's digest leaves out what is there."""
     really = approval._digest  # pyright: ignore[reportPrivateUsage]
 
@@ -137,9 +137,9 @@ def _strangers_adopted_where_absence_is_declared(patch: Patch) -> None:
     """What is declared absent is removed, whosever it is."""
 
     def keep_away(spec: Any, situation: Any) -> Any:
-        found, place = situation.compared.existing, situation.state.observed.provider_config
-        if found is not None:
-            return OwnershipClaimed(found.name, found.uid, "Adopted", place)
+        existing, place = situation.compared.existing, situation.state.observed.provider_config
+        if existing is not None:
+            return OwnershipClaimed(existing.name, existing.uid, "Adopted", place)
         return _really_keep_away(spec, situation)
 
     patch.setattr(next_step, "_keep_absent", keep_away)
@@ -180,11 +180,11 @@ def _folded_anyhow(events: Any, state: Any = NEW) -> Any:
     return state
 
 
-def _label_left_on_what_is_let_go(patch: Patch) -> None:
+def _released_objects_keep_their_label(patch: Patch) -> None:
     patch.setattr(next_step, "_remove_owner_label", _nothing)
 
 
-def _what_is_newer_is_not_noticed(patch: Patch) -> None:
+def _newer_objects_are_not_detected(patch: Patch) -> None:
     async def report(*_: Any) -> Comparison:
         return Comparison(must_wait=False)
 
@@ -199,24 +199,24 @@ def _a_held_api_is_written_to(patch: Patch) -> None:
 
 
 MUTATIONS_OF_HOLDS: tuple[Mutation, ...] = (
-    Mutation("what is newer is not noticed", _what_is_newer_is_not_noticed),
+    Mutation("what is newer is not noticed", _newer_objects_are_not_detected),
     Mutation("a held API is written to", _a_held_api_is_written_to),
     Mutation("finalizers ignored", _finalizers_ignored),
     Mutation("anybody takes finalizers off", _anybody_takes_finalizers_off),
     Mutation("finalizers stay for ever", _finalizers_stay_for_ever),
     Mutation("finalizers not shown", _finalizers_not_shown),
     Mutation("references keep nothing", _references_keep_nothing),
-    Mutation("references not told", _references_not_told),
-    Mutation("dangling told once", _dangling_told_once),
+    Mutation("references not told", _references_are_not_reported),
+    Mutation("dangling told once", _dangling_reported_once),
     Mutation("deletion guard ignored", _deletion_guard_ignored),
     Mutation("loss guard ignored", _loss_guard_ignored),
-    Mutation("approval not asked for", _approval_not_asked_for),
-    Mutation("approvals outlive what they were for", _approvals_outlive_what_they_were_for),
+    Mutation("approval not asked for", _approval_is_not_requested),
+    Mutation("approvals outlive what they were for", _approvals_outlive_their_holds),
     Mutation("approvals lift nothing", _approvals_lift_nothing),
     Mutation("declared resources released by force", _declared_resources_released_by_force),
     Mutation("strangers removed", _strangers_adopted_where_absence_is_declared),
     Mutation("broken listings believed", _broken_listings_believed),
-    Mutation("label left on what is let go", _label_left_on_what_is_let_go),
+    Mutation("label left on what is let go", _released_objects_keep_their_label),
     Mutation("damage not looked for", _damage_not_looked_for),
     Mutation("damaged histories folded", _damaged_histories_folded),
 )

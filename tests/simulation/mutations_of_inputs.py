@@ -41,7 +41,7 @@ def _a_value_is_looked_up_once(patch: Patch) -> None:
     patch.setattr(references, "_target_state", state_of)
 
 
-def _what_is_not_ready_is_not_waited_for(patch: Patch) -> None:
+def _unready_targets_are_not_waited_for(patch: Patch) -> None:
     really: Any = vars(inputs)["_waiting_for"]
 
     def waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
@@ -51,7 +51,7 @@ def _what_is_not_ready_is_not_waited_for(patch: Patch) -> None:
     patch.setattr(inputs, "_waiting_for", waiting_for)
 
 
-def _what_was_ready_once_is_ready(patch: Patch) -> None:
+def _once_ready_stays_ready(patch: Patch) -> None:
     really: Any = vars(references)["_target_state"]
 
     def state_of(
@@ -68,7 +68,7 @@ def _what_was_ready_once_is_ready(patch: Patch) -> None:
     patch.setattr(references, "_target_state", state_of)
 
 
-def _a_target_is_not_told_who_refers_to_it(patch: Patch) -> None:
+def _references_are_not_reported_to_their_target(patch: Patch) -> None:
     def wanted(*_of_a_target: object) -> dict[str, Any]:
         return {}
 
@@ -139,9 +139,9 @@ def _a_new_definition_passes_no_guard(patch: Patch) -> None:
 
 MUTATIONS_OF_INPUTS = (
     Mutation("a reference's value is looked up once", _a_value_is_looked_up_once),
-    Mutation("what is not ready is not waited for", _what_is_not_ready_is_not_waited_for),
-    Mutation("ready is converged", _what_was_ready_once_is_ready),
-    Mutation("a target does not know its referrers", _a_target_is_not_told_who_refers_to_it),
+    Mutation("what is not ready is not waited for", _unready_targets_are_not_waited_for),
+    Mutation("ready is converged", _once_ready_stays_ready),
+    Mutation("a target does not know its referrers", _references_are_not_reported_to_their_target),
     Mutation("withdrawn referrers keep nothing", _a_referrer_lets_go_with_its_withdrawal),
     Mutation("a rotation is not noticed", _a_rotation_is_not_noticed),
     Mutation("a digest is the secret", _a_digest_is_the_secret),

@@ -27,28 +27,28 @@ from tests.simulation.provider import SimulatedProvider
 # --- time
 
 
-def _nothing_is_ever_due(patch: Patch) -> None:
+def _no_renewal_is_due(patch: Patch) -> None:
     def never(
-        _seen: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Conclusion
+        observed_object: ExternalObject, _spec: Spec, _situation: Situation, otherwise: Conclusion
     ) -> Step:
         return otherwise
 
     patch.setattr(next_step, "renewal_step", never)
 
 
-def _due_by_the_deciders_own_clock(patch: Patch) -> None:
+def _renewed_by_the_deciders_own_clock(patch: Patch) -> None:
     really = renewal.renewal_step
 
     def renewal_step(
-        seen: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
+        observed_object: ExternalObject, spec: Spec, situation: Situation, otherwise: Conclusion
     ) -> Step:
         without = replace(situation.context, bus_time=None)
-        return really(seen, spec, replace(situation, context=without), otherwise)
+        return really(observed_object, spec, replace(situation, context=without), otherwise)
 
     patch.setattr(next_step, "renewal_step", renewal_step)
 
 
-def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
+def _renewals_are_woken_by_timers_alone(patch: Patch) -> None:
     really: Any = vars(Sweeper)["_to_wake"]
 
     def to_wake(
@@ -63,31 +63,34 @@ def _what_is_due_is_woken_by_its_timer_alone(patch: Patch) -> None:
 # --- readiness
 
 
-def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
+def _always_ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
     return READY
 
 
-def _what_was_replaced_does_not_wait_for_the_new_one(patch: Patch) -> None:
+def _replaced_objects_do_not_wait_for_the_new_one(patch: Patch) -> None:
     really: Any = vars(next_step)["_conclude_as_declared"]
 
-    def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
+    def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
         always = dataclasses.replace(situation.kind, ready=_always_ready)
         if situation.state.retiring is not None:
             situation = replace(situation, kind=always)
-        return really(seen, spec, situation)
+        return really(observed_object, spec, situation)
 
     patch.setattr(next_step, "_conclude_as_declared", as_declared)
 
 
-def _readiness_is_told_once(patch: Patch) -> None:
+def _readiness_is_reported_once(patch: Patch) -> None:
     really: Any = vars(next_step)["_conclude_as_declared"]
 
-    def as_declared(seen: ExternalObject, spec: Spec, situation: Situation) -> Step:
-        step = really(seen, spec, situation)
+    def as_declared(observed_object: ExternalObject, spec: Spec, situation: Situation) -> Step:
+        step = really(observed_object, spec, situation)
         last = situation.state.outcome
         if isinstance(step, Conclusion) and last is not None and last.outcome == "Converged":
-            told = next(each for each in last.conditions if each.type == "Ready")
-            return replace(step, ready=Readiness(told.status == "True", told.reason, told.message))
+            condition = next(each for each in last.conditions if each.type == "Ready")
+            return replace(
+                step,
+                ready=Readiness(condition.status == "True", condition.reason, condition.message),
+            )
         return step
 
     patch.setattr(next_step, "_conclude_as_declared", as_declared)
@@ -96,7 +99,7 @@ def _readiness_is_told_once(patch: Patch) -> None:
 # --- an API without a listing
 
 
-def _what_cannot_be_listed_is_not_read(patch: Patch) -> None:
+def _unlisted_objects_are_not_read(patch: Patch) -> None:
     async def read(
         self: ObjectReads, _rows: Iterable[StatusRow], _config: ProviderConfigSpec
     ) -> int:
@@ -108,7 +111,7 @@ def _what_cannot_be_listed_is_not_read(patch: Patch) -> None:
 # --- ids made by the server
 
 
-def _what_was_labelled_is_made_again(patch: Patch) -> None:
+def _labeled_objects_are_recreated(patch: Patch) -> None:
     def always(_action: Action, _capabilities: Capabilities) -> bool:
         return True
 
@@ -127,21 +130,21 @@ def _objects_are_known_by_their_names(patch: Patch) -> None:
 # --- effects of several calls
 
 
-def _what_was_made_before_a_refusal_is_nobodys(patch: Patch) -> None:
-    def never(_found: ExternalObject | None, _action: Action, _context: Context) -> bool:
+def _half_made_objects_have_no_owner(patch: Patch) -> None:
+    def never(existing: ExternalObject | None, _action: Action, _context: Context) -> bool:
         return False
 
     patch.setattr(result, "_is_partial_creation", never)
 
 
 MUTATIONS_OF_REAL_APIS = (
-    Mutation("nothing is ever due", _nothing_is_ever_due),
-    Mutation("due by the decider's own clock", _due_by_the_deciders_own_clock),
-    Mutation("due by a timer alone", _what_is_due_is_woken_by_its_timer_alone),
-    Mutation("replaced before the new is ready", _what_was_replaced_does_not_wait_for_the_new_one),
-    Mutation("readiness is told once", _readiness_is_told_once),
-    Mutation("what cannot be listed is not read", _what_cannot_be_listed_is_not_read),
-    Mutation("what was labelled is made again", _what_was_labelled_is_made_again),
+    Mutation("nothing is ever due", _no_renewal_is_due),
+    Mutation("due by the decider's own clock", _renewed_by_the_deciders_own_clock),
+    Mutation("due by a timer alone", _renewals_are_woken_by_timers_alone),
+    Mutation("replaced before the new is ready", _replaced_objects_do_not_wait_for_the_new_one),
+    Mutation("readiness is told once", _readiness_is_reported_once),
+    Mutation("what cannot be listed is not read", _unlisted_objects_are_not_read),
+    Mutation("what was labelled is made again", _labeled_objects_are_recreated),
     Mutation("objects are known by their names", _objects_are_known_by_their_names),
-    Mutation("a refused beginning is nobody's", _what_was_made_before_a_refusal_is_nobodys),
+    Mutation("a refused beginning is nobody's", _half_made_objects_have_no_owner),
 )

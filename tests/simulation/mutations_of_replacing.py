@@ -12,7 +12,7 @@ from reconciler.resource.state import Ended, InFlight, ResourceState
 from tests.simulation.mutation import Mutation, Patch
 
 
-def _what_was_replaced_is_forgotten(patch: Patch) -> None:
+def _replaced_objects_are_forgotten(patch: Patch) -> None:
     really = vars(evolve)["_with_result"]
 
     def with_result(
@@ -34,6 +34,6 @@ def _a_replacement_has_no_name_in_the_rows(patch: Patch) -> None:
 
 
 MUTATIONS_OF_REPLACING = (
-    Mutation("what was replaced is forgotten", _what_was_replaced_is_forgotten),
+    Mutation("what was replaced is forgotten", _replaced_objects_are_forgotten),
     Mutation("a replacement has no name", _a_replacement_has_no_name_in_the_rows),
 )

@@ -17,7 +17,7 @@ def answer_holds(world: World) -> int:
     """Answer what is held for want of a result, or for a copy of the log; gives how many."""
     held = [key for key, state in world.checks.turns.states.items() if _waits_for_a_person(state)]
     for key in held:
-        _label_what_is_ours(world, key)
+        _label_own_objects(world, key)
         world.publisher.publish(
             key, Approved(Hold.UNKNOWN_RESULT, reason="I looked"), source=PERSON
         )
@@ -38,18 +38,18 @@ def _waits_for_a_person(state: ResourceState) -> bool:
     )
 
 
-def _label_what_is_ours(world: World, key: ResourceKey) -> None:
+def _label_own_objects(world: World, key: ResourceKey) -> None:
     """Put our label on what one of our calls has made, and take copies of it off other objects.
 
     A person can know, from the API's side.
     """
     label = owner(LOG_ID, key)
-    for place, found in list(world.api.objects.items()):
-        if found.name != key.name:
+    for place, existing in list(world.api.objects.items()):
+        if existing.name != key.name:
             continue
-        if found.uid in world.checks.ledger.made:
-            world.tell(f"PERSON {key}: {found.uid} is ours")
+        if existing.uid in world.checks.ledger.made:
+            world.tell(f"PERSON {key}: {existing.uid} is ours")
             world.api.human_labels(place, {OWNER_LABEL: label})
-        elif found.labels.get(OWNER_LABEL) == label:
-            world.tell(f"PERSON {key}: {found.uid} has a copy of the label")
+        elif existing.labels.get(OWNER_LABEL) == label:
+            world.tell(f"PERSON {key}: {existing.uid} has a copy of the label")
             world.api.human_strips_labels(place)

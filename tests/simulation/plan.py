@@ -364,24 +364,25 @@ def decode_plan(payload: bytes) -> Plan:
 
 def lines(plan: Plan) -> list[str]:
     """Describe a plan for people, one line a step."""
-    shown = [
-        f"seed {plan.seed}, {plan.seconds:g} s, API {_told(plan.api)}, limits {_told(plan.limits)}"
+    text_lines = [
+        f"seed {plan.seed}, {plan.seconds:g} s, API {_in_words(plan.api)}, "
+        f"limits {_in_words(plan.limits)}"
     ]
-    shown += [
+    text_lines += [
         f"process {each.name}: {'+'.join(each.roles)}"
         + (f", clock {each.clock_seconds:+g} s" if each.clock_seconds else "")
         for each in plan.processes
     ]
-    shown += [f"{step.at:8.3f}  {told(step)}" for step in plan.steps]
-    return shown
+    text_lines += [f"{step.at:8.3f}  {describe_step(step)}" for step in plan.steps]
+    return text_lines
 
 
-def told(step: Step) -> str:
+def describe_step(step: Step) -> str:
     """Describe a step in one line."""
-    return f"{type(step).__name__} {_told(step)}"
+    return f"{type(step).__name__} {_in_words(step)}"
 
 
-def _told(thing: Any) -> str:
+def _in_words(thing: Any) -> str:
     content: dict[str, Any] = msgspec.to_builtins(thing)
     named = {name: each for name, each in content.items() if name not in ("at", "step")}
     return " ".join(f"{name}={each!r}" for name, each in named.items()) or "(as usual)"

@@ -62,32 +62,32 @@ class SimulatedProvider:
 
     async def create(self, action: Action) -> Effect:
         if not self._api.traits.two_calls:
-            made = await self._write(action)
-            return self._with_wrong_uid(made) if self._api.traits.wrong_uids else made
-        made = await self._begun(action)
-        half = made.object
+            effect = await self._write(action)
+            return self._with_wrong_uid(effect) if self._api.traits.wrong_uids else effect
+        effect = await self._start_call(action)
+        half = effect.object
         if half is None:
             raise NotFoundError("it is gone again", status=404)
         # From here on, the worker takes no failure for "nothing was done".
         CallPermit().record_write()
         return await self._painted(action, half)
 
-    def _with_wrong_uid(self, made: Effect) -> Effect:
-        if made.object is None:
-            return made
-        wrong = f"wrong-{made.object.uid}"
+    def _with_wrong_uid(self, effect: Effect) -> Effect:
+        if effect.object is None:
+            return effect
+        wrong = f"wrong-{effect.object.uid}"
         self._api.misnamed.add(wrong)
-        return replace(made, object=replace(made.object, uid=wrong))
+        return replace(effect, object=replace(effect.object, uid=wrong))
 
-    async def _begun(self, action: Action) -> Effect:
+    async def _start_call(self, action: Action) -> Effect:
         """Make the first of two calls, or find what it has made."""
         try:
             return await self._write(action)
         except ConflictError as conflict:
-            found = conflict.obstacle
-            if found is None or found.written_by != action.idempotency_key:
+            existing = conflict.obstacle
+            if existing is None or existing.written_by != action.idempotency_key:
                 raise
-            return Effect(found, replayed=True)
+            return Effect(existing, replayed=True)
 
     async def _painted(self, action: Action, half: ExternalObject) -> Effect:
         """Make the second; what is painted already is not painted again."""
@@ -96,38 +96,38 @@ class SimulatedProvider:
         await CallPermit().before_request()
         fields = await with_values(action, self._secrets)
         try:
-            kept, _ = await self._call(
+            remaining_steps, _ = await self._call(
                 "write", lambda: self._api.paint(action, fields, half), UnknownResultError
             )
         except RefusedError as error:
             raise RefusedError(error.message, status=error.status, obstacle=half) from error
         except ConflictError as conflict:
-            found = await self.read(action.external_name, half.uid)
-            if found is None or found.uid != half.uid:
+            existing = await self.read(action.external_name, half.uid)
+            if existing is None or existing.uid != half.uid:
                 raise NotFoundError("what was made is gone again", status=404) from conflict
-            raise ConflictError(conflict.message, status=412, obstacle=found) from conflict
-        return _effect(kept, replayed=False)
+            raise ConflictError(conflict.message, status=412, obstacle=existing) from conflict
+        return _effect(remaining_steps, replayed=False)
 
     async def update(self, action: Action) -> Effect:
         if not self._api.traits.conditional_writes:
-            await self._look_before(action)
+            await self._read_before(action)
         return await self._write(action)
 
     async def delete(self, action: Action) -> Effect:
         if not self._api.traits.conditional_writes:
             try:
-                await self._look_before(action)
+                await self._read_before(action)
             except NotFoundError:
                 return Effect(None, absent=True)
         return await self._write(action)
 
-    async def _look_before(self, action: Action) -> None:
+    async def _read_before(self, action: Action) -> None:
         """Where a write cannot be bound to an object, a look comes first."""
-        found = await self.read(action.external_name, action.uid)
-        if found is None:
+        existing = await self.read(action.external_name, action.uid)
+        if existing is None:
             raise NotFoundError("it is not there", status=404)
-        if action.uid is not None and found.uid != action.uid:
-            raise ConflictError("it is another object", status=409, obstacle=found)
+        if action.uid is not None and existing.uid != action.uid:
+            raise ConflictError("it is another object", status=409, obstacle=existing)
 
     async def _write(self, action: Action) -> Effect:
         version = action.version if self._api.traits.conditional_writes else None
@@ -136,14 +136,14 @@ class SimulatedProvider:
         self._api.tried.add(action.idempotency_key)
         fields = await with_values(action, self._secrets)
         try:
-            kept, replayed = await self._call(
+            remaining_steps, replayed = await self._call(
                 "write",
                 lambda: self._api.write(action, fields, version=version),
                 UnknownResultError,
             )
         except ConflictError as conflict:
             raise await self._with_obstacle(action, conflict) from conflict
-        return _effect(kept, replayed=replayed)
+        return _effect(remaining_steps, replayed=replayed)
 
     async def _with_obstacle(self, action: Action, conflict: ConflictError) -> ProviderError:
         """Read what stood in the way; it may be gone by now."""
@@ -153,8 +153,10 @@ class SimulatedProvider:
         return ConflictError(conflict.message, status=conflict.status, obstacle=obstacle)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        found = await self._call("read", lambda: self._api.read(external_name, uid), NotDoneError)
-        return None if found is None else without_values(found)
+        existing = await self._call(
+            "read", lambda: self._api.read(external_name, uid), NotDoneError
+        )
+        return None if existing is None else without_values(existing)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -175,10 +177,12 @@ class SimulatedProvider:
             number += 1
 
     def _page(self, after: str) -> list[tuple[str, ExternalObject]]:
-        seen = self._api.listed(self._random() * self._api.traits.grace_seconds * 0.9)
-        for place in self._api.unlisted() & seen.keys():
-            self._lies.hide(seen.pop(place))
-        return [(place, without_values(seen[place])) for place in sorted(seen) if place > after]
+        objects = self._api.listed(self._random() * self._api.traits.grace_seconds * 0.9)
+        for place in self._api.unlisted() & objects.keys():
+            self._lies.hide(objects.pop(place))
+        return [
+            (place, without_values(objects[place])) for place in sorted(objects) if place > after
+        ]
 
     async def close(self) -> None: ...
 
@@ -240,7 +244,7 @@ class Lies:
         self._time = time
         self._armed: list[ListingFails] = []
         self.left_out: list[tuple[float, str]] = []
-        self.told = 0
+        self.report_count = 0
 
     def arm(self, fault: ListingFails) -> None:
         """Have the next listing fail."""
@@ -254,7 +258,7 @@ class Lies:
         """Take the fault of the listing that begins."""
         if not self._armed:
             return None
-        self.told += 1
+        self.report_count += 1
         return self._armed.pop(0)
 
     def leave_out(
@@ -272,8 +276,10 @@ class Lies:
         self.left_out.append((self._time(), hidden.name))
 
 
-def _effect(kept: Kept, *, replayed: bool) -> Effect:
-    return Effect(None if kept.object is None else without_values(kept.object), replayed)
+def _effect(remaining_steps: Kept, *, replayed: bool) -> Effect:
+    return Effect(
+        None if remaining_steps.object is None else without_values(remaining_steps.object), replayed
+    )
 
 
 def _refuse(fault: OnRequest | None, unanswered: type[ProviderError]) -> None:
@@ -332,12 +338,12 @@ def _capabilities(traits: ApiTraits) -> Capabilities:
     )
 
 
-def _ready(_fields: Fields, shown: ExternalObject) -> Readiness:
-    return Readiness(False, "Starting") if shown.outputs.get("starting") else READY
+def _ready(_fields: Fields, observed_object: ExternalObject) -> Readiness:
+    return Readiness(False, "Starting") if observed_object.outputs.get("starting") else READY
 
 
-def _renewal_time(_fields: Fields, shown: ExternalObject) -> datetime | None:
-    expires = shown.outputs.get("expires")  # what a human has made never ends
+def _renewal_time(_fields: Fields, observed_object: ExternalObject) -> datetime | None:
+    expires = observed_object.outputs.get("expires")  # what a human has made never ends
     return None if expires is None else datetime.fromisoformat(expires)
 
 

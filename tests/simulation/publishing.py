@@ -203,8 +203,8 @@ class Publisher:
         hold = _APPROVED[0]
         if state is not None and state.outcome is not None and is_held_for_a_person(state):
             hold = state.outcome.reason
-        asked = None if state is None else state.holds.approval
-        plan = "" if asked is None else asked.plan
+        approval = None if state is None else state.holds.approval
+        plan = "" if approval is None else approval.plan
         self.publish(key, Approved(hold, plan=plan), source=PERSON)
 
     def let_go(self) -> None:

@@ -31,20 +31,20 @@ def run(plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> Result:
     """Play a plan, let the faults stop, and check everything."""
     began = time.process_time()
     world = World(plan, tell=tell)
-    ours = sys.unraisablehook
+    original_hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None  # what is killed in the middle complains when it is freed
     try:
         with services_watched(world):
             world.play()
             unfair = undecided(world)
             world.heal()
-            found = list(world.checks.violations) or unfair or end(world)
+            violations = list(world.checks.violations) or unfair or end(world)
             world.close()
     finally:
-        sys.unraisablehook = ours
+        sys.unraisablehook = original_hook
     return Result(
         plan=plan,
-        violations=found,
+        violations=violations,
         steps=world.loop.steps,
         events=world.log.last_position,
         effects=world.checks.effects,

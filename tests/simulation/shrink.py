@@ -32,24 +32,24 @@ def shrink(plan: p.Plan, fails: Fails, *, progress: Callable[[int], None] | None
     first = fails(plan)
     if first is None:
         return plan
-    wanted, runs = sort_of(first), 0
+    expected, runs = sort_of(first), 0
 
     def still_fails(smaller: p.Plan) -> bool:
         nonlocal runs
         runs += 1
         if progress is not None:
             progress(len(smaller.steps))
-        found = fails(smaller) if runs <= _MAX_RUNS else None
-        return found is not None and sort_of(found) == wanted
+        failure = fails(smaller) if runs <= _MAX_RUNS else None
+        return failure is not None and sort_of(failure) == expected
 
     while True:
-        before = plan
+        previous_plan = plan
         plan = _fewer_steps(plan, still_fails)
         for make in (_fewer_processes, _simpler_api, _simpler_steps, _shorter):
             for smaller in make(plan):
                 if smaller != plan and still_fails(smaller):
                     plan = smaller
-        if plan == before:
+        if plan == previous_plan:
             return plan
 
 
@@ -58,8 +58,8 @@ def _fewer_steps(plan: p.Plan, still_fails: Callable[[p.Plan], bool]) -> p.Plan:
     while len(plan.steps) >= 1:
         size = max(1, len(plan.steps) // parts)
         for start in range(0, len(plan.steps), size):
-            kept = (*plan.steps[:start], *plan.steps[start + size :])
-            smaller = replace(plan, steps=kept)
+            remaining_steps = (*plan.steps[:start], *plan.steps[start + size :])
+            smaller = replace(plan, steps=remaining_steps)
             if still_fails(smaller):
                 plan, parts = smaller, max(2, parts - 1)
                 break
@@ -71,8 +71,10 @@ def _fewer_steps(plan: p.Plan, still_fails: Callable[[p.Plan], bool]) -> p.Plan:
 
 
 def _fewer_processes(plan: p.Plan) -> Iterator[p.Plan]:
-    for gone in plan.processes:
-        yield replace(plan, processes=tuple(each for each in plan.processes if each is not gone))
+    for deleted_process in plan.processes:
+        yield replace(
+            plan, processes=tuple(each for each in plan.processes if each is not deleted_process)
+        )
     usual = tuple(replace(each, clock_seconds=0.0) for each in plan.processes)
     yield replace(plan, processes=usual)
 

@@ -58,7 +58,7 @@ def test_no_seed_breaks_an_invariant(first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("path", _KEPT_PLANS, ids=lambda path: path.stem)
-def test_what_failed_once_does_not_again(path: Path) -> None:
+def test_a_plan_that_failed_once_does_not_fail_again(path: Path) -> None:
     result = run(decode_plan(path.read_bytes()))
     assert not result.violations
     assert result.events
@@ -131,14 +131,14 @@ def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.Monke
     defect.put_in(monkeypatch)
 
     def fails(plan: Plan) -> str | None:
-        found = run(plan).violations
-        return found[0] if found else None
+        violations = run(plan).violations
+        return violations[0] if violations else None
 
     whole = plan_of(noticed[0])
     smallest = shrink(whole, fails)
-    told = fails(smallest)
-    assert told is not None
-    assert sort_of(told) == sort_of(noticed[1].violations[0])
+    message = fails(smallest)
+    assert message is not None
+    assert sort_of(message) == sort_of(noticed[1].violations[0])
     assert len(smallest.steps) <= 8 < len(whole.steps) / 4
 
 

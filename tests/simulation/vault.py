@@ -53,18 +53,18 @@ def mark_of(field: Any, mark: str) -> dict[str, Any] | None:
 
 async def with_values(action: Action, secrets: Secrets) -> Fields:
     """Give the fields that the API gets: a secret's value, and which secret it is."""
-    given = dict(action.fields)
+    fields = dict(action.fields)
     for name, each in action.fields.items():
         secret = mark_of(each, "$secret")
         if secret is not None:
             value = await secrets.value(SecretRef(secret["$secret"]), action.namespace)
-            given[name] = {**secret, "value": value}
-    return given
+            fields[name] = {**secret, "value": value}
+    return fields
 
 
-def without_values(found: ExternalObject) -> ExternalObject:
+def without_values(existing: ExternalObject) -> ExternalObject:
     """Give an object as it is shown to others: a secret's digest in the place of its value."""
-    return replace(found, fields={name: _hidden(each) for name, each in found.fields.items()})
+    return replace(existing, fields={name: _hidden(each) for name, each in existing.fields.items()})
 
 
 def digest_of(value: str) -> str:

@@ -148,7 +148,7 @@ class World:
         name = type(step).__name__
         self.happened[name] += 1
         if self._tell is not None:
-            self.tell(f"STEP {p.told(step)}")
+            self.tell(f"STEP {p.describe_step(step)}")
         if not self.publisher.take(step):
             _TAKE[type(step)](self, step)
 
@@ -344,10 +344,10 @@ def services_watched(world: World) -> Generator[None]:
     structlog.configure(
         processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
     )
-    ours = decider_module.decide
+    original_decide = decider_module.decide
     decider_module.decide = world.checks.turns.decide
     try:
         yield
     finally:
-        decider_module.decide = ours
+        decider_module.decide = original_decide
         structlog.configure(**configured)

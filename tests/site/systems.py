@@ -56,8 +56,8 @@ class Site:
         self._up.close()
 
     def stop(self) -> None:
-        status, said = self.running.stop()
-        assert status == 0, said
+        status, output = self.running.stop()
+        assert status == 0, output
         self._up.close()
 
     def end(self) -> None:
@@ -132,8 +132,8 @@ class Site:
             return text
 
     def route_url(self) -> str:
-        [found] = self._get("Route", "site")
-        [url] = found["status"]["outputs"]["urls"]
+        [row] = self._get("Route", "site")
+        [url] = row["status"]["outputs"]["urls"]
         return url
 
     def until_visited(self, times: int = 1) -> set[str]:
@@ -146,8 +146,8 @@ class Site:
         last: object = None
         while len(served) < times:
             try:
-                who, _, _ = self.visit().partition(" ")
-                served.append(who)
+                visitor, _, _ = self.visit().partition(" ")
+                served.append(visitor)
                 deadline = time.monotonic() + PATIENCE_SECONDS
             except (AssertionError, OSError, HTTPException, IndexError, KeyError) as error:
                 last = error
@@ -173,8 +173,8 @@ class Site:
         return events.count("DriftDetected") > drifts_before and self.outcome(name) == "Converged"
 
     def outcome(self, name: str) -> str:
-        [found] = self._get(*name.split("/"))
-        return found["status"]["outcome"]
+        [row] = self._get(*name.split("/"))
+        return row["status"]["outcome"]
 
     def resources(self) -> list[tuple[str, str, str]]:
         """What there still is of the site: kind, outcome and message."""
@@ -184,33 +184,33 @@ class Site:
         ]
 
     def _get(self, *arguments: str) -> list[dict[str, Any]]:
-        found = self.cli.ok("get", *arguments, "-o", "json").json
-        if isinstance(found, list):
-            return cast("list[dict[str, Any]]", found)
-        return found.get("items", [found])
+        rows = self.cli.ok("get", *arguments, "-o", "json").json
+        if isinstance(rows, list):
+            return cast("list[dict[str, Any]]", rows)
+        return rows.get("items", [rows])
 
     def drifts(self, name: str) -> int:
         return self.events_of(name).count("DriftDetected")
 
     def docker_names(self) -> list[str]:
         """Every container that there is, stopped ones too."""
-        found = self.docker.http.get("/containers/json", params={"all": "1"}).json()
-        return sorted(each["Names"][0].removeprefix("/") for each in found)
+        containers = self.docker.http.get("/containers/json", params={"all": "1"}).json()
+        return sorted(each["Names"][0].removeprefix("/") for each in containers)
 
     def rules(self) -> str:
-        shown = subprocess.run(
+        process = subprocess.run(
             ["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=False
         )
-        return shown.stdout
+        return process.stdout
 
     def psql(self, statement: str) -> str:
         folder = self.cli.folder / "reconciler-data/postgres"
         port = (folder / "port").read_text().strip()
         command = ["psql", "-h", str(folder / "socket"), "-p", port, "-U", "postgres"]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "-AtXc", statement, "postgres"], capture_output=True, text=True, check=True
         )
-        return done.stdout
+        return process.stdout
 
     def flush_rules(self) -> None:
         subprocess.run(["nft", "flush", "table", "ip", TABLE], check=True)
@@ -226,14 +226,14 @@ class Site:
         with httpx.Client(transport=httpx.HTTPTransport(uds=admin)) as client:
             return client.request(method, f"http://localhost{path}").raise_for_status().text
 
-    def left_behind(self) -> list[str]:
+    def find_leftovers(self) -> list[str]:
         """Whatever of the site is still anywhere."""
         http = self.docker.http
         containers = json.dumps(http.get("/containers/json", params={"all": "1"}).json())
         volumes = json.dumps(http.get("/volumes").json())
         databases = self.psql("SELECT datname FROM pg_database")
         roles = self.psql("SELECT rolname FROM pg_roles")
-        seen = {
+        leftovers = {
             "containers": re.findall(r"/site-\d", containers),
             "volumes": re.findall(r"site-pages", volumes),
             "databases": re.findall(r"^site\S*", databases, re.MULTILINE),
@@ -243,7 +243,7 @@ class Site:
             "records": [each["name"] for each in self.dns.records(HOST)],
             "files": [str(each) for each in (self.cli.folder / "tls/site").glob("*")],
         }
-        return [f"{name}: {found}" for name, found in seen.items() if found]
+        return [f"{name}: {found}" for name, found in leftovers.items() if found]
 
 
 @contextmanager

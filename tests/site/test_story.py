@@ -59,9 +59,12 @@ def test_39_an_application_is_used_broken_healed_and_withdrawn_while_one_api_is_
     assert site.until_visited(40) == set(CONTAINERS), "all three serve"
 
     for name, harm in harms(site).items():
-        before = site.drifts(name)
+        drifts_before = site.drifts(name)
         harm()
-        site.until(lambda name=name, before=before: site.is_healed(name, before), f"{name} heals")
+        site.until(
+            lambda name=name, drifts_before=drifts_before: site.is_healed(name, drifts_before),
+            f"{name} heals",
+        )
     assert site.until_visited(30) == set(CONTAINERS)
 
     site.dns.stop()
@@ -72,7 +75,7 @@ def test_39_an_application_is_used_broken_healed_and_withdrawn_while_one_api_is_
     assert message, "it says what it waits for"
     site.dns.start()
     site.until(lambda: not site.resources(), "the record goes, too")
-    assert site.left_behind() == []
+    assert site.find_leftovers() == []
     site.stop()
 
 
@@ -91,10 +94,13 @@ def test_39_all_is_killed_at_random_moments_and_nothing_is_made_twice_or_left(si
     site.until_visited(10)
 
     for name, harm in chance.sample(sorted(harms(site).items()), 3):
-        before = site.drifts(name)
+        drifts_before = site.drifts(name)
         harm()
         die_within(1)
-        site.until(lambda name=name, before=before: site.is_healed(name, before), f"{name} heals")
+        site.until(
+            lambda name=name, drifts_before=drifts_before: site.is_healed(name, drifts_before),
+            f"{name} heals",
+        )
     assert site.until_visited(30) == set(CONTAINERS)
     assert site.docker_names() == sorted(CONTAINERS)
 
@@ -103,6 +109,6 @@ def test_39_all_is_killed_at_random_moments_and_nothing_is_made_twice_or_left(si
     site.withdraw()
     die_within(3)
     site.until(lambda: not site.resources(), "all goes")
-    assert site.left_behind() == []
+    assert site.find_leftovers() == []
     site.cli.ok("replay", "--verify")
     site.stop()

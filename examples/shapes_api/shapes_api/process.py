@@ -143,8 +143,8 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, log_sta
 
 
 def _last_words(log: Path, log_start: int) -> str:
-    said = log.read_bytes()[log_start:].decode(errors="replace").strip().splitlines()
-    return said[-1] if said else "no output"
+    lines = log.read_bytes()[log_start:].decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no output"
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

@@ -84,22 +84,22 @@ class Records:
         return _answer(200, {"records": records, "next_cursor": cursor})
 
     async def _get(self, request: Request) -> Response:
-        record = self._known(request)
-        return _not_found() if record is None else _shown(200, record)
+        record = self._find(request)
+        return _not_found() if record is None else _record_response(200, record)
 
     async def _put(self, request: Request) -> Response:
         try:
             content = _content_decoder.decode(await request.body())
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return _error(400, "bad_record", str(error))
-        known = self._known(request)
-        refused = _precondition_problem(request, known)
+        stored = self._find(request)
+        refused = _precondition_problem(request, stored)
         if refused is not None:
             return refused
         zone, name = request.path_params["zone"], request.path_params["name"]
         record = Record(
             name=name,
-            id=known.id if known is not None else f"rec-{uuid.uuid4().hex}",
+            id=stored.id if stored is not None else f"rec-{uuid.uuid4().hex}",
             etag=uuid.uuid4().hex,
             type=content.type,
             ttl=content.ttl,
@@ -109,13 +109,13 @@ class Records:
         )
         row = (zone, name, _encoder.encode(record))
         self._write(zone, "INSERT OR REPLACE INTO records VALUES (?, ?, ?)", row)
-        return _shown(201 if known is None else 200, record)
+        return _record_response(201 if stored is None else 200, record)
 
     async def _delete(self, request: Request) -> Response:
-        known = self._known(request)
-        if known is None:
+        stored = self._find(request)
+        if stored is None:
             return _not_found()
-        refused = _precondition_problem(request, known)
+        refused = _precondition_problem(request, stored)
         if refused is not None:
             return refused
         zone, name = request.path_params["zone"], request.path_params["name"]
@@ -140,7 +140,7 @@ class Records:
                     await bell.wait()
         return _answer(200, {"last": self._last_change(zone)})
 
-    def _known(self, request: Request) -> Record | None:
+    def _find(self, request: Request) -> Record | None:
         row = self._database.execute(
             "SELECT body FROM records WHERE zone = ? AND name = ?",
             (request.path_params["zone"], request.path_params["name"]),
@@ -166,18 +166,18 @@ class Records:
             bell.set()
 
 
-def _precondition_problem(request: Request, known: Record | None) -> Response | None:
+def _precondition_problem(request: Request, stored: Record | None) -> Response | None:
     """Check `If-None-Match: *` and `If-Match`; one of them is required for every write."""
     if request.headers.get("If-None-Match") == "*":
         return (
             None
-            if known is None
+            if stored is None
             else _error(412, "exists", "a record with that name already exists")
         )
-    wanted = request.headers.get("If-Match")
-    if wanted is None:
+    expected = request.headers.get("If-Match")
+    if expected is None:
         return _error(428, "precondition_required", "send If-Match, or If-None-Match: *")
-    if known is None or wanted not in {"*", _etag(known)}:
+    if stored is None or expected not in {"*", _etag(stored)}:
         return _error(412, "changed", "the record does not match If-Match")
     return None
 
@@ -186,7 +186,7 @@ def _etag(record: Record) -> str:
     return f'"{record.etag}"'
 
 
-def _shown(status: int, record: Record) -> Response:
+def _record_response(status: int, record: Record) -> Response:
     response = _answer(status, record)
     response.headers["ETag"] = _etag(record)
     return response

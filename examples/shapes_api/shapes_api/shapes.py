@@ -144,7 +144,7 @@ class Shapes:
                 return await self._change(request, self._delete, name)
             case _:
                 await self._before(request, name)
-                return _shown(200, self._known(name)).response()
+                return _shape_response(200, self._get_existing(name)).response()
 
     # --- changes
 
@@ -163,10 +163,12 @@ class Shapes:
             with transaction(self._database):
                 if key is None:
                     return change(request, body, name or "").response()
-                kept = self._kept(key, digest)
-                if kept is not None:
+                stored_answer = self._stored_answer(key, digest)
+                if stored_answer is not None:
                     return Response(
-                        kept.body, kept.status, {**kept.headers, "idempotent-replayed": "true"}
+                        stored_answer.body,
+                        stored_answer.status,
+                        {**stored_answer.headers, "idempotent-replayed": "true"},
                     )
                 answer = self._answer_to_keep(change, request, body, name or "")
                 row = (key, time.time(), digest, msgspec.msgpack.encode(answer))
@@ -200,14 +202,16 @@ class Shapes:
         finally:
             self._running.discard(key)
 
-    def _kept(self, key: str, digest: bytes) -> _Answer | None:
+    def _stored_answer(self, key: str, digest: bytes) -> _Answer | None:
         query = "SELECT request, answer FROM kept_answers WHERE key = ?"
         row = self._database.execute(query, (key,)).fetchone()
         if row is None:
             return None
         if row[0] != digest:
-            other = "this Idempotency-Key was used with another method, path or body; use a new key"
-            raise Problem(422, "key-used-otherwise", other)
+            message = (
+                "this Idempotency-Key was used with another method, path or body; use a new key"
+            )
+            raise Problem(422, "key-used-otherwise", message)
         return _answer_decoder.decode(row[1])
 
     def _create(self, _request: Request, body: bytes, _name: str) -> _Answer:
@@ -226,14 +230,14 @@ class Shapes:
             self._database.execute("INSERT INTO shapes VALUES (?, ?)", row)
         except sqlite3.IntegrityError as error:
             raise Problem(409, "name-taken", f"{shape.name} already exists") from error
-        return _shown(201, shape, location=f"/shapes/{shape.name}")
+        return _shape_response(201, shape, location=f"/shapes/{shape.name}")
 
     def _replace(self, request: Request, body: bytes, name: str) -> _Answer:
         desired = _desired(body)
         if desired.name != name:
             detail = f"the body has the name {desired.name}, but the path has {name}"
             raise Problem(422, "not-valid", detail)
-        current = self._known(name)
+        current = self._get_existing(name)
         _require_match(request, current)
         shape = msgspec.structs.replace(
             current,
@@ -244,14 +248,14 @@ class Shapes:
         )
         row = (_encoder.encode(shape), name)
         self._database.execute("UPDATE shapes SET document = ? WHERE name = ?", row)
-        return _shown(200, shape)
+        return _shape_response(200, shape)
 
     def _delete(self, request: Request, _body: bytes, name: str) -> _Answer:
-        _require_match(request, self._known(name))
+        _require_match(request, self._get_existing(name))
         self._database.execute("DELETE FROM shapes WHERE name = ?", (name,))
         return _Answer(204)
 
-    def _known(self, name: str) -> Shape:
+    def _get_existing(self, name: str) -> Shape:
         query = "SELECT document FROM shapes WHERE name = ?"
         row = self._database.execute(query, (name,)).fetchone()
         if row is None:
@@ -268,9 +272,9 @@ class Shapes:
         )
         if filters.labels:
             rows = (row for row in rows if _has_labels(row[1], filters.labels))
-        found = list(rows) if limit is None else list(islice(rows, limit + 1))
-        items, end = found[:limit], b"]}"
-        if len(items) < len(found):
+        shapes = list(rows) if limit is None else list(islice(rows, limit + 1))
+        items, end = shapes[:limit], b"]}"
+        if len(items) < len(shapes):
             token = self._sealed(_Place(items[-1][0], filters.digest, time.time()))
             end = b'],"continue":' + msgspec.json.encode(token) + b"}"
         body = b'{"items":[' + b",".join([document for _, document in items]) + end
@@ -306,7 +310,7 @@ def token_expired(why: str) -> Problem:
     return Problem(410, "continue-token-expired", detail)
 
 
-def _shown(status: int, shape: Shape, **headers: str) -> _Answer:
+def _shape_response(status: int, shape: Shape, **headers: str) -> _Answer:
     headers |= {"content-type": "application/json", "etag": f'"{shape.version}"'}
     return _Answer(status, _encoder.encode(shape), headers)
 
@@ -321,9 +325,9 @@ def _require_match(request: Request, shape: Shape) -> None:
         raise Problem(412, "version-mismatch", detail)
 
 
-def _has_labels(document: bytes, wanted: tuple[tuple[str, str], ...]) -> bool:
+def _has_labels(document: bytes, expected: tuple[tuple[str, str], ...]) -> bool:
     labels = _labels_decoder.decode(document).labels
-    return all(labels.get(key) == value for key, value in wanted)
+    return all(labels.get(key) == value for key, value in expected)
 
 
 # --- the parts of a request

@@ -14,15 +14,15 @@ import msgspec
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
 from infra.providers.answers import (
-    Answer,
-    decoded,
+    Response,
+    build_unusable_error,
+    decode_body,
     explanation,
     inconclusive,
     is_read,
     problem_text,
     refusal,
     start_of,
-    unusable,
 )
 from infra.providers.http import HttpApi
 from reconciler.errors import (
@@ -45,14 +45,14 @@ _OF_OTHERS: Final = re.compile(
 """Refusals that depend on files, ports and other certificates, so a repeat may succeed."""
 
 _NO_SUCH_PATH: Final = "invalid traversal path"
-_MOVED_ON: Final = re.compile(rf"array index out of bounds|{_NO_SUCH_PATH}")
+_CHANGED_PATH: Final = re.compile(rf"array index out of bounds|{_NO_SUCH_PATH}")
 """Another client has changed an element on the path. Nothing was done."""
 
 # Caddy replaces its admin server at each change, and closes the connections that are idle then.
 _HEADERS: Final = {"Connection": "close"}
 
 
-class _Said(msgspec.Struct, frozen=True):
+class _ErrorBody(msgspec.Struct, frozen=True):
     """Caddy's explanation of a refusal."""
 
     error: str = ""
@@ -64,7 +64,7 @@ class _WithId(msgspec.Struct, frozen=True):
 
 _id_decoder = msgspec.json.Decoder(_WithId)
 _upstreams_decoder = msgspec.json.Decoder(list[Fields])
-_said_decoder = msgspec.json.Decoder(_Said)
+_error_decoder = msgspec.json.Decoder(_ErrorBody)
 _any_decoder = msgspec.json.Decoder(Any)
 _encoder = msgspec.json.Encoder()
 
@@ -98,16 +98,16 @@ class AdminApi:
 
         A 404 with another text comes from a wrong endpoint or a gateway.
         """
-        answer = await self._http.call("GET", f"/id/{object_id}", headers=_HEADERS)
-        is_absent = said(answer).startswith("unknown object ID")
-        if answer.status_code == HTTPStatus.NOT_FOUND and is_absent:
+        response = await self._http.call("GET", f"/id/{object_id}", headers=_HEADERS)
+        is_absent = read_error_message(response).startswith("unknown object ID")
+        if response.status_code == HTTPStatus.NOT_FOUND and is_absent:
             return None
-        if answer.status_code != HTTPStatus.OK:
-            raise caddy_refusal(answer)
-        found = decoded(answer, _id_decoder).id
-        if str(found) != object_id:
-            raise unusable(answer, f"it describes {found!r}, not {object_id!r}")
-        return _part(answer)
+        if response.status_code != HTTPStatus.OK:
+            raise caddy_refusal(response)
+        actual_id = decode_body(response, _id_decoder).id
+        if str(actual_id) != object_id:
+            raise build_unusable_error(response, f"it describes {actual_id!r}, not {object_id!r}")
+        return _part(response)
 
     async def etag(self, path: str) -> str:
         """Read only the ETag, which shows whether a part has changed."""
@@ -115,11 +115,11 @@ class AdminApi:
 
     async def upstreams(self) -> list[Fields]:
         """Read Caddy's counters of each backend."""
-        return decoded(await self._read("/reverse_proxy/upstreams"), _upstreams_decoder)
+        return decode_body(await self._read("/reverse_proxy/upstreams"), _upstreams_decoder)
 
     async def change(
         self, method: str, path: str, content: object = None, *, if_match: str | None = None
-    ) -> Answer:
+    ) -> Response:
         """Change a part of the configuration. The status of the response is 200, 400 or 412.
 
         Any other is raised as a ``ProviderError``: only the caller knows what a 400 means.
@@ -128,82 +128,84 @@ class AdminApi:
         if if_match is not None:
             headers["If-Match"] = if_match
         body = None if method == "DELETE" else _encoder.encode(content)
-        answer = await self._http.call(method, path, headers=headers, body=body)
-        match answer.status_code:
+        response = await self._http.call(method, path, headers=headers, body=body)
+        match response.status_code:
             case HTTPStatus.OK:
-                if answer.content.strip():
-                    raise unusable(answer, "Caddy returns an empty body for a change")
-                return answer
+                if response.content.strip():
+                    raise build_unusable_error(response, "Caddy returns an empty body for a change")
+                return response
             case HTTPStatus.PRECONDITION_FAILED:
-                return answer
-            case HTTPStatus.BAD_REQUEST if said(answer):
-                return answer
+                return response
+            case HTTPStatus.BAD_REQUEST if read_error_message(response):
+                return response
             case _:
-                raise caddy_refusal(answer)
+                raise caddy_refusal(response)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.close()
 
-    async def _read(self, path: str) -> Answer:
-        answer = await self._http.call("GET", path, headers=_HEADERS)
-        if answer.status_code != HTTPStatus.OK:
-            raise caddy_refusal(answer)
-        return answer
+    async def _read(self, path: str) -> Response:
+        response = await self._http.call("GET", path, headers=_HEADERS)
+        if response.status_code != HTTPStatus.OK:
+            raise caddy_refusal(response)
+        return response
 
 
-def _part(answer: Answer) -> Part:
-    etag = _part_etag(answer)
-    found = _ETAG.fullmatch(etag)
-    assert found is not None
-    return Part(found[1], etag, decoded(answer, _any_decoder))
+def _part(response: Response) -> Part:
+    etag = _part_etag(response)
+    match = _ETAG.fullmatch(etag)
+    assert match is not None
+    return Part(match[1], etag, decode_body(response, _any_decoder))
 
 
-def _part_etag(answer: Answer) -> str:
-    etag = answer.headers.get("ETag", "")
+def _part_etag(response: Response) -> str:
+    etag = response.headers.get("ETag", "")
     if _ETAG.fullmatch(etag) is None:
-        raise unusable(answer, "it has no ETag of Caddy's configuration")
+        raise build_unusable_error(response, "it has no ETag of Caddy's configuration")
     return etag
 
 
-def said(answer: Answer) -> str:
+def read_error_message(response: Response) -> str:
     """Return the start of Caddy's explanation; empty if the response is not from Caddy."""
-    found = explanation(answer, _said_decoder)
-    return "" if found is None else start_of(found.error, answer)
+    body = explanation(response, _error_decoder)
+    return "" if body is None else start_of(body.error, response)
 
 
-def is_taken(answer: Answer) -> bool:
+def is_id_in_use(response: Response) -> bool:
     """Return whether a change was refused because its id is in use."""
-    return answer.status_code == HTTPStatus.BAD_REQUEST and "duplicate ID" in said(answer)
+    return response.status_code == HTTPStatus.BAD_REQUEST and "duplicate ID" in read_error_message(
+        response
+    )
 
 
-def caddy_refusal(answer: Answer) -> ProviderError:
+def caddy_refusal(response: Response) -> ProviderError:
     """Classify a response that is not a success and has no special meaning for the call."""
-    words = " ".join(said(answer).split())
-    if _NO_SUCH_PATH in words and is_read(answer.method):
+    message = " ".join(read_error_message(response).split())
+    if _NO_SUCH_PATH in message and is_read(response.method):
         return NotDoneError(
-            f"Caddy's configuration has no {answer.url.partition('/config/')[2]}; load a "
+            f"Caddy's configuration has no {response.url.partition('/config/')[2]}; load a "
             "configuration with apps.http.servers",
             status=HTTPStatus.CONFLICT,
         )
-    if not words or answer.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
-        shown = _encoder.encode({"detail": words or problem_text(answer)})
-        return refusal(msgspec.structs.replace(answer, content=shown))
-    text = f"Caddy rejected the request: {words}"
+    if not message or response.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
+        content = _encoder.encode({"detail": message or problem_text(response)})
+        return refusal(msgspec.structs.replace(response, content=content))
+    text = f"Caddy rejected the request: {message}"
     # Caddy is available, and explains the refusal. A 5xx status would count against its health.
-    if _MOVED_ON.search(words):
+    if _CHANGED_PATH.search(message):
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
-    if not _ROLLED_BACK.match(words):
-        return inconclusive(answer.method)(text, status=answer.status_code)
-    if _OF_OTHERS.search(words):
+    if not _ROLLED_BACK.match(message):
+        return inconclusive(response.method)(text, status=response.status_code)
+    if _OF_OTHERS.search(message):
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
     return RefusedError(text, status=HTTPStatus.BAD_REQUEST)
 
 
-def partly_done(what: str, error: ProviderError) -> UnknownResultError:
+def build_partly_done_error(description: str, error: ProviderError) -> UnknownResultError:
     """Mark a failure as one of an action whose first call was executed."""
     return UnknownResultError(
-        f"{what}: {error.message}",
+        f"{description}: {error.message}",
         status=HTTPStatus.CONFLICT,
         retry_after_seconds=error.retry_after_seconds,
     )

@@ -46,38 +46,41 @@ def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateSt
         return CertificateState(is_current=not is_ours)
     if pair is None or not is_ours:
         return CertificateState(is_current=False)
-    has = fingerprint(pair)
+    current_fingerprint = fingerprint(pair)
     for name in _FILES:
         path: object = marks.tls.get(name)
         if not isinstance(path, str) or not allow.permits("certificates", path):
-            why = f"spec.allow.certificates of the ProviderConfig does not permit its {name}"
-            return CertificateState(fingerprint=has, problem=why)
+            reason = f"spec.allow.certificates of the ProviderConfig does not permit its {name}"
+            return CertificateState(fingerprint=current_fingerprint, problem=reason)
     try:
-        found = checked_pair(marks.tls, unless=Files(pair.certificate, pair.key))
+        files = read_checked_pair(marks.tls, known_files=Files(pair.certificate, pair.key))
     except NotDoneError as error:
-        return CertificateState(fingerprint=has, problem=error.message)
-    return CertificateState((pair.certificate, pair.key) == found, has, key=found.key)
+        return CertificateState(fingerprint=current_fingerprint, problem=error.message)
+    return CertificateState(
+        (pair.certificate, pair.key) == files, current_fingerprint, key=files.key
+    )
 
 
-def checked_pair(tls: Fields, *, unless: Files | None = None) -> Files:
+def read_checked_pair(tls: Fields, *, known_files: Files | None = None) -> Files:
     """Read a certificate and its key, which must match. Errors contain nothing of them.
 
-    ``unless``: a pair that is known to match. Raises ``NotDoneError``, because files get corrected
-    without a new declaration.
+    ``known_files``: a pair that is known to match. Raises ``NotDoneError``, because files get
+    corrected without a new declaration.
     """
     certificate, key = tls["certificateFile"], tls["keyFile"]
-    found = Files(_read(certificate), _read(key))
-    if found == unless:
-        return found
+    files = Files(_read(certificate), _read(key))
+    if files == known_files:
+        return files
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, _no_password)
     except (OSError, ValueError, TypeError) as error:
-        why = getattr(error, "reason", None) or type(error).__name__
+        reason = getattr(error, "reason", None) or type(error).__name__
         raise NotDoneError(
-            f"{certificate} and {key} are invalid ({why}); store a certificate and its key there",
+            f"{certificate} and {key} are invalid ({reason}); "
+            "store a certificate and its key there",
             status=HTTPStatus.CONFLICT,
         ) from None
-    return found
+    return files
 
 
 def fingerprint(pair: Pair | None) -> str | None:
@@ -96,14 +99,14 @@ def _no_password() -> str:
     return ""
 
 
-def _open_at_once(path: str, flags: int) -> int:
+def _open_nonblocking(path: str, flags: int) -> int:
     """Open a file without blocking, as a pipe without a writer would."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
+        with open(path, "rb", opener=_open_nonblocking) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             content = file.read(MAX_FILE_BYTES + 1) if is_file else b""
         if is_file and len(content) <= MAX_FILE_BYTES:

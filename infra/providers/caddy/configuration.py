@@ -17,7 +17,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from infra.providers.answers import UNDECODABLE
-from infra.providers.caddy.order import MAX_PAIRS, Reach, Standing
+from infra.providers.caddy.order import MAX_PAIRS, Position, Reach
 from infra.providers.caddy.spec import ANY_PATH, normalize
 
 FAIL_SECONDS: Final = 1
@@ -84,7 +84,7 @@ class CaddyServer(msgspec.Struct, frozen=True):
         return bool(self.tls_connection_policies)
 
     @property
-    def asks_nobody_for_certificates(self) -> bool:
+    def requests_no_certificates(self) -> bool:
         """Whether Caddy requests no certificates for its hosts."""
         automatic = self.automatic_https or AutomaticHttps()
         return automatic.disable or automatic.disable_certificates
@@ -132,7 +132,7 @@ def certificate_tag(uid: str) -> str:
     return f"{_PREFIX}{uid}"
 
 
-def is_certificate_of_ours(pair: Pair) -> bool:
+def is_own_certificate(pair: Pair) -> bool:
     """Return whether a certificate belongs to a route of ours, or to a deleted one."""
     return any(tag.startswith(_PREFIX) for tag in pair.tags or ())
 
@@ -142,7 +142,7 @@ def new_uid(action: Action) -> str:
     return f"route-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
 
 
-def written(action: Action, uid: str) -> CaddyRoute:
+def build_route(action: Action, uid: str) -> CaddyRoute:
     """Return the form in which an action's route is written to Caddy."""
     fields = normalize(action.fields)
     marks = Marks(uid, action.idempotency_key, dict(action.labels), fields["tls"])
@@ -192,8 +192,8 @@ def _duration(seconds: float) -> str:
 
 def name_of(route: Mapping[str, Any]) -> str | None:
     """Return the id of a route, if a declaration can have this name; otherwise None."""
-    found: object = route.get("@id")
-    name = str(found) if isinstance(found, str | int) else ""
+    value: object = route.get("@id")
+    name = str(value) if isinstance(value, str | int) else ""
     return name if name_problem(name) is None else None
 
 
@@ -250,7 +250,7 @@ def as_object(
     route: Mapping[str, Any],
     server_name: str,
     server: CaddyServer,
-    standing: Standing,
+    position: Position,
     certificate: CertificateState,
 ) -> ExternalObject:
     """Return a route as an object.
@@ -261,7 +261,7 @@ def as_object(
     fields, differences = _fields(route), list[str]()
     fields |= {"server": server_name, "tls": None if marks is None else marks.tls}
     fields = normalize(fields)
-    if standing.is_misplaced:
+    if position.is_misplaced:
         differences.append(MISPLACED)
     if not certificate.is_current:
         differences.append(CERTIFICATE)
@@ -272,8 +272,8 @@ def as_object(
         outputs["certificate"] = certificate.fingerprint
     if certificate.problem:
         outputs["certificateProblem"] = certificate.problem
-    if standing.shadowed_by is not None:
-        outputs["shadowedBy"] = standing.shadowed_by
+    if position.shadowed_by is not None:
+        outputs["shadowedBy"] = position.shadowed_by
     return ExternalObject(
         name=name,
         fields={**fields, "differences": differences},
@@ -289,11 +289,11 @@ def _fields(route: Mapping[str, Any]) -> Fields:
     """Read everything that has a field. Anything else is written over as a difference."""
     handlers = cast("list[_Handler]", route.get("handle") or [])
     proxies = [each for each in handlers if each.get("handler") == "reverse_proxy"]
-    seen = reach(route, "")
+    matched = reach(route, "")
     handler: _Handler = proxies[0] if proxies else {}
     fields: Fields = {
-        "hosts": list(seen.hosts),
-        "paths": list(seen.paths),
+        "hosts": list(matched.hosts),
+        "paths": list(matched.paths),
         "backends": [str(_at(each, "dial")) for each in handler.get("upstreams") or ()],
         "retrySeconds": _seconds(_at(handler, "load_balancing", "try_duration")) or 0.0,
         "healthCheck": None,
@@ -318,8 +318,8 @@ def _at(value: object, *names: str) -> object:
 
 
 def _seconds(value: object) -> float | None:
-    found = _MILLISECONDS.fullmatch(value) if isinstance(value, str) else None
-    return None if found is None else int(found[1]) / 1000
+    match = _MILLISECONDS.fullmatch(value) if isinstance(value, str) else None
+    return None if match is None else int(match[1]) / 1000
 
 
 def _urls(fields: Fields, server: CaddyServer) -> list[str]:
@@ -333,14 +333,14 @@ def _urls(fields: Fields, server: CaddyServer) -> list[str]:
 
 def _every_url(fields: Fields, server: CaddyServer) -> Iterator[str]:
     scheme = "https" if server.has_tls else "http"
-    for listened in server.listen:
-        found = _LISTEN.fullmatch(listened)
-        if found is None:
+    for address in server.listen:
+        match = _LISTEN.fullmatch(address)
+        if match is None:
             continue
-        port = "" if found[2] == _DEFAULT_PORTS[scheme] else f":{found[2]}"
+        port = "" if match[2] == _DEFAULT_PORTS[scheme] else f":{match[2]}"
         hosts = [host for host in fields["hosts"] if not host.startswith("*")]
-        if not fields["hosts"] and found[1] not in ("", "0.0.0.0", "[::]"):  # noqa: S104 - read only
-            hosts = [found[1]]
+        if not fields["hosts"] and match[1] not in ("", "0.0.0.0", "[::]"):  # noqa: S104 - read only
+            hosts = [match[1]]
         for host in hosts:
             name = f"[{host}]" if host.count(":") else host
             yield from (f"{scheme}://{name}{port}{path}" for path in fields["paths"])

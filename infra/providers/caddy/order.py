@@ -42,7 +42,7 @@ class Reach(NamedTuple):
         return max(map(_precision, self.hosts or ("",))), max(map(_length, self.paths or ("/",)))
 
 
-class Standing(NamedTuple):
+class Position(NamedTuple):
     """The position of a route relative to the others of its server."""
 
     is_misplaced: bool
@@ -57,7 +57,7 @@ def _length(path: str) -> int:
     return 0 if path == "/" else len(path)
 
 
-def _hosts_before(host: str) -> tuple[str, ...]:
+def _covering_hosts(host: str) -> tuple[str, ...]:
     """Return the hosts whose routes take requests for this one."""
     if not host:
         return ("",)
@@ -66,31 +66,36 @@ def _hosts_before(host: str) -> tuple[str, ...]:
     return (host, f"*.{host.partition('.')[2]}", "")
 
 
-def standings(routes: Iterable[Reach]) -> Iterator[Standing]:
+def positions(routes: Iterable[Reach]) -> Iterator[Position]:
     """Return the standing of each route, in the order of the configuration."""
-    least: dict[str, Rank] = {}
-    taken: dict[Pair, str] = {}
+    lowest_ranks: dict[str, Rank] = {}
+    first_routes: dict[Pair, str] = {}
     for route in routes:
         if not route.is_known:
-            yield Standing(False, None)
+            yield Position(False, None)
             continue
         rank = route.rank
         hosts = route.hosts or ("",)
-        before = [least[each] for host in hosts for each in _hosts_before(host) if each in least]
-        winners = [taken[pair] for pair in route.pairs if pair in taken]
-        yield Standing(any(each < rank for each in before), winners[0] if winners else None)
+        earlier_ranks = [
+            lowest_ranks[each]
+            for host in hosts
+            for each in _covering_hosts(host)
+            if each in lowest_ranks
+        ]
+        winners = [first_routes[pair] for pair in route.pairs if pair in first_routes]
+        yield Position(any(each < rank for each in earlier_ranks), winners[0] if winners else None)
         for host in hosts:
-            least[host] = min(rank, least.get(host, rank))
+            lowest_ranks[host] = min(rank, lowest_ranks.get(host, rank))
         for pair in route.pairs:
-            taken.setdefault(pair, route.name)
+            first_routes.setdefault(pair, route.name)
 
 
-def place(route: Reach, others: Sequence[Reach]) -> int:
+def place(route: Reach, routes: Sequence[Reach]) -> int:
     """Return the index at which to insert a route among the others."""
     rank = route.rank
-    reaching = {each for host in route.hosts or ("",) for each in _hosts_before(host)}
-    for index, other in enumerate(others):
-        is_concerned = other.is_known and not reaching.isdisjoint(other.hosts or ("",))
-        if is_concerned and other.rank < rank:
+    reaching = {each for host in route.hosts or ("",) for each in _covering_hosts(host)}
+    for index, candidate in enumerate(routes):
+        is_relevant = candidate.is_known and not reaching.isdisjoint(candidate.hosts or ("",))
+        if is_relevant and candidate.rank < rank:
             return index
-    return len(others)
+    return len(routes)

@@ -27,27 +27,27 @@ from infra.providers.caddy.admin import (
     TLS,
     AdminApi,
     Part,
+    build_partly_done_error,
     caddy_refusal,
-    is_taken,
-    partly_done,
+    is_id_in_use,
 )
-from infra.providers.caddy.certificate import Files, checked_pair, state
+from infra.providers.caddy.certificate import Files, read_checked_pair, state
 from infra.providers.caddy.configuration import (
     CaddyRoute,
     CaddyServer,
     Pair,
     as_object,
+    build_route,
     certificate_id,
     certificate_tag,
-    is_certificate_of_ours,
+    is_own_certificate,
     marks_of,
     name_of,
     name_problem,
     new_uid,
     reach,
-    written,
 )
-from infra.providers.caddy.order import Reach, Standing, place, standings
+from infra.providers.caddy.order import Position, Reach, place, positions
 from infra.providers.caddy.spec import normalize
 from reconciler.errors import (
     ConflictError,
@@ -97,14 +97,14 @@ class _Apps(msgspec.Struct, frozen=True):
         return (certificates.load_pem if certificates is not None else None) or ()
 
 
-class _Look(NamedTuple):
+class _NamedRoute(NamedTuple):
     """The object of a name: the route with its place, and its certificate."""
 
     servers: _Servers
     part: Part | None = None
     server_name: str = ""
     certificate: Part | None = None
-    shown: ExternalObject | None = None
+    observed: ExternalObject | None = None
 
     @property
     def name(self) -> str:
@@ -112,8 +112,8 @@ class _Look(NamedTuple):
         return self.as_object().name
 
     def as_object(self) -> ExternalObject:
-        assert self.shown is not None
-        return self.shown
+        assert self.observed is not None
+        return self.observed
 
     @property
     def route(self) -> CaddyRoute:
@@ -140,7 +140,7 @@ class _Creation:
         self.is_settled, self.servers, self.error = True, servers, error
 
 
-class RoutesProvider(NamedObjects[_Look]):
+class RoutesProvider(NamedObjects[_NamedRoute]):
     """Writes routes to a Caddy server, one change at a time, and reads them."""
 
     noun = "route"
@@ -159,10 +159,10 @@ class RoutesProvider(NamedObjects[_Look]):
         """Describe why a route cannot have this name."""
         return name_problem(external_name)
 
-    async def find(self, external_name: str) -> _Look | None:
+    async def find(self, external_name: str) -> _NamedRoute | None:
         """Read a route."""
-        look = await self._look(external_name)
-        return None if look.shown is None else look
+        native = await self._read_route(external_name)
+        return None if native.observed is None else native
 
     async def create(self, action: Action) -> Effect:
         """Create a route; its name is an id, which another object of Caddy may have."""
@@ -178,65 +178,71 @@ class RoutesProvider(NamedObjects[_Look]):
                 status=HTTPStatus.CONFLICT,
             ) from None
 
-    async def create_object(self, action: Action) -> _Look:
+    async def create_object(self, action: Action) -> _NamedRoute:
         """Insert a route at its place among the others, then load its certificate."""
         name, fields = action.external_name, normalize(action.fields)
         files = await self._files(fields)
         uid = new_uid(action)
-        creation = _Creation(name, fields, written(action, uid))
+        creation = _Creation(name, fields, build_route(action, uid))
         self._creations.append(creation)
         try:
             async with self._turn:
                 if not creation.is_settled:
                     with self._permit.outside_of_action():  # most of them belong to other actions
-                        await self._make_all()
+                        await self._create_all()
                 if creation.error is not None:
                     raise creation.error
                 if creation.servers is None:
                     raise ConflictError(f"route {name!r} already exists")
-                with _begun(f"route {name!r} was created, but a later step failed"):
+                with _mark_partly_done(f"route {name!r} was created, but a later step failed"):
                     certificate = await self._api.find(certificate_id(name))
                     await self._keep_certificate(action, certificate, uid, files)
-                    return await self._written(name, creation.servers)
+                    return await self._read_written(name, creation.servers)
         finally:
             if creation in self._creations:  # canceled during the wait
                 self._creations.remove(creation)
 
-    async def complete_object(self, action: Action, found: ExistingObject[_Look]) -> _Look:
+    async def complete_object(
+        self, action: Action, existing: ExistingObject[_NamedRoute]
+    ) -> _NamedRoute:
         """Load the certificate of a route that an earlier attempt has written."""
         if action.operation == "Update":
-            return await self.update_object(action, found)
+            return await self.update_object(action, existing)
         files = await self._files(normalize(action.fields))
         async with self._turn:
-            with _begun(f"route {action.external_name!r} was created, but a later step failed"):
-                uid = found.object.uid or ""
-                await self._keep_certificate(action, found.native.certificate, uid, files)
-                return await self._written(action.external_name)
+            with _mark_partly_done(
+                f"route {action.external_name!r} was created, but a later step failed"
+            ):
+                uid = existing.object.uid or ""
+                await self._keep_certificate(action, existing.native.certificate, uid, files)
+                return await self._read_written(action.external_name)
 
     async def update(self, action: Action) -> Effect:
         """Update a route, and wait for other changes before the read, not after it."""
         async with self._turn:
             return await super().update(action)
 
-    async def update_object(self, action: Action, found: ExistingObject[_Look]) -> _Look:
+    async def update_object(
+        self, action: Action, existing: ExistingObject[_NamedRoute]
+    ) -> _NamedRoute:
         """Write a route, then its certificate."""
-        name, fields, look = action.external_name, normalize(action.fields), found.native
-        if fields["server"] != look.server_name:
+        name, fields, native = action.external_name, normalize(action.fields), existing.native
+        if fields["server"] != native.server_name:
             raise RefusedError(
-                f"route {name!r} is in server {look.server_name!r} and cannot be moved; "
+                f"route {name!r} is in server {native.server_name!r} and cannot be moved; "
                 "keep spec.server, or use another name"
             )
-        _usable(look.servers, fields)
-        uid = found.object.uid or ""
-        files = await self._files_or_kept(look, fields, uid)
-        route = written(action, uid)
-        servers = look.servers
-        if look.route != route or found.object.fields["differences"]:  # its mark has the key
-            routes = await self._write(name, look, route)
+        _usable_server(native.servers, fields)
+        uid = existing.object.uid or ""
+        files = await self._files_or_loaded(native, fields, uid)
+        route = build_route(action, uid)
+        servers = native.servers
+        if native.route != route or existing.object.fields["differences"]:  # its mark has the key
+            routes = await self._write(name, native, route)
             servers = _with(servers, fields, routes)
-        with _begun(f"route {name!r} was written, but a later step failed"):
-            await self._keep_certificate(action, look.certificate, uid, files)
-            return await self._written(name, servers)
+        with _mark_partly_done(f"route {name!r} was written, but a later step failed"):
+            await self._keep_certificate(action, native.certificate, uid, files)
+            return await self._read_written(name, servers)
 
     async def delete(self, action: Action) -> Effect:
         """Delete a route, or the certificate that remains of it."""
@@ -247,25 +253,27 @@ class RoutesProvider(NamedObjects[_Look]):
                 await self._delete_certificate(action.uid, certificate)
             return effect
 
-    async def delete_object(self, action: Action, found: ExistingObject[_Look]) -> None:
+    async def delete_object(self, action: Action, existing: ExistingObject[_NamedRoute]) -> None:
         """Delete the certificate of a route, then the route."""
         del action
-        look = found.native
-        assert look.part is not None
-        await self._delete_certificate(found.object.uid or "", look.certificate)
-        with _begun(f"the certificate of route {look.name!r} was deleted, but a later step failed"):
-            await self._change("DELETE", look.part)
+        native = existing.native
+        assert native.part is not None
+        await self._delete_certificate(existing.object.uid or "", native.certificate)
+        with _mark_partly_done(
+            f"the certificate of route {native.name!r} was deleted, but a later step failed"
+        ):
+            await self._change("DELETE", native.part)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
-    ) -> AsyncIterator[Sequence[_Look]]:
+    ) -> AsyncIterator[Sequence[_NamedRoute]]:
         """List all routes: Caddy shows its whole configuration in one response."""
         del scope, page_size
         apps = _as(_Apps, (await self._api.get(APPS)).content or {})
         objects, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
         for key in keys:
             self._secrecy.add(key)
-        yield [_Look(apps.servers, shown=each) for each in objects]
+        yield [_NamedRoute(apps.servers, observed=each) for each in objects]
 
     async def changes(self, after: str | None) -> str:
         """Return the mark of all servers and routes. Caddy has no call that waits."""
@@ -274,18 +282,18 @@ class RoutesProvider(NamedObjects[_Look]):
 
     async def readings(self, external_name: str) -> Fields | None:
         """Read Caddy's counters of a route's backends: active requests, and failures."""
-        found = await self.read(external_name)
-        if found is None:
+        observed = await self.read(external_name)
+        if observed is None:
             return None
-        counted = {each.get("address"): each for each in await self._api.upstreams()}
+        counters = {each.get("address"): each for each in await self._api.upstreams()}
         return {
             "backends": {
                 each: {
-                    "requests": counted[each].get("num_requests", 0),
-                    "fails": counted[each].get("fails", 0),
+                    "requests": counters[each].get("num_requests", 0),
+                    "fails": counters[each].get("fails", 0),
                 }
-                for each in found.fields["backends"]
-                if each in counted
+                for each in observed.fields["backends"]
+                if each in counters
             }
         }
 
@@ -298,59 +306,59 @@ class RoutesProvider(NamedObjects[_Look]):
     async def _servers(self) -> _Servers:
         return _as(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
 
-    async def _look(self, name: str, servers: _Servers | None = None) -> _Look:
+    async def _read_route(self, name: str, servers: _Servers | None = None) -> _NamedRoute:
         """Read the object of a name. ``servers`` that are known need not be read again."""
         if servers is None:
             servers = await self._servers()
         certificate = await self._api.find(certificate_id(name))
         part = await self._api.find(name)
-        found = None if part is None else _ROUTE.fullmatch(part.path)
-        if part is None or found is None:  # the id of an object that is not a route
-            return _Look(servers, certificate=certificate)
-        server = servers.get(found[1])
+        match = None if part is None else _ROUTE.fullmatch(part.path)
+        if part is None or match is None:  # the id of an object that is not a route
+            return _NamedRoute(servers, certificate=certificate)
+        server = servers.get(match[1])
         if server is None:
             raise NotDoneError(f"route {name!r} was moved during the read")
         route, pair = part.content, None if certificate is None else certificate.content
-        standing = await asyncio.to_thread(_standing, name, server.routes or ())
+        position = await asyncio.to_thread(_position_of, name, server.routes or ())
         marks = marks_of(route)
-        kept = None if pair is None else _as(Pair, pair)
-        has = await asyncio.to_thread(state, marks, kept, self._allow)
-        self._secrecy.add(has.key)
-        shown = as_object(name, route, found[1], server, standing, has)
-        return _Look(servers, part, found[1], certificate, shown)
+        stored_pair = None if pair is None else _as(Pair, pair)
+        certificate_state = await asyncio.to_thread(state, marks, stored_pair, self._allow)
+        self._secrecy.add(certificate_state.key)
+        observed = as_object(name, route, match[1], server, position, certificate_state)
+        return _NamedRoute(servers, part, match[1], certificate, observed)
 
-    async def _written(self, name: str, servers: _Servers | None = None) -> _Look:
-        look = await self._look(name, servers)
-        if look.shown is None:
+    async def _read_written(self, name: str, servers: _Servers | None = None) -> _NamedRoute:
+        native = await self._read_route(name, servers)
+        if native.observed is None:
             raise NotDoneError(f"route {name!r} was deleted in the meantime")
-        return look
+        return native
 
     async def _files(self, fields: Fields) -> Files | None:
         """Read the files of a certificate. After this, the key is hidden in Caddy's texts."""
         tls: Fields | None = fields["tls"]
         if tls is None:
             return None
-        found = await asyncio.to_thread(checked_pair, tls)
-        self._secrecy.add(found.key)
-        return found
+        files = await asyncio.to_thread(read_checked_pair, tls)
+        self._secrecy.add(files.key)
+        return files
 
-    async def _files_or_kept(self, look: _Look, fields: Fields, uid: str) -> Files | None:
+    async def _files_or_loaded(self, native: _NamedRoute, fields: Fields, uid: str) -> Files | None:
         """Return the files of a certificate, or those in Caddy if the files cannot be used."""
         try:
             return await self._files(fields)
         except NotDoneError:
-            marks = marks_of(look.route)
+            marks = marks_of(native.route)
             is_same = marks is not None and marks.tls == fields["tls"]
-            if look.certificate is None or not is_same:
+            if native.certificate is None or not is_same:
                 raise
-            if not _is_certificate_of(uid, look.certificate):
+            if not _is_certificate_of(uid, native.certificate):
                 raise
-            pair = _as(Pair, look.certificate.content)
+            pair = _as(Pair, native.certificate.content)
             return Files(pair.certificate, pair.key)
 
     # --- changes
 
-    async def _make_all(self) -> None:
+    async def _create_all(self) -> None:
         """Create every waiting route, with one change per server, and report each result."""
         creations, self._creations = self._creations, []
         try:
@@ -359,22 +367,24 @@ class RoutesProvider(NamedObjects[_Look]):
             for each in creations:
                 groups.setdefault(each.fields["server"], []).append(each)
             for group in groups.values():
-                await self._make_group(servers, group)
+                await self._create_group(servers, group)
         except ProviderError as error:
             for each in creations:
                 if not each.is_settled:
                     each.settle(error=error)
         except BaseException:
-            cut = UnknownResultError("the call that created several routes was interrupted")
+            interruption = UnknownResultError(
+                "the call that created several routes was interrupted"
+            )
             for each in creations:
                 if not each.is_settled:
-                    each.settle(error=cut)
+                    each.settle(error=interruption)
             raise
 
-    async def _make_group(self, servers: _Servers, group: Sequence[_Creation]) -> None:
+    async def _create_group(self, servers: _Servers, group: Sequence[_Creation]) -> None:
         if len(group) > 1:
             try:
-                if await self._made_together(servers, group):
+                if await self._create_together(servers, group):
                     return
             except (RefusedError, NotDoneError) as error:
                 if error.status is None:  # Caddy got no request
@@ -382,72 +392,72 @@ class RoutesProvider(NamedObjects[_Look]):
                 # One of them causes the refusal, and the others must still be created.
         for each in group:
             try:
-                each.settle(await self._made_alone(servers, each))
+                each.settle(await self._create_alone(servers, each))
             except ProviderError as error:
                 each.settle(error=error)
             else:
                 servers = each.servers or servers
 
-    async def _made_together(self, servers: _Servers, group: Sequence[_Creation]) -> bool:
+    async def _create_together(self, servers: _Servers, group: Sequence[_Creation]) -> bool:
         """Insert all routes of a group; False if nothing was done because an id is in use."""
         fields = group[0].fields
         for each in group:
-            _usable(servers, each.fields)
-        whole = await self._api.get(f"{SERVERS}/{fields['server']}/routes")
-        routes: list[CaddyRoute] = list(whole.content or ())
+            _usable_server(servers, each.fields)
+        listing = await self._api.get(f"{SERVERS}/{fields['server']}/routes")
+        routes: list[CaddyRoute] = list(listing.content or ())
         if not routes:
             return False
-        routes = await asyncio.to_thread(_together, routes, group)
-        answer = await self._api.change("PATCH", whole.path, routes, if_match=whole.etag)
-        if answer.status_code != HTTPStatus.OK:
+        routes = await asyncio.to_thread(_insert_all, routes, group)
+        response = await self._api.change("PATCH", listing.path, routes, if_match=listing.etag)
+        if response.status_code != HTTPStatus.OK:
             return False
         for each in group:
             each.settle(_with(servers, fields, routes))
         return True
 
-    async def _made_alone(self, servers: _Servers, creation: _Creation) -> _Servers | None:
+    async def _create_alone(self, servers: _Servers, creation: _Creation) -> _Servers | None:
         """Insert a route; None if its id is in use."""
         fields, route = creation.fields, creation.route
-        server = _usable(servers, fields)
+        server = _usable_server(servers, fields)
         routes = server.routes or ()
         index = await asyncio.to_thread(_index, creation.name, route, routes)
         path = f"{SERVERS}/{fields['server']}/routes"
         if server.routes is None:  # Caddy would take one route for the list of them
-            answer = await self._api.change("PUT", path, [route])
+            response = await self._api.change("PUT", path, [route])
         elif index == len(routes):
-            answer = await self._api.change("POST", path, route)
+            response = await self._api.change("POST", path, route)
         else:
-            answer = await self._api.change("PUT", f"{path}/{index}", route)
-        if is_taken(answer):
+            response = await self._api.change("PUT", f"{path}/{index}", route)
+        if is_id_in_use(response):
             return None
-        if answer.status_code != HTTPStatus.OK:
-            raise caddy_refusal(answer)
-        return _with(servers, fields, _inserted(routes, index, route))
+        if response.status_code != HTTPStatus.OK:
+            raise caddy_refusal(response)
+        return _with(servers, fields, _insert(routes, index, route))
 
-    async def _write(self, name: str, look: _Look, route: CaddyRoute) -> list[CaddyRoute]:
+    async def _write(self, name: str, native: _NamedRoute, route: CaddyRoute) -> list[CaddyRoute]:
         """Write a route at its current place, or at its new one, and return all routes."""
-        assert look.part is not None
-        routes = look.servers[look.server_name].routes or ()
+        assert native.part is not None
+        routes = native.servers[native.server_name].routes or ()
         new = [route if name_of(each) == name else each for each in routes]
-        if not (await asyncio.to_thread(_standing, name, new)).is_misplaced:
-            await self._change("PATCH", look.part, route)
+        if not (await asyncio.to_thread(_position_of, name, new)).is_misplaced:
+            await self._change("PATCH", native.part, route)
             return new
-        whole = await self._api.get(f"{SERVERS}/{look.server_name}/routes")
-        before: list[CaddyRoute] = whole.content or []
-        others = [each for each in before if each != look.route]
-        if len(others) != len(before) - 1:
+        listing = await self._api.get(f"{SERVERS}/{native.server_name}/routes")
+        old_routes: list[CaddyRoute] = listing.content or []
+        other_routes = [each for each in old_routes if each != native.route]
+        if len(other_routes) != len(old_routes) - 1:
             raise NotDoneError(f"route {name!r} was changed during the write")
-        index = await asyncio.to_thread(_index, name, route, others)
-        moved = _inserted(others, index, route)
-        await self._change("PATCH", whole, moved)
-        return moved
+        index = await asyncio.to_thread(_index, name, route, other_routes)
+        new_routes = _insert(other_routes, index, route)
+        await self._change("PATCH", listing, new_routes)
+        return new_routes
 
     async def _keep_certificate(
         self, action: Action, part: Part | None, uid: str, files: Files | None
     ) -> None:
         """Load a route's certificate into Caddy, or remove it."""
         pair = None if part is None else _as(Pair, part.content)
-        if part is not None and pair is not None and not is_certificate_of_ours(pair):
+        if part is not None and pair is not None and not is_own_certificate(pair):
             if files is None:
                 return
             raise NotDoneError(
@@ -471,9 +481,9 @@ class RoutesProvider(NamedObjects[_Look]):
             await self._change("PATCH", part, entry)
 
     async def _add_certificate(self, entry: Fields) -> None:
-        found = (await self._api.get(TLS)).content
-        tls = _as(_Tls, found or {})
-        if found is None:
+        configuration = (await self._api.get(TLS)).content
+        tls = _as(_Tls, configuration or {})
+        if configuration is None:
             method, path, content = "PUT", TLS, {"certificates": {"load_pem": [entry]}}
         elif tls.certificates is None:
             method, path, content = "PUT", CERTIFICATES, {"load_pem": [entry]}
@@ -481,9 +491,9 @@ class RoutesProvider(NamedObjects[_Look]):
             method, path, content = "PUT", PAIRS, [entry]
         else:
             method, path, content = "POST", PAIRS, entry
-        answer = await self._api.change(method, path, content)
-        if answer.status_code != HTTPStatus.OK:
-            raise caddy_refusal(answer)
+        response = await self._api.change(method, path, content)
+        if response.status_code != HTTPStatus.OK:
+            raise caddy_refusal(response)
 
     async def _delete_certificate(self, uid: str, part: Part | None) -> None:
         if part is not None and _is_certificate_of(uid, part):
@@ -491,11 +501,11 @@ class RoutesProvider(NamedObjects[_Look]):
 
     async def _change(self, method: str, part: Part, content: object = None) -> None:
         """Change a part that is unchanged since it was read."""
-        answer = await self._api.change(method, part.path, content, if_match=part.etag)
-        if answer.status_code == HTTPStatus.PRECONDITION_FAILED:
+        response = await self._api.change(method, part.path, content, if_match=part.etag)
+        if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise NotDoneError(f"{part.path} was changed during the write")
-        if answer.status_code != HTTPStatus.OK:
-            raise caddy_refusal(answer)
+        if response.status_code != HTTPStatus.OK:
+            raise caddy_refusal(response)
 
 
 def _is_certificate_of(uid: str, part: Part) -> bool:
@@ -510,17 +520,17 @@ def _as(struct: type[_T], content: Any) -> _T:
         raise NotDoneError(f"Caddy's configuration has an unknown form: {error}") from None
 
 
-def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
+def _usable_server(servers: _Servers, fields: Fields) -> CaddyServer:
     """Return the server of a route. Raises ``NotDoneError`` if it cannot contain the route yet."""
     name: str = fields["server"]
     server = servers.get(name)
     if server is None:
-        there = ", ".join(sorted(servers)) or "none"
+        names = ", ".join(sorted(servers)) or "none"
         raise NotDoneError(
-            f"Caddy has no server {name!r} (its servers: {there}); set spec.server",
+            f"Caddy has no server {name!r} (its servers: {names}); set spec.server",
             status=HTTPStatus.CONFLICT,
         )
-    if not server.asks_nobody_for_certificates:
+    if not server.requests_no_certificates:
         raise NotDoneError(
             f"Caddy itself would obtain certificates for the hosts of server {name!r}; set "
             "automatic_https.disable_certificates there",
@@ -534,15 +544,15 @@ def _usable(servers: _Servers, fields: Fields) -> CaddyServer:
     return server
 
 
-def _inserted(routes: Sequence[CaddyRoute], index: int, route: CaddyRoute) -> list[CaddyRoute]:
+def _insert(routes: Sequence[CaddyRoute], index: int, route: CaddyRoute) -> list[CaddyRoute]:
     return [*routes[:index], route, *routes[index:]]
 
 
-def _index(name: str, route: CaddyRoute, others: Sequence[CaddyRoute]) -> int:
-    return place(reach(route, name), _reaches(others))
+def _index(name: str, route: CaddyRoute, other_routes: Sequence[CaddyRoute]) -> int:
+    return place(reach(route, name), _reaches(other_routes))
 
 
-def _together(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
+def _insert_all(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
     """Return routes with those of a group inserted at their places."""
     result, reaches = list(routes), _reaches(routes)
     for each in group:
@@ -563,11 +573,11 @@ def _reaches(routes: Sequence[CaddyRoute]) -> list[Reach]:
     return [reach(each, name_of(each) or "a route without an id") for each in routes]
 
 
-def _standing(name: str, routes: Sequence[CaddyRoute]) -> Standing:
-    for route, standing in zip(routes, standings(_reaches(routes)), strict=True):
+def _position_of(name: str, routes: Sequence[CaddyRoute]) -> Position:
+    for route, position in zip(routes, positions(_reaches(routes)), strict=True):
         if name_of(route) == name:
-            return standing
-    return Standing(False, None)
+            return position
+    return Position(False, None)
 
 
 def _objects(
@@ -575,28 +585,30 @@ def _objects(
 ) -> tuple[list[ExternalObject], set[str]]:
     """Return all routes that have a name, in the order of their names, and the keys of files."""
     pairs = {str(each.id): each for each in apps.pairs if each.id is not None}
-    found: list[ExternalObject] = []
+    objects: list[ExternalObject] = []
     keys = set[str]()
     for server_name, server in apps.servers.items():
         routes = server.routes or ()
-        for route, standing in zip(routes, standings(_reaches(routes)), strict=True):
+        for route, position in zip(routes, positions(_reaches(routes)), strict=True):
             if (name := name_of(route)) is not None:
-                has = state(marks_of(route), pairs.get(certificate_id(name)), allow)
-                keys.add(has.key)
-                shown = unreadable.convert_or_record(
-                    partial(as_object, name, route, server_name, server, standing, has),
+                certificate_state = state(marks_of(route), pairs.get(certificate_id(name)), allow)
+                keys.add(certificate_state.key)
+                converted = unreadable.convert_or_record(
+                    partial(
+                        as_object, name, route, server_name, server, position, certificate_state
+                    ),
                     lambda name=name: (name, None),
                 )
-                found += [] if shown is None else [shown]
-    return sorted(found, key=lambda each: each.name), keys
+                objects += [] if converted is None else [converted]
+    return sorted(objects, key=lambda each: each.name), keys
 
 
 @contextmanager
-def _begun(what: str) -> Generator[None]:
+def _mark_partly_done(description: str) -> Generator[None]:
     """Mark a failure: a part of the action was done, and its repeat continues it."""
     try:
         yield
     except UnknownResultError:
         raise
     except ProviderError as error:
-        raise partly_done(what, error) from error
+        raise build_partly_done_error(description, error) from error

@@ -179,12 +179,12 @@ def dial_address(backend: str | Backend) -> str:
         is_v6 = ":" in backend.address and not backend.address.startswith("[")
         address = f"[{backend.address}]" if is_v6 else backend.address
         return dial_address(f"{address}:{backend.port}")
-    found = _BACKEND.fullmatch(backend)
-    if found is None or not 1 <= int(found[2]) <= MAX_PORT:
+    match = _BACKEND.fullmatch(backend)
+    if match is None or not 1 <= int(match[2]) <= MAX_PORT:
         raise ValueError(
             f"backends: {backend!r} must have the form ADDRESS:PORT, such as 10.0.0.7:8080"
         )
-    return f"{found[1].lower()}:{int(found[2])}"
+    return f"{match[1].lower()}:{int(match[2])}"
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
@@ -192,15 +192,15 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 
     Caddy resolves the names of backends itself, at each connection.
     """
-    found: list[HostUse] = []
+    host_uses: list[HostUse] = []
     for backend in fields.get("backends") or ():
         host, _, port = str(backend).rpartition(":")
         if names_host(host) or not is_address(host):
             hint = "use the IP address of another machine or of a container"
-            found.append(HostUse("spec.backends", "addresses", place(host, int(port)), hint))
+            host_uses.append(HostUse("spec.backends", "addresses", place(host, int(port)), hint))
     tls: Fields = fields.get("tls") or {}
     return [
-        *found,
+        *host_uses,
         *(HostUse(f"spec.tls.{name}", "certificates", str(path)) for name, path in tls.items()),
     ]
 
@@ -215,8 +215,8 @@ def normalize(fields: Fields) -> Fields:
     hosts: list[str] = fields.get("hosts") or []
     paths: list[str] = fields.get("paths") or [ANY_PATH]
     balancing = fields.get("balancing", DEFAULT_BALANCING)
-    given: list[str | Fields] = fields.get("backends") or []
-    backends = list(dict.fromkeys(map(_canonical_backend, given)))
+    declared: list[str | Fields] = fields.get("backends") or []
+    backends = list(dict.fromkeys(map(_canonical_backend, declared)))
     return {
         "backends": backends if balancing == "first" else sorted(backends),
         "hosts": sorted({host.lower().removesuffix(".") for host in hosts}),
@@ -250,20 +250,20 @@ def _canonical_check(check: Fields | None) -> Fields | None:
     }
 
 
-def ready(fields: Fields, shown: ExternalObject) -> Readiness:
+def ready(fields: Fields, observed: ExternalObject) -> Readiness:
     """Return whether requests reach a route, and whether it has a usable backend."""
     if not fields.get("backends"):
         return Readiness(
             False, "NoBackends", "the route has no backends, so requests get the response 503"
         )
-    winner = shown.outputs.get("shadowedBy")
+    winner = observed.outputs.get("shadowedBy")
     if winner is not None:
         return Readiness(
             False,
             "Shadowed",
             f"route {winner!r} matches the same host and path, and takes precedence",
         )
-    problem = shown.outputs.get("certificateProblem")
+    problem = observed.outputs.get("certificateProblem")
     if problem is not None:
         return Readiness(
             False,

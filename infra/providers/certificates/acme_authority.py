@@ -85,10 +85,11 @@ class Ordering:
         register: Callable[[], None],
         record_limit: Callable[[LimitedError], None],
     ) -> bytes:
-        """Return the chain of an order: the one at ``url``, or a new one that ``ordered`` records.
+        """Return the chain of the order at ``url``, or of a new one that ``record_order`` records.
 
-        ``register`` recreates an account that the authority has lost. ``limited`` records that the
-        authority accepts no order before an instant. Both are called within the step that found it.
+        ``register`` recreates an account that the authority has lost. ``record_limit`` records that
+        the authority accepts no order before an instant. Both are called within the step that found
+        it.
         """
         self._record_limit = record_limit
         names = identifiers_of(fields)
@@ -208,17 +209,17 @@ class Ordering:
 
     def _publish_response(self, challenge: Challenge, response: str) -> None:
         if "listen" in self._solver:
-            http01.add_answer(self._solver["listen"], challenge.token, response)
+            http01.add_response(self._solver["listen"], challenge.token, response)
         else:
-            http01.write_answer(self._root, self._solver["folder"], challenge.token, response)
+            http01.write_response(self._root, self._solver["folder"], challenge.token, response)
         if challenge.status == "pending":
             self._client.report_ready(challenge)
 
     def _remove_response(self, challenge: Challenge, response: str) -> None:
         if "listen" in self._solver:
-            http01.remove_answer(self._solver["listen"], challenge.token)
+            http01.remove_response(self._solver["listen"], challenge.token)
         else:
-            http01.unlink_answer(self._root, self._solver["folder"], challenge.token, response)
+            http01.unlink_response(self._root, self._solver["folder"], challenge.token, response)
 
     async def _pause(self, seconds: float, state: str) -> float:
         """Wait before another read, and return the next wait."""

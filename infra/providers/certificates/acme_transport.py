@@ -21,13 +21,13 @@ from yarl import URL
 from events.provider_config import Tls
 from infra.providers.connections import (
     Connections,
+    InvalidResponseError,
     NotSentError,
     Received,
-    UnusableAnswerError,
 )
 from infra.providers.host_guard import HostGuard
-from infra.providers.http import written_request
-from infra.providers.trust import trusting
+from infra.providers.http import encode_request
+from infra.providers.trust import build_ssl_context
 
 MAX_ANSWER_BYTES: Final = 1024 * 1024
 """Of one response: a chain of certificates has less than 20 KiB."""
@@ -71,7 +71,7 @@ class LimitedAdapter(HTTPAdapter):
             raise requests.ConnectTimeout(error, request=request) from error
         except TimeoutError as error:
             raise requests.ReadTimeout(error, request=request) from error
-        except UnusableAnswerError as error:
+        except InvalidResponseError as error:
             raise AnswerOutOfBoundsError(str(error), request=request) from error
         except OSError as error:
             raise requests.ConnectionError(error, request=request) from error
@@ -80,14 +80,14 @@ class LimitedAdapter(HTTPAdapter):
                 f"it is longer than {MAX_ANSWER_BYTES // 1024} KiB", request=request
             )
         headers = {name: text for name, text in received.headers.items() if name not in _UNPACKED}
-        answer = HTTPResponse(
+        response = HTTPResponse(
             io.BytesIO(received.content),
             headers,
             received.status,
             preload_content=False,
             decode_content=False,
         )
-        return self.build_response(request, answer)
+        return self.build_response(request, response)
 
     async def _exchange(self, request: requests.PreparedRequest) -> Received:
         url = URL(request.url or "")
@@ -98,9 +98,9 @@ class LimitedAdapter(HTTPAdapter):
             url.port,
             tls=self._build_ssl_context() if url.scheme == "https" else None,
             guard=self._guard,
-            most=1,
+            max_connections=1,
             connecting_seconds=self._timeout_seconds,
-            kept_seconds=0,
+            idle_seconds=0,
         )
         request_headers = cast("Mapping[str, Any]", request.headers)
         headers = {
@@ -110,15 +110,15 @@ class LimitedAdapter(HTTPAdapter):
         }
         headers |= {"Host": url.raw_authority, "Accept-Encoding": "gzip", "Connection": "close"}
         body = request.body.encode() if isinstance(request.body, str) else request.body
-        written = written_request(
+        encoded_request = encode_request(
             request.method or "GET", url.raw_path_qs, headers, cast("bytes | None", body)
         )
         try:
-            return await connections.exchange(written, self._timeout_seconds)
+            return await connections.exchange(encoded_request, self._timeout_seconds)
         finally:
             connections.close()
 
     def _build_ssl_context(self) -> ssl.SSLContext:
         if self._context is None:
-            self._context = trusting(self._tls)
+            self._context = build_ssl_context(self._tls)
         return self._context

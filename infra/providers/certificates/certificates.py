@@ -170,13 +170,13 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self, action: Action, existing: ExistingObject[_StoredCertificate]
     ) -> _StoredCertificate:
         """Deliver lost files, and order another certificate only if a check requires it."""
-        name, step, stored = action.external_name, self._folder.step, existing.native
-        case = stored.case._replace(desired=action.fields, is_due=action.purpose == "Renew")
+        name, step, native = action.external_name, self._folder.step, existing.native
+        case = native.case._replace(desired=action.fields, is_due=action.purpose == "Renew")
         if find_order_reason(findings(case)) is not None:
-            if stored.needs_delivery:
+            if native.needs_delivery:
                 # It must not wait for an authority that limits rates, or is down.
                 await step(lambda: self._deliver_files(name))
-            await self._obtain(action, stored.record.uid)
+            await self._obtain(action, native.record.uid)
         else:
             await step(lambda: self._write(action))
         return await self._deliver(name)
@@ -237,15 +237,15 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         try:
             await self._folder.step(lambda: self._deliver_files(name))
         except RefusedError as error:  # the certificate exists, and belongs to the action
-            stored = await self._folder.read_step(lambda: self._read(name))
-            error.obstacle = None if stored is None else stored.as_object()
+            certificate = await self._folder.read_step(lambda: self._read(name))
+            error.obstacle = None if certificate is None else certificate.as_object()
             raise
         except NotDoneError as error:
             raise _build_unknown_error(error) from None
-        stored = await self._folder.step(lambda: self._read(name))
-        if stored is None:
+        certificate = await self._folder.step(lambda: self._read(name))
+        if certificate is None:
             raise UnknownResultError(f"certificate {name!r} was delivered, but no longer exists")
-        return stored
+        return certificate
 
     # --- in a thread
 
@@ -281,8 +281,8 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
 
     def _read(self, name: str) -> _StoredCertificate | None:
         """Read a certificate; None if its creation is unfinished."""
-        stored = self._load(name)
-        return stored if stored is not None and stored.record.uid else None
+        certificate = self._load(name)
+        return certificate if certificate is not None and certificate.record.uid else None
 
     def _authority(self, issuer: str) -> bytes | None:
         """Return the certificate of our own authority; None if the chain contains it."""
@@ -435,18 +435,18 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
 
     def _deliver_files(self, name: str) -> None:
         """Deliver to the declared folder, and remove files elsewhere."""
-        stored = self._load(name)
-        if stored is None or stored.key is None or stored.facts is None:
+        certificate = self._load(name)
+        if certificate is None or certificate.key is None or certificate.facts is None:
             raise NotDoneError(
                 f"the stored files of certificate {name!r} were lost during the call"
             )
-        place = _place_of(name, stored.record.fields)
-        if place not in stored.record.folders:
-            folders = (*stored.record.folders, place)
-            self._store.write(name, msgspec.structs.replace(stored.record, folders=folders))
-        naming = self._naming(_namespace_of(stored.record))
-        deliver(self._folder.root, place, name, stored.bundle, naming)
-        for each in stored.record.folders:
+        place = _place_of(name, certificate.record.fields)
+        if place not in certificate.record.folders:
+            folders = (*certificate.record.folders, place)
+            self._store.write(name, msgspec.structs.replace(certificate.record, folders=folders))
+        naming = self._naming(_namespace_of(certificate.record))
+        deliver(self._folder.root, place, name, certificate.bundle, naming)
+        for each in certificate.record.folders:
             if each != place:
                 withdraw(self._folder.root, each, name)
         record = self._store.read(name)
@@ -461,11 +461,11 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         pending = () if record.pending is None else (record.pending.key_file,)
         self._store.keep_only(name, {record.key_file, record.chain_file, record.ca_file, *pending})
 
-    def _revoke(self, stored: _StoredCertificate) -> None:
+    def _revoke(self, certificate: _StoredCertificate) -> None:
         """Revoke a certificate while it is valid."""
-        if stored.facts is None or stored.facts.not_after <= datetime.now(UTC):
+        if certificate.facts is None or certificate.facts.not_after <= datetime.now(UTC):
             return
-        name = stored.record.fields["issuer"]
+        name = certificate.record.fields["issuer"]
         issuer = self._folder.issuers.read(name)
         if issuer is None or not issuer.uid:
             raise NotDoneError(
@@ -476,13 +476,13 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         if "acme" not in issuer.fields:
             lock = self._folder.issuers.lock(name)
             try:
-                own_authority.revoke(self._folder.issuers, name, stored.facts.serial)
+                own_authority.revoke(self._folder.issuers, name, certificate.facts.serial)
             finally:
                 os.close(lock)
             return
         client = self._folder.account(name, issuer)
         try:
-            client.revoke(certificates_in(stored.bundle.chain)[0])
+            client.revoke(certificates_in(certificate.bundle.chain)[0])
         except LimitedError as limit:
             raise limit.as_error() from None
         finally:

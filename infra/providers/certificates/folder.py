@@ -31,7 +31,7 @@ from infra.providers.host_guard import HostGuard
 from reconciler.errors import NotCalledError, NotDoneError
 from reconciler.provider.call_permit import CallPermit
 
-READS_AT_ONCE: Final = 8
+MAX_CONCURRENT_READS: Final = 8
 
 _T = TypeVar("_T")
 
@@ -50,14 +50,16 @@ class CertificateFolder:
         self._actions = ThreadPoolExecutor(
             config.limits.concurrency, thread_name_prefix="certificates"
         )
-        self._reads = ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="certificate-reads")
+        self._reads = ThreadPoolExecutor(
+            MAX_CONCURRENT_READS, thread_name_prefix="certificate-reads"
+        )
         self._concurrency = config.limits.concurrency
         self._calls_by_namespace = Counter[str]()  # by namespace
 
     async def step(self, function: Callable[[], _T], /) -> _T:
         """Execute one blocking step of an action, which has its own timeouts.
 
-        An authority may hang. Reads must not wait for it: they use ``look``.
+        An authority may hang. Reads must not wait for it: they use ``read_step``.
         """
         return await self._run(self._actions, function, writes=True)
 

@@ -79,11 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         answers = cast("_Server", self.server).answers
-        answer = answers.get(self.path.removeprefix(PATH))
-        if answer is None or not self.path.startswith(PATH):
+        response = answers.get(self.path.removeprefix(PATH))
+        if response is None or not self.path.startswith(PATH):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        body = answer.encode()
+        body = response.encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(len(body)))
@@ -105,7 +105,7 @@ _servers: dict[_Address, _Server] = {}
 """The orders of a process share the servers, for all providers."""
 
 
-def add_answer(listen: str, token: str, answer: str) -> None:
+def add_response(listen: str, token: str, response: str) -> None:
     """Serve the response for a token; the first one starts the server. Raises ``OSError``."""
     address = _address(listen)
     with _lock:
@@ -117,10 +117,10 @@ def add_answer(listen: str, token: str, answer: str) -> None:
                 target=server.serve_forever, args=(_POLL_SECONDS,), name="http-01", daemon=True
             )
             serve.start()
-        server.answers[token] = answer
+        server.answers[token] = response
 
 
-def remove_answer(listen: str, token: str) -> None:
+def remove_response(listen: str, token: str) -> None:
     """Stop serving a token. The server ends with its last one."""
     address = _address(listen)
     with _lock:
@@ -135,7 +135,7 @@ def remove_answer(listen: str, token: str) -> None:
         server.server_close()
 
 
-def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
+def write_response(root: FileRoot, place: str, token: str, response: str) -> None:
     """Write a response for an external web server.
 
     Raises ``RefusedError`` if the directory has another file of the token's name, or belongs to a
@@ -149,19 +149,19 @@ def write_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
         )
     with root.folder_of(f"{place}/x", make=True) as folder:
         assert folder is not None
-        if stat_of(folder, token) is not None and read_file(folder, token) != answer.encode():
+        if stat_of(folder, token) is not None and read_file(folder, token) != response.encode():
             raise RefusedError(
                 f"{place}/{token} already exists, and Reconciler did not create it; set "
                 "http01.folder to a separate directory",
                 status=424,
             )
-        write_file(folder, token, answer.encode(), PUBLIC_MODE)
+        write_file(folder, token, response.encode(), PUBLIC_MODE)
 
 
-def unlink_answer(root: FileRoot, place: str, token: str, answer: str) -> None:
+def unlink_response(root: FileRoot, place: str, token: str, response: str) -> None:
     """Remove a response. Another file of the token's name stays."""
     with root.folder_of(f"{place}/x") as folder:
-        if folder is not None and read_file(folder, token) == answer.encode():
+        if folder is not None and read_file(folder, token) == response.encode():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(token, dir_fd=folder)
 

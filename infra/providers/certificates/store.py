@@ -28,8 +28,8 @@ from infra.providers.certificates.spec import STORE, name_problem
 from infra.providers.file_root import (
     FileRoot,
     checked_segment,
-    opened_file,
-    temporary,
+    open_file,
+    open_temporary,
     temporary_name,
 )
 from reconciler.errors import ConfigurationError, NotDoneError
@@ -246,7 +246,7 @@ def uid_of(kind: str, action: Action, existing: ExternalObject | None) -> str:
 
 def read_file(folder: int, segment: str) -> bytes | None:
     """Read a regular file; None if it does not exist, or is longer than any of ours."""
-    descriptor = opened_file(folder, segment)
+    descriptor = open_file(folder, segment)
     if descriptor is None:
         return None
     with os.fdopen(descriptor, "rb") as file:
@@ -257,7 +257,7 @@ def read_file(folder: int, segment: str) -> bytes | None:
 def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
     """Replace a file in one step, and write it to the disk."""
     temporary_file = temporary_name(checked_segment(segment))
-    with temporary(folder, temporary_file) as file:
+    with open_temporary(folder, temporary_file) as file:
         view = memoryview(data)
         while view:
             view = view[os.write(file, view) :]

@@ -22,11 +22,11 @@ from infra.providers.composition.standing import Row, StateReader
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 
-MAX_CHILDREN_AT_ONCE: Final = 500
+MAX_CHILDREN_PER_BATCH: Final = 500
 
-_LEAVING_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _MAX_NAMED: Final = 3
-_MAX_WORDS: Final = 300
+_MAX_ORIGIN_CHARACTERS: Final = 300
 
 Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Reply]]]
 
@@ -51,7 +51,7 @@ class Children:
         self._source = source
         self._wait_seconds = wait_seconds
 
-    async def free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
+    async def check_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
         """Return the generations of free names, and refuse resources that another client declares.
 
         Read from the log before anything is declared, because rows come later.
@@ -76,19 +76,19 @@ class Children:
         New ones only if their names are still free; dependencies first.
         """
         generations: dict[str, int] = {}
-        refused: dict[str, str] = {}
+        refusals: dict[str, str] = {}
         for batch in _batches(parts):
-            answers = await self._ask(
+            replies = await self._ask(
                 [self._declaration(each, new.get(str(each.manifest.key))) for each in batch]
             )
-            for (each, _), answer in zip(batch, answers, strict=True):
-                generations[str(each.key)] = answer.generation if answer.accepted else 0
-                if not answer.accepted:
-                    refused[str(each.key)] = f"{answer.reason}: {answer.message}"
-        return generations, refused
+            for (each, _), reply in zip(batch, replies, strict=True):
+                generations[str(each.key)] = reply.generation if reply.accepted else 0
+                if not reply.accepted:
+                    refusals[str(each.key)] = f"{reply.reason}: {reply.message}"
+        return generations, refusals
 
     def _declaration(self, part: Part, expected: int | None) -> IntakeMessageOut:
-        reasons = (f"part of {self._parent}", part.origin[-_MAX_WORDS:], self._source)
+        reasons = (f"part of {self._parent}", part.origin[-_MAX_ORIGIN_CHARACTERS:], self._source)
         data = Declared(part.manifest, expected, reason=": ".join(filter(None, reasons)))
         return message_of(self._action, part.manifest.key, data, "declared")
 
@@ -111,8 +111,8 @@ class Children:
             if declaration.is_declared and declaration.labels.get(PART_OF_LABEL) == part_of
         ]
         reason = ": ".join(filter(None, (f"no longer part of {self._parent}", self._source)))
-        for start in range(0, len(keys), MAX_CHILDREN_AT_ONCE):
-            batch = keys[start : start + MAX_CHILDREN_AT_ONCE]
+        for start in range(0, len(keys), MAX_CHILDREN_PER_BATCH):
+            batch = keys[start : start + MAX_CHILDREN_PER_BATCH]
             await self._ask(
                 [
                     message_of(self._action, key, Withdrawn(reason=reason), "withdrawn")
@@ -142,7 +142,7 @@ class Children:
                     f"waits for the deletion of {', '.join(_limit_names(remaining))}",
                     status=HTTPStatus.CONFLICT,
                 )
-            await asyncio.sleep(_LEAVING_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def message_of(action: Action, key: ResourceKey, data: IntakeData, step: str) -> IntakeMessageOut:
@@ -160,8 +160,8 @@ def _batches(parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
     """Divide parts into batches: definitions and configurations before others."""
     for rank in sorted({system_rank(each.manifest.kind) for each in parts}):
         group = [each for each in parts if system_rank(each.manifest.kind) == rank]
-        for start in range(0, len(group), MAX_CHILDREN_AT_ONCE):
-            yield group[start : start + MAX_CHILDREN_AT_ONCE]
+        for start in range(0, len(group), MAX_CHILDREN_PER_BATCH):
+            yield group[start : start + MAX_CHILDREN_PER_BATCH]
 
 
 def _describe_remaining(name: str, row: Row | None) -> str:

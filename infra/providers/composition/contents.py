@@ -72,23 +72,23 @@ class Contents:
             )
             identity = f"{digest}.{declarations[name].generation}"
             messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
-        for answer in await self._ask(messages) if messages else ():
-            if not answer.accepted:
+        for reply in await self._ask(messages) if messages else ():
+            if not reply.accepted:
                 raise ContentRefusedError(
-                    f"storing its content failed: {answer.message}", status=HTTPStatus.CONFLICT
+                    f"storing its content failed: {reply.message}", status=HTTPStatus.CONFLICT
                 )
 
     async def forget(self, parent: str, namespace: str, retained: Collection[str]) -> None:
         """Withdraw all other contents of a set."""
-        stored = await self._state_reader.contents(namespace)
+        contents = await self._state_reader.contents(namespace)
         chunks = {
             each
             for digest in retained
-            if (entry := stored.get(digest)) is not None
+            if (entry := contents.get(digest)) is not None
             for each in entry[1].chunks
         }
         messages: list[IntakeMessageOut] = []
-        for digest, (generation, spec) in stored.items():
+        for digest, (generation, spec) in contents.items():
             if spec.parent != parent or digest in retained or digest in chunks:
                 continue
             key = ResourceKey(namespace, COMPOSED_CONTENT_KIND, digest)

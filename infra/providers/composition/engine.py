@@ -163,18 +163,18 @@ class _DefinedOutputs:
                 raise InvalidManifestError(
                     f"{_WHERE}.outputs.{each}: the name is reserved; use another name"
                 )
-        used = [each.variables for each, _ in self._outputs.values()]
-        used += [] if self._ready is None else [self._ready.variables]
-        self.input_names = frozenset(ABOUT) & frozenset[str]().union(*used)
+        used_variables = [each.variables for each, _ in self._outputs.values()]
+        used_variables += [] if self._ready is None else [self._ready.variables]
+        self.input_names = frozenset(ABOUT) & frozenset[str]().union(*used_variables)
         self.outputs = _struct(name, spec.outputs)
 
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
         """Return the status of the components, and the values of the definition's expressions."""
         result = components.summary(fields, children)
-        standing = child_statuses(self._are_many, fields, children)
+        statuses = child_statuses(self._are_many, fields, children)
         inputs: object = fields.get(_INPUTS)
         about = cast("Fields", inputs) if isinstance(inputs, dict) else {}
-        variables = {**about, _CHILDREN: standing}
+        variables = {**about, _CHILDREN: statuses}
         problems: list[str] = []
         for name, (compiled, output) in self._outputs.items():
             try:

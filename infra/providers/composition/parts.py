@@ -122,10 +122,10 @@ class PartTemplate:
         except ExpressionError as error:
             children: Mapping[str, Any] = variables[CHILDREN]
             followed = self._follows.get(error.text, ())
-            missing = sorted(each for each in followed if not _is_ready(children[each]))
-            if not missing:
+            unready = sorted(each for each in followed if not _is_ready(children[each]))
+            if not unready:
                 raise InvalidManifestError(f"{self._location}: {error}") from None
-            waiting = f"waits for {some(missing)}: {error}"
+            waiting = f"waits for {some(unready)}: {error}"
             return Component(self.name, _no_parts, waiting=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
@@ -198,11 +198,11 @@ def _child_status(child: Child | None) -> Fields:
     }
 
 
-def _is_ready(standing: Mapping[str, Any]) -> bool:
+def _is_ready(status: Mapping[str, Any]) -> bool:
     """Return whether a part is ready: each of its resources, and at least one."""
-    if "ready" in standing and isinstance(standing["ready"], bool):
-        return standing["ready"]
-    return bool(standing) and all(each["ready"] for each in standing.values())
+    if "ready" in status and isinstance(status["ready"], bool):
+        return status["ready"]
+    return bool(status) and all(each["ready"] for each in status.values())
 
 
 def _optional(text: str, location: str, variables: Collection[str]) -> Expression | None:

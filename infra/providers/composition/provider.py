@@ -57,7 +57,7 @@ MAX_CHILDREN_AT_ONCE: Final = 500
 EDITED: Final = "edited"
 """The field of a stored set that names the children that differ from its declaration."""
 
-AS_STORED: Final = "as stored"
+STORED_DIGEST: Final = "as stored"
 
 ReadReason = Literal["Effect", "Read", "Listing"]
 """Why an object is shown: after a write, on request, or in a listing."""
@@ -86,7 +86,7 @@ class CompositionProvider:
         self._api = JetStreamApi(config, secrets, permit)
         self._retry = config.retry
         self._state_reader = StateReader(self._api)
-        self._contents = Contents(self._state_reader, self._ask)
+        self._contents = Contents(self._state_reader, self._publish)
         self._bus: tuple[Client, JetStreamClientBus] | None = None
         self._opening = asyncio.Lock()
 
@@ -150,7 +150,7 @@ class CompositionProvider:
         await children.wait_until_removed(leaving)
         # Also a content that was stored for the next set.
         await self._contents.forget(of_set.parent, existing.key.namespace, ())
-        await self._ask_for_set(action, existing, Withdrawn(existing.generation), "gone")
+        await self._publish_set(action, existing, Withdrawn(existing.generation), "gone")
         return Effect(None)
 
     async def _write(self, action: Action, existing: ComposedSet, uid: str) -> Effect:
@@ -164,11 +164,11 @@ class CompositionProvider:
         old_generations: dict[str, int] = {} if previous is None else previous.generations
         desired = _digests(action.fields, parts)
         parts = [each._replace(manifest=as_part(each.manifest, parent)) for each in parts]
-        unchanged = await self._unchanged(desired, previous)
-        changed = [each for each in parts if str(each.manifest.key) not in unchanged]
-        manifests = [each.manifest for each in changed]
+        unchanged = await self._find_unchanged(desired, previous)
+        changed_parts = [each for each in parts if str(each.manifest.key) not in unchanged]
+        manifests = [each.manifest for each in changed_parts]
         children = self._children(action)
-        new = await children.free(
+        new = await children.check_free(
             [each for each in manifests if not old_generations.get(str(each.key))]
         )
         # A child that an operator declared differently, with permission, has no manifest of ours.
@@ -182,7 +182,7 @@ class CompositionProvider:
         )
         last = previous or withdrawn
         old_names = () if last is None else _parts_of(last)
-        started = ComposedSetSpec(
+        intended = ComposedSetSpec(
             parent=parent,
             uid=uid,
             key=action.idempotency_key,
@@ -192,27 +192,27 @@ class CompositionProvider:
             leaving=tuple(dict.fromkeys(name for name in old_names if name not in desired)),
         )
         if previous is None or previous.key != action.idempotency_key:
-            existing = await self._declare_set(action, existing, started, "begun")
+            existing = await self._declare_set(action, existing, intended, "begun")
         else:  # our own earlier attempt: the generations that it knows count
-            started = previous
-        generations, refused = await children.declare(changed, new)
+            intended = previous
+        generations, refusal_by_name = await children.declare(changed_parts, new)
         is_same = previous is not None and previous.fields == action.fields
         refusals = 1 + (previous.refusals if previous is not None and is_same else 0)
-        await children.withdraw(started.leaving)
-        remaining = await self._state_reader.declarations(started.leaving)
+        await children.withdraw(intended.leaving)
+        remaining = await self._state_reader.declarations(intended.leaving)
         completed = msgspec.structs.replace(
-            started,
+            intended,
             generations=unchanged | generations,
-            refused=refused,
-            refusals=refusals if refused else 0,
-            retry_at=self._next_try(refusals) if refused else None,
+            refused=refusal_by_name,
+            refusals=refusals if refusal_by_name else 0,
+            retry_at=self._next_try(refusals) if refusal_by_name else None,
             leaving=tuple(
                 name
                 for name, each in remaining.items()
                 if not (each.is_removed or each.is_declared)
             ),
         )
-        if completed != started:
+        if completed != intended:
             existing = await self._declare_set(action, existing, completed, "done")
         if previous is not None and (
             previous.key == action.idempotency_key  # an earlier attempt may have ended before this
@@ -252,7 +252,7 @@ class CompositionProvider:
             )
         return parts
 
-    async def _unchanged(
+    async def _find_unchanged(
         self, desired: Mapping[str, str], previous: ComposedSetSpec | None
     ) -> dict[str, int]:
         """Return the generations of children that are already declared as required."""
@@ -283,7 +283,7 @@ class CompositionProvider:
     def _children(self, action: Action) -> Children:
         return Children(
             self._state_reader,
-            self._ask,
+            self._publish,
             action,
             parent_of(self.kind, action.external_name),
             source=self.describe_source(action.fields),
@@ -307,29 +307,29 @@ class CompositionProvider:
         fields: Fields = msgspec.to_builtins(spec, str_keys=True)
         manifest = Manifest(RECONCILER_API_VERSION, COMPOSED_SET_KIND, metadata, fields)
         data = Declared(manifest, expected_generation=existing.generation)
-        generation = await self._ask_for_set(action, existing, data, step)
+        generation = await self._publish_set(action, existing, data, step)
         return existing._replace(generation=generation, spec=spec)
 
-    async def _ask_for_set(
+    async def _publish_set(
         self, action: Action, existing: ComposedSet, data: IntakeData, step: str
     ) -> int:
-        [answer] = await self._ask([message_of(action, existing.key, data, step)])
-        match answer.reason:
+        [reply] = await self._publish([message_of(action, existing.key, data, step)])
+        match reply.reason:
             case "StaleGeneration" | "Superseded":
                 raise ConflictError(f"{existing.key} has changed since it was read")
-            case _ if not answer.accepted:
-                raise RefusedError(f"{existing.key}: {answer.reason}: {answer.message}")
+            case _ if not reply.accepted:
+                raise RefusedError(f"{existing.key}: {reply.reason}: {reply.message}")
             case _:
-                return answer.generation
+                return reply.generation
 
-    async def _ask(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
+    async def _publish(self, messages: Sequence[IntakeMessageOut]) -> Sequence[Reply]:
         bus = await self._open_bus()
         await self._api.permit.before_request()
         try:
-            answers = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
+            responses = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
         except (BusError, TimeoutError) as error:
             raise UnknownResultError(f"the bus of Reconciler: {error}") from error
-        replies = [each for each in answers if each is not None]
+        replies = [each for each in responses if each is not None]
         if any(each.accepted for each in replies):
             self._api.permit.record_write()
         if len(replies) < len(messages):
@@ -347,8 +347,8 @@ class CompositionProvider:
         if existing.spec is None:
             return None
         if existing.spec.refused:  # a client requested the current status, so it must not wait
-            now = msgspec.structs.replace(existing.spec, retry_at=datetime.now(UTC))
-            existing = existing._replace(spec=now)
+            requested = msgspec.structs.replace(existing.spec, retry_at=datetime.now(UTC))
+            existing = existing._replace(spec=requested)
         [one] = await self._as_objects([existing], "Read")
         return one
 
@@ -430,7 +430,7 @@ class CompositionProvider:
         is_stored = CONTENT in spec.fields
         desired: dict[str, Any] = spec.fields.get(CHILDREN, {})
         if is_stored:
-            desired = dict.fromkeys(spec.generations, AS_STORED)
+            desired = dict.fromkeys(spec.generations, STORED_DIGEST)
         part_of = spec.parent.replace("/", ".")
         observed: dict[str, Any] = {}
         for name, digest in desired.items():
@@ -461,7 +461,9 @@ class CompositionProvider:
         fields = {**spec.fields, CHILDREN: observed}
         if is_stored:
             differences = {name: observed.get(name, "not declared") for name in desired}
-            differences = {name: state for name, state in differences.items() if state != AS_STORED}
+            differences = {
+                name: state for name, state in differences.items() if state != STORED_DIGEST
+            }
             fields = {**spec.fields, **({EDITED: _first(differences)} if differences else {})}
         return ExternalObject(
             name=_external_name(spec),

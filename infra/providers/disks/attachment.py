@@ -317,8 +317,8 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         if attachment is None or attachment.mark is None:
             raise self.missing_error(action)
         _check_same_object(attachment, action)
-        changed = msgspec.structs.replace(attachment.mark, mounted=action.fields["mounted"])
-        self._attachments.write(name, changed, is_new=False)
+        new_mark = msgspec.structs.replace(attachment.mark, mounted=action.fields["mounted"])
+        self._attachments.write(name, new_mark, is_new=False)
 
     def _remount(self, action: Action) -> None:
         attachment = self._attachments.find(action.external_name)
@@ -488,8 +488,8 @@ def _check_same_object(attachment: Attachment, action: Action) -> None:
     The permit of a call may take long between two steps.
     """
     check_uid(attachment.as_object(), action)
-    is_made_here = attachment.mark is not None and attachment.mark.key == action.idempotency_key
-    if action.operation == "Create" and not is_made_here:
+    is_own = attachment.mark is not None and attachment.mark.key == action.idempotency_key
+    if action.operation == "Create" and not is_own:
         raise _build_name_conflict(attachment)
 
 

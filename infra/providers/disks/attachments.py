@@ -37,7 +37,7 @@ from infra.providers.disks.folder import (
 from infra.providers.disks.loops import Loop
 from infra.providers.disks.mounts import Mount, mount_at, mounts
 from infra.providers.file_errors import settle
-from infra.providers.file_root import opened_file, stat_of, temporary, temporary_name
+from infra.providers.file_root import open_file, open_temporary, stat_of, temporary_name
 from reconciler.errors import NotDoneError, RefusedError
 
 IMAGE_DELETED: Final = "ImageDeleted"
@@ -244,7 +244,7 @@ class Attachments:
         """Read the record of an attachment."""
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
             segment = f"{name}{ATTACHMENT_SUFFIX}"
-            file = None if folder is None else opened_file(folder, segment)
+            file = None if folder is None else open_file(folder, segment)
             if file is None:
                 return None
             try:
@@ -262,7 +262,7 @@ class Attachments:
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}", make=True) as folder:
             assert folder is not None
             temporary_file = temporary_name(f"{mark.key} {name}")
-            with temporary(folder, temporary_file) as file:
+            with open_temporary(folder, temporary_file) as file:
                 os.write(file, _encoder.encode(mark))
                 os.fsync(file)
                 if is_new:

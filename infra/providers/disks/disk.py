@@ -41,7 +41,7 @@ from infra.providers.disks.programs import (
     run,
 )
 from infra.providers.disks.superblock import FILESYSTEM, superblock_of
-from infra.providers.file_errors import perhaps_done, settle
+from infra.providers.file_errors import mark_unknown_result, settle
 from infra.providers.file_root import is_same_file, temporary_name
 from reconciler.errors import (
     ConflictError,
@@ -214,10 +214,12 @@ class DisksProvider(NamedObjects[_Disk]):
             file = os.open(file_name, flags, 0o600, dir_fd=folder)
             try:
                 current_size = os.fstat(file).st_size  # nothing, or everything
-                missing = images.missing_space(file, action.fields["sizeBytes"] - current_size)
-                if missing:
+                shortage = images.missing_space(file, action.fields["sizeBytes"] - current_size)
+                if shortage:
                     os.unlink(file_name, dir_fd=folder)
-                    raise NotDoneError(f"disk {name!r}: not enough space: {missing}", status=_WAITS)
+                    raise NotDoneError(
+                        f"disk {name!r}: not enough space: {shortage}", status=_WAITS
+                    )
             finally:
                 os.close(file)
 
@@ -337,9 +339,13 @@ class DisksProvider(NamedObjects[_Disk]):
                     "and copy the data"
                 )
             if desired["sizeBytes"] > image.size_bytes:
-                missing = images.missing_space(file, desired["sizeBytes"] - image.file_stat.st_size)
-                if missing:
-                    raise build_waiting_error(f"disk {name!r}: not enough space to grow: {missing}")
+                shortage = images.missing_space(
+                    file, desired["sizeBytes"] - image.file_stat.st_size
+                )
+                if shortage:
+                    raise build_waiting_error(
+                        f"disk {name!r}: not enough space to grow: {shortage}"
+                    )
                 _check_can_grow(name, image, mounts())
             return image
 
@@ -439,7 +445,7 @@ def _build_name_conflict(name: str) -> ConflictError:
 def _remove_temporary_name(folder: int, action: Action) -> None:
     """Remove the name under which the image was built, if the image has its own."""
     if is_same_file(folder, _temporary_name(action), segment_of(action.external_name)):
-        with perhaps_done():
+        with mark_unknown_result():
             os.unlink(_temporary_name(action), dir_fd=folder)
         settle(folder)
 

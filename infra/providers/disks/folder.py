@@ -36,7 +36,7 @@ IMAGE_SUFFIX: Final = ".img"
 ATTACHMENT_SUFFIX: Final = ".json"
 MAX_PAGE_SIZE: Final = 100
 
-_CALLS_AT_ONCE = 8
+_MAX_CONCURRENT_CALLS = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _T = TypeVar("_T")
 
@@ -56,7 +56,7 @@ class DiskFolder:
         self._permit = permit
         self.timeout_seconds = config.limits.request_timeout_seconds
         # Separate threads, so that a hanging disk does not block other work.
-        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="disks")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="disks")
 
     async def step(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
         """Execute one step in a thread when the permit allows.

@@ -24,7 +24,7 @@ from infra.providers.disks.loops import Loop
 from infra.providers.disks.programs import build_waiting_error, is_full
 from infra.providers.disks.superblock import Superblock, superblock_of
 from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, uid_of_inode
-from infra.providers.file_root import opened_file
+from infra.providers.file_root import open_file
 from reconciler.errors import RefusedError
 
 ATTRIBUTE: Final = "user.reconciler.disk"
@@ -98,7 +98,7 @@ def filesystem_uuid(key: str) -> UUID:
 
 def read_image(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
     """Read the state of a disk's image; None if there is none."""
-    file = opened_file(folder, segment_of(disk))
+    file = open_file(folder, segment_of(disk))
     if file is None:
         return None
     try:

@@ -32,8 +32,8 @@ _SET_CAPACITY: Final = 0x4C07
 _CLEAR: Final = 0x4C01  # LOOP_CLR_FD
 _STATUS_BYTES: Final = 232
 
-_MAX_LOOKS: Final = 50
-_LOOK_SECONDS: Final = 0.02
+_MAX_POLLS: Final = 50
+_POLL_SECONDS: Final = 0.02
 """Time for which other programs, such as an observer or udev, may have a device open to read it."""
 
 
@@ -146,13 +146,13 @@ def take_up_size(path: str) -> None:
 def _open_exclusively(loop: Loop) -> Generator[int]:
     """Open a device exclusively. Other programs may still read it."""
     with ExitStack() as stack:
-        for last in (*[False] * _MAX_LOOKS, True):
+        for last in (*[False] * _MAX_POLLS, True):
             try:
                 device = stack.enter_context(open_device(loop.path, os.O_RDWR | os.O_EXCL))
             except OSError as error:
                 if error.errno != errno.EBUSY or last:
                     raise
-                time.sleep(_LOOK_SECONDS)  # in a separate thread
+                time.sleep(_POLL_SECONDS)  # in a separate thread
             else:
                 yield device
                 return
@@ -178,10 +178,10 @@ def detach(loop: Loop, file_stat: os.stat_result) -> None:
                 "container); Reconciler detaches it when it is no longer in use"
             ) from None
         raise
-    for _ in range(_MAX_LOOKS):
+    for _ in range(_MAX_POLLS):
         if loop not in loops():
             return
-        time.sleep(_LOOK_SECONDS)  # in a separate thread
+        time.sleep(_POLL_SECONDS)  # in a separate thread
     raise build_waiting_error(
         f"another process has {loop.path} open; Reconciler detaches it after it is closed"
     )

@@ -57,7 +57,7 @@ def _mount(line: bytes) -> Mount:
 
 
 def _text(field: bytes) -> str:
-    return os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), field))
+    return os.fsdecode(_ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), field))
 
 
 def users_of(place: str, all_mounts: list[Mount]) -> str:

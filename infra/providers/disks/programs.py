@@ -32,8 +32,8 @@ _PACKAGES: Mapping[str, str] = {
     "mount": "mount",
     "umount": "mount",
 }
-_MAX_WORDS_CHARACTERS = 300
-_MAX_WORDS_BYTES = 4096
+_MAX_OUTPUT_CHARACTERS = 300
+_MAX_OUTPUT_BYTES = 4096
 REFUSED: Final = HTTPStatus.UNPROCESSABLE_ENTITY
 """Status of a failure of one disk, which opens no breaker because the folder is usable."""
 
@@ -97,8 +97,8 @@ def run(
 
 def _read_output(file: IO[bytes]) -> str:
     file.seek(0)
-    text = file.read(_MAX_WORDS_BYTES).decode(errors="replace")
-    return " ".join(text.split())[:_MAX_WORDS_CHARACTERS]
+    text = file.read(_MAX_OUTPUT_BYTES).decode(errors="replace")
+    return " ".join(text.split())[:_MAX_OUTPUT_CHARACTERS]
 
 
 def proc_path(file: int) -> str:

@@ -19,8 +19,8 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
-from infra.providers.answers import Answer, decoded
-from infra.providers.connections import UnusableAnswerError
+from infra.providers.answers import Response, decode_body
+from infra.providers.connections import InvalidResponseError
 from infra.providers.docker.engine import (
     EngineApi,
     build_name_conflict,
@@ -80,14 +80,14 @@ EVENTS: Final = [
 _ALONE: Final = frozenset({"host", "none"})
 """Networks that an existing container cannot join or leave."""
 
-LISTED_AT_ONCE: Final = 25
+LISTING_PAGE_SIZE: Final = 25
 """A listing contains the command and the labels of a container, which are as large as a
 declaration. A response has room for this many, so that no tenant prevents the listing of other
 containers."""
 
 _SMALLER: Final = 5
 _LISTING_ATTEMPTS: Final = 3
-_CALLS_AT_ONCE: Final = 8
+_MAX_CONCURRENT_CALLS: Final = 8
 _PAGE_BYTES: Final = 4096
 _DONE: Final = frozenset({HTTPStatus.OK, HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
@@ -168,7 +168,7 @@ class ContainersProvider(NamedObjects[_Container]):
         if response.status_code != HTTPStatus.CREATED:
             raise engine_refusal(response)
         with mark_partly_done("the container was created, but a later step failed"):
-            created = await self._by_id(decoded(response, _created_decoder).id)
+            created = await self._by_id(decode_body(response, _created_decoder).id)
         return await self._finish(created, action)
 
     async def complete_object(
@@ -215,7 +215,7 @@ class ContainersProvider(NamedObjects[_Container]):
         containers = [each for each in await self._list(scope) if _may_be_in(scope, each)]
         for start in range(0, len(containers), page_size):
             calls = [self._read(each, unreadable) for each in containers[start : start + page_size]]
-            results = await gather_limited(calls, _CALLS_AT_ONCE)
+            results = await gather_limited(calls, _MAX_CONCURRENT_CALLS)
             yield [each for each in results if each is not None]
 
     async def changes(self, after: str | None) -> str:
@@ -325,9 +325,9 @@ class ContainersProvider(NamedObjects[_Container]):
             raise build_partly_done_error("the container was partly changed", error) from error
 
     async def _do(self, path: str, body: object = None) -> None:
-        answer = await self._api.call("POST", path, body=body)
-        if answer.status_code not in _DONE:
-            raise _build_change_error(answer)
+        response = await self._api.call("POST", path, body=body)
+        if response.status_code not in _DONE:
+            raise _build_change_error(response)
 
     async def _limit_to_host_memory(self, limits: dict[str, Any]) -> dict[str, Any]:
         """Set the host's memory as the limit if none is declared: the Engine cannot remove one."""
@@ -358,9 +358,9 @@ class ContainersProvider(NamedObjects[_Container]):
         max_seconds = int(self._api.timeout_seconds * STOPPING_SHARE)
         seconds = min(DEFAULT_STOP_SECONDS if configured is None else configured, max_seconds)
         path = f"/containers/{inspection.id}/stop"
-        answer = await self._api.call("POST", path, query=[("t", str(seconds))])
-        if answer.status_code not in {*_DONE, HTTPStatus.NOT_FOUND}:
-            raise engine_refusal(answer)
+        response = await self._api.call("POST", path, query=[("t", str(seconds))])
+        if response.status_code not in {*_DONE, HTTPStatus.NOT_FOUND}:
+            raise engine_refusal(response)
 
     # --- reading
 
@@ -380,7 +380,7 @@ class ContainersProvider(NamedObjects[_Container]):
         In smaller parts if a response is too large: an image may have labels of any size.
         """
         containers: list[_ListedContainer] = []
-        limit = LISTED_AT_ONCE
+        limit = LISTING_PAGE_SIZE
         while True:
             last_ids = [containers[-1].id] if containers else []
             query = [
@@ -391,7 +391,7 @@ class ContainersProvider(NamedObjects[_Container]):
             try:
                 page = await self._api.get("/containers/json", _listing_decoder, query)
             except NotDoneError as error:
-                if limit == 1 or not isinstance(error.__cause__, UnusableAnswerError):
+                if limit == 1 or not isinstance(error.__cause__, InvalidResponseError):
                     raise
                 limit //= _SMALLER
                 continue
@@ -415,23 +415,23 @@ class ContainersProvider(NamedObjects[_Container]):
         return None
 
     async def _inspection(self, id_or_name: str) -> Inspection | None:
-        answer = await self._api.find_answer(f"/containers/{id_or_name}/json")
-        return None if answer is None else inspection_of(answer)
+        response = await self._api.find_response(f"/containers/{id_or_name}/json")
+        return None if response is None else inspection_of(response)
 
     async def _read(self, container: _ListedContainer, unreadable: Unreadable) -> _Container | None:
         """Read a listed container; None if it was deleted, or cannot be converted."""
-        answer = await self._api.find_answer(f"/containers/{container.id}/json")
-        if answer is None:
+        response = await self._api.find_response(f"/containers/{container.id}/json")
+        if response is None:
             return None
-        if size := excess_of_bytes(len(answer.content)):  # the decoding takes long, too
-            unreadable.add(name_in(answer), container.id, size)
+        if size := excess_of_bytes(len(response.content)):  # the decoding takes long, too
+            unreadable.add(name_in(response), container.id, size)
             return None
         return await convert_by_size(
             lambda: unreadable.convert_or_record(
-                lambda: self._convert(inspection_of(answer)),
-                lambda: (name_in(answer), container.id),
+                lambda: self._convert(inspection_of(response)),
+                lambda: (name_in(response), container.id),
             ),
-            len(answer.content),
+            len(response.content),
         )
 
     async def _by_id(self, id_: str) -> Inspection:
@@ -499,25 +499,25 @@ def _network_changes(fields: Fields, inspection: Inspection) -> list[tuple[str, 
     ]
 
 
-def _build_creation_error(answer: Answer, fields: Fields) -> ProviderError:
+def _build_creation_error(response: Response, fields: Fields) -> ProviderError:
     """Describe a creation with a missing requirement. The Engine reports a missing image as 404."""
-    message = read_error_message(answer)
+    message = read_error_message(response)
     if message.lower().startswith("no such image"):
         return NotDoneError(
             f"image {fields['image']!r} does not exist on this Engine, and Reconciler does "
             "not pull images; pull, load or build it there",
             status=HTTPStatus.NOT_FOUND,
         )
-    return engine_refusal(answer)
+    return engine_refusal(response)
 
 
-def _build_change_error(answer: Answer) -> ProviderError:
+def _build_change_error(response: Response) -> ProviderError:
     """Describe a failed change. A deleted container is a conflict."""
     if (
-        answer.status_code == HTTPStatus.NOT_FOUND
-        and "no such container" in read_error_message(answer).lower()
+        response.status_code == HTTPStatus.NOT_FOUND
+        and "no such container" in read_error_message(response).lower()
     ):
         return ConflictError(
-            "the container has been deleted since it was read", status=answer.status_code
+            "the container has been deleted since it was read", status=response.status_code
         )
-    return engine_refusal(answer)
+    return engine_refusal(response)

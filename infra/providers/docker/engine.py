@@ -16,8 +16,8 @@ import msgspec
 from events.log import Action
 from events.provider_config import ProviderConfigSpec
 from infra.providers.answers import (
-    Answer,
-    decoded,
+    Response,
+    decode_body,
     explanation,
     inconclusive,
     refusal,
@@ -26,7 +26,7 @@ from infra.providers.answers import (
 from infra.providers.docker.names import name_problem
 from infra.providers.endpoint import authorization, socket_path
 from infra.providers.http import HttpApi, Query
-from infra.providers.trust import trusting
+from infra.providers.trust import build_ssl_context
 from reconciler.errors import (
     ConflictError,
     NotCalledError,
@@ -108,58 +108,58 @@ class EngineApi:
 
     async def get(self, path: str, decoder: msgspec.json.Decoder[_T], query: Query = ()) -> _T:
         """Read an object that must exist."""
-        answer = await self.call("GET", path, query=query)
-        if answer.status_code != HTTPStatus.OK:
-            raise engine_refusal(answer)
-        return decoded(answer, decoder)
+        response = await self.call("GET", path, query=query)
+        if response.status_code != HTTPStatus.OK:
+            raise engine_refusal(response)
+        return decode_body(response, decoder)
 
     async def find(self, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | None:
         """Read one object; None if the Engine itself reports that there is none."""
-        answer = await self.find_answer(path)
-        return None if answer is None else decoded(answer, decoder)
+        response = await self.find_response(path)
+        return None if response is None else decode_body(response, decoder)
 
-    async def find_answer(self, path: str) -> Answer | None:
+    async def find_response(self, path: str) -> Response | None:
         """Read the response about one object; None as in ``find``.
 
         A 404 with another text comes from a wrong endpoint or a gateway.
         """
-        answer = await self.call("GET", path)
-        if answer.status_code == HTTPStatus.NOT_FOUND and _ABSENT.search(
-            read_error_message(answer)
+        response = await self.call("GET", path)
+        if response.status_code == HTTPStatus.NOT_FOUND and _ABSENT.search(
+            read_error_message(response)
         ):
             return None
-        if answer.status_code != HTTPStatus.OK:
-            raise engine_refusal(answer)
-        return answer
+        if response.status_code != HTTPStatus.OK:
+            raise engine_refusal(response)
+        return response
 
     async def call(
         self, method: str, path: str, *, query: Query = (), body: object = None
-    ) -> Answer:
+    ) -> Response:
         """Make one call in a version of the API that both support."""
         if not self._version:
-            self._version = await self._agreed_version()
-        answer = await self._http.call(
+            self._version = await self._negotiate_version()
+        response = await self._http.call(
             method,
             f"/v{self._version}{path}",
             query=query,
             headers={} if body is None else {"Content-Type": "application/json"},
             body=None if body is None else _encoder.encode(body),
         )
-        if answer.status_code == HTTPStatus.BAD_REQUEST and read_error_message(answer).startswith(
-            _TOO_OLD
-        ):
+        if response.status_code == HTTPStatus.BAD_REQUEST and read_error_message(
+            response
+        ).startswith(_TOO_OLD):
             self._version = ""  # the Engine was replaced
             raise NotDoneError(
-                f"the Engine was replaced by another version: {read_error_message(answer)}"
+                f"the Engine was replaced by another version: {read_error_message(response)}"
             )
-        return answer
+        return response
 
-    async def ping(self) -> Answer:
+    async def ping(self) -> Response:
         """Check that the Engine responds, without a version of its API."""
-        answer = await self._http.call("GET", "/_ping")
-        if answer.status_code != HTTPStatus.OK:
-            raise engine_refusal(answer)
-        return answer
+        response = await self._http.call("GET", "/_ping")
+        if response.status_code != HTTPStatus.OK:
+            raise engine_refusal(response)
+        return response
 
     @asynccontextmanager
     async def stream(self, path: str, query: Query) -> AsyncGenerator[AsyncIterator[bytes]]:
@@ -170,7 +170,7 @@ class EngineApi:
         import httpx  # noqa: PLC0415 - 0.2 s of CPU, and only streams need it
 
         if not self._version:
-            self._version = await self._agreed_version()
+            self._version = await self._negotiate_version()
         await self._permit.before_request()
         if self._streaming is None:
             self._streaming = self._streaming_client()
@@ -179,7 +179,7 @@ class EngineApi:
             async with self._streaming.stream("GET", url, params=list(query)) as response:
                 if response.status_code != HTTPStatus.OK:
                     content = await self._read_refusal(response)
-                    raise engine_refusal(Answer("GET", path, response.status_code, {}, content))
+                    raise engine_refusal(Response("GET", path, response.status_code, {}, content))
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise NotDoneError(
                         f"GET {self._config.endpoint}{path}: invalid response: it is compressed"
@@ -214,7 +214,7 @@ class EngineApi:
         endpoint, tls = self._config.endpoint, self._config.tls
         path = socket_path(endpoint)
         is_trusting = tls is not None or endpoint.startswith("https:")
-        verify = trusting(tls) if is_trusting else True
+        verify = build_ssl_context(tls) if is_trusting else True
         return httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=path, verify=verify),
             base_url="http://localhost" if path is not None else endpoint,
@@ -223,17 +223,17 @@ class EngineApi:
             trust_env=False,
         )
 
-    async def _agreed_version(self) -> str:
-        answer = await self._http.call("GET", "/version")
-        if answer.status_code != HTTPStatus.OK:
-            raise engine_refusal(answer)
-        versions = decoded(answer, _versions_decoder)
+    async def _negotiate_version(self) -> str:
+        response = await self._http.call("GET", "/version")
+        if response.status_code != HTTPStatus.OK:
+            raise engine_refusal(response)
+        versions = decode_body(response, _versions_decoder)
         oldest, newest = _numbers(versions.oldest), _numbers(versions.newest)
         if newest < API_VERSION:
-            required = ".".join(map(str, API_VERSION))
+            minimum = ".".join(map(str, API_VERSION))
             raise NotDoneError(
                 f"{self._config.endpoint}: this Engine supports version {versions.newest} of the "
-                f"API, but {required} is required; install Docker Engine 20.10 or newer"
+                f"API, but {minimum} is required; install Docker Engine 20.10 or newer"
             )
         return ".".join(map(str, max(API_VERSION, oldest)))
 
@@ -248,19 +248,19 @@ def _numbers(version: str) -> tuple[int, ...]:
 # --- the meaning of responses
 
 
-def read_error_message(answer: Answer) -> str:
+def read_error_message(response: Response) -> str:
     """Return the start of the Engine's explanation; empty if the response is not from an Engine."""
-    body = explanation(answer, _error_decoder)
-    return "" if body is None else start_of(body.message, answer)
+    body = explanation(response, _error_decoder)
+    return "" if body is None else start_of(body.message, response)
 
 
-def engine_refusal(answer: Answer) -> ProviderError:
+def engine_refusal(response: Response) -> ProviderError:
     """Classify a response that is not a success and has no special meaning for the call."""
-    message = read_error_message(answer)
+    message = read_error_message(response)
     if not message:
-        return refusal(answer)
+        return refusal(response)
     message = " ".join(message.split())
-    text, status = f"the Engine rejected the request: {message}", answer.status_code
+    text, status = f"the Engine rejected the request: {message}", response.status_code
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
         # A requirement (an image, a network, a plugin) is missing or in use. Both may end.
         return NotDoneError(text, status=status)
@@ -271,12 +271,12 @@ def engine_refusal(answer: Answer) -> ProviderError:
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         # An Engine with an explanation is available: the failure concerns one object, whose action
         # waits.
-        return inconclusive(answer.method)(text, status=HTTPStatus.CONFLICT)
+        return inconclusive(response.method)(text, status=HTTPStatus.CONFLICT)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return refusal(
-            msgspec.structs.replace(answer, content=_encoder.encode({"detail": message}))
+            msgspec.structs.replace(response, content=_encoder.encode({"detail": message}))
         )
-    return inconclusive(answer.method)(text, status=status)
+    return inconclusive(response.method)(text, status=status)
 
 
 @contextmanager

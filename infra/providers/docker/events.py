@@ -46,9 +46,9 @@ class EngineEvents:
     async def changes(self, after: str | None) -> str:
         """Wait some time for an event after the mark ``after``, and return the newest mark."""
         if after is None or self._may_have_missed:
-            now = await self._now()
+            current = await self._now()
             self._may_have_missed = False
-            return now
+            return current
         since = int(after) + 1
         query = [("since", f"{since // _NANOSECONDS}.{since % _NANOSECONDS:09d}"), self._filters]
         try:
@@ -76,9 +76,9 @@ class EngineEvents:
 
     async def _now(self) -> str:
         """Return the Engine's own time. Its clock may be that of another machine."""
-        answer = await self._api.ping()
+        response = await self._api.ping()
         try:
-            at = parsedate_to_datetime(answer.headers.get("Date", ""))
+            at = parsedate_to_datetime(response.headers.get("Date", ""))
         except ValueError:
             raise NotDoneError("the Engine returned no time") from None
         return str(int(at.replace(tzinfo=UTC).timestamp()) * _NANOSECONDS)

@@ -15,7 +15,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.answers import UNDECODABLE, Answer, decoded
+from infra.providers.answers import UNDECODABLE, Response, decode_body
 from infra.providers.docker.engine import DECLARED, WRITTEN_BY, unreserved_labels
 from infra.providers.docker.spec import (
     CPU_PERIOD_MICROSECONDS,
@@ -202,15 +202,15 @@ _decoder = msgspec.json.Decoder(Inspection)
 _name_decoder = msgspec.json.Decoder(_Named)
 
 
-def inspection_of(answer: Answer) -> Inspection:
+def inspection_of(response: Response) -> Inspection:
     """Decode a response about a container, and remember its size."""
-    inspection = decoded(answer, _decoder)
-    return msgspec.structs.replace(inspection, size_bytes=len(answer.content))
+    inspection = decode_body(response, _decoder)
+    return msgspec.structs.replace(inspection, size_bytes=len(response.content))
 
 
-def name_in(answer: Answer) -> str:
+def name_in(response: Response) -> str:
     """Return the name of a container from a response that may be invalid otherwise."""
-    return decoded(answer, _name_decoder).name.removeprefix("/")
+    return decode_body(response, _name_decoder).name.removeprefix("/")
 
 
 def excess(inspection: Inspection) -> str:
@@ -269,19 +269,19 @@ def limits_to_write(fields: Fields, inspection: Inspection) -> dict[str, Any]:
     Without ``memoryBytes`` in the fields, ``Memory`` is None, because no limit can be removed.
     """
     observed, desired = shown_fields(inspection, _no_digest), _sent_limits(fields)
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     if observed.get("memoryBytes") != fields.get("memoryBytes"):
-        changed |= {"Memory": desired.get("Memory"), "MemorySwap": desired.get("MemorySwap")}
+        changes |= {"Memory": desired.get("Memory"), "MemorySwap": desired.get("MemorySwap")}
     if observed.get("cpus") != fields.get("cpus"):
         quota = desired.get("CpuQuota", -1)
-        changed |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
+        changes |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
         # created by another client, with the other field for the same limit
         if inspection.host_config.nano_cpus:
-            changed = {name: each for name, each in changed.items() if not name.startswith("Cpu")}
-            changed["NanoCpus"] = quota * _NANO_CPUS // CPU_PERIOD_MICROSECONDS
+            changes = {name: each for name, each in changes.items() if not name.startswith("Cpu")}
+            changes["NanoCpus"] = quota * _NANO_CPUS // CPU_PERIOD_MICROSECONDS
     if _restart(observed) != _restart(fields):
-        changed["RestartPolicy"] = desired["RestartPolicy"]
-    return changed
+        changes["RestartPolicy"] = desired["RestartPolicy"]
+    return changes
 
 
 def endpoint_of(network: Fields) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from events.excerpt import some
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.answers import decoded
+from infra.providers.answers import decode_body
 from infra.providers.docker.engine import (
     WRITTEN_BY,
     EngineApi,
@@ -117,7 +117,7 @@ class VolumesProvider(NamedObjects[_Volume]):
             raise build_name_conflict(action, None)
         if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
             raise engine_refusal(response)
-        return decoded(response, _volume_decoder)
+        return decode_body(response, _volume_decoder)
 
     async def update_object(self, action: Action, existing: ExistingObject[_Volume]) -> _Volume:
         """Refuse every change: the Engine has no call for one."""
@@ -137,7 +137,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise build_not_found_error(action)
         if response.status_code == HTTPStatus.CONFLICT:
-            raise await self._in_use(action.external_name)
+            raise await self._build_in_use_error(action.external_name)
         if response.status_code != HTTPStatus.NO_CONTENT:
             raise engine_refusal(response)
 
@@ -162,7 +162,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         """Close connections."""
         await self._api.close()
 
-    async def _in_use(self, name: str) -> NotDoneError:
+    async def _build_in_use_error(self, name: str) -> NotDoneError:
         """Return the users of a volume. It is deleted after them."""
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.get("/containers/json", _users_decoder, query)

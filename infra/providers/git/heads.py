@@ -34,8 +34,8 @@ from reconciler.errors import (
 )
 from reconciler.provider.secrets import Secrets
 
-_AT_ONCE: Final = 4
-_OF_A_NAMESPACE: Final = 2
+_MAX_CONCURRENT_READS: Final = 4
+_MAX_READS_PER_NAMESPACE: Final = 2
 """Concurrent reads for one namespace: servers that hang must leave room for others."""
 
 _TURN_SECONDS: Final = 30.0
@@ -117,8 +117,8 @@ class Heads:
         self._timeout_seconds = timeout_seconds
         self._allow = allow
         self._known: dict[str, Head] = {}
-        self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._slots_of: dict[str, asyncio.Semaphore] = {}
+        self._slots = asyncio.Semaphore(_MAX_CONCURRENT_READS)
+        self._namespace_slots: dict[str, asyncio.Semaphore] = {}
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._interim_outputs: dict[str, Fields] = {}
@@ -131,22 +131,27 @@ class Heads:
             head = _of_set(spec, 0.0)
         return head.outputs(spec)
 
-    async def refresh(self, spec: ComposedSetSpec, *, fresh: bool) -> Fields:
+    async def refresh(self, spec: ComposedSetSpec, *, is_requested: bool) -> Fields:
         """Read a repository if its interval is over, or on request. Return the shown part.
 
         A read that takes long continues alone, so that it delays no other source. Its result is
-        shown by the listing that follows ``have_moved``.
+        shown by the listing that follows ``has_new_commits``.
         """
         head = self._known.get(spec.parent)
-        if not fresh and head is not None and head.stored is None and not _is_due(head, spec):
+        if (
+            not is_requested
+            and head is not None
+            and head.stored is None
+            and not _is_due(head, spec)
+        ):
             return head.outputs(spec)
         try:
-            async with asyncio.timeout(_REQUEST_SECONDS if fresh else _LISTING_SECONDS):
+            async with asyncio.timeout(_REQUEST_SECONDS if is_requested else _LISTING_SECONDS):
                 task = self._reads.get(spec.parent)
-                if task is not None and fresh:
+                if task is not None and is_requested:
                     await asyncio.wait({task})  # it began before the request
                     task = self._reads.get(spec.parent)  # of another request, begun since
-                task = task or self._start_read(spec, fresh=fresh)
+                task = task or self._start_read(spec, is_requested=is_requested)
                 await asyncio.wait({task})
         except TimeoutError:
             self._interim_outputs[spec.parent] = outputs = self.known_outputs(spec)
@@ -154,9 +159,11 @@ class Heads:
         task.result()
         return self.known_outputs(spec)
 
-    def _start_read(self, spec: ComposedSetSpec, *, fresh: bool) -> asyncio.Task[None]:
+    def _start_read(self, spec: ComposedSetSpec, *, is_requested: bool) -> asyncio.Task[None]:
         """Start the read of a source."""
-        task = asyncio.create_task(self._update(spec, fresh=fresh), name=f"read {spec.parent}")
+        task = asyncio.create_task(
+            self._update(spec, is_requested=is_requested), name=f"read {spec.parent}"
+        )
         self._reads[spec.parent] = task
 
         def on_end(_task: asyncio.Task[None]) -> None:
@@ -169,13 +176,13 @@ class Heads:
         task.add_done_callback(on_end)
         return task
 
-    async def _update(self, spec: ComposedSetSpec, *, fresh: bool) -> None:
+    async def _update(self, spec: ComposedSetSpec, *, is_requested: bool) -> None:
         """Read a source, store its content, and replace the known head."""
-        async with self._turn(_namespace(spec), None if fresh else _TURN_SECONDS) as is_ours:
+        async with self._turn(_namespace(spec), None if is_requested else _TURN_SECONDS) as is_ours:
             if not is_ours:
                 return
             head = self._known.get(spec.parent)
-            if fresh or head is None or _is_due(head, spec):
+            if is_requested or head is None or _is_due(head, spec):
                 head = await self._read(spec, head, asyncio.get_running_loop().time())
             if head.content == spec.fields.get(CONTENT):
                 head = replace(head, stored=None)
@@ -193,7 +200,9 @@ class Heads:
     @asynccontextmanager
     async def _turn(self, namespace: str, seconds: float | None) -> AsyncGenerator[bool]:
         """Wait for a slot of a namespace and one of all. Return whether both were free in time."""
-        slots = self._slots_of.setdefault(namespace, asyncio.Semaphore(_OF_A_NAMESPACE))
+        slots = self._namespace_slots.setdefault(
+            namespace, asyncio.Semaphore(_MAX_READS_PER_NAMESPACE)
+        )
         async with AsyncExitStack() as stack:
             is_ours = True
             try:
@@ -231,11 +240,13 @@ class Heads:
         had_news, self._has_news = self._has_news, False
         return had_news
 
-    def forget_others(self, parents: Collection[str]) -> None:
+    def keep_only_sources(self, parents: Collection[str]) -> None:
         """Forget all other sources."""
         self._known = {parent: head for parent, head in self._known.items() if parent in parents}
         namespaces = {ResourceKey.parse(parent).namespace for parent in parents}
-        self._slots_of = {name: each for name, each in self._slots_of.items() if name in namespaces}
+        self._namespace_slots = {
+            name: each for name, each in self._namespace_slots.items() if name in namespaces
+        }
 
     async def _check_refs(self, parent: str, head: Head, now: float) -> None:
         namespace = ResourceKey.parse(parent).namespace
@@ -248,7 +259,7 @@ class Heads:
                 message = stable_message(error.message)
                 is_same = head.problem is not None and head.problem.message == message
         if self._known.get(parent) is head:
-            self._known[parent] = replace(head, looked_at=now if is_same else float("-inf"))
+            self._known[parent] = replace(head, read_at=now if is_same else float("-inf"))
             self._has_news |= not is_same
 
     async def _is_at(self, head: Head, namespace: str) -> bool:
@@ -258,25 +269,27 @@ class Heads:
     async def _read(self, spec: ComposedSetSpec, previous: Head | None, now: float) -> Head:
         """Read a repository. If that fails, the declared parts stay."""
         head = _of_set(spec, now)
-        made_from = _compute_source_digest(head.source)
-        good = {
+        source_digest = _compute_source_digest(head.source)
+        heads_by_commit = {
             each.revision["commit"]: each
             for each in (head, previous)
             if each is not None
             and each.problem is None
             and each.holds(spec)
-            and each.revision.get("of") == made_from
+            and each.revision.get("of") == source_digest
         }
         try:
             reply = await self._read_source(
                 head.source,
                 namespace=_namespace(spec),
-                known=[*good],
+                known=[*heads_by_commit],
                 declared=head.revision.get("commit", ""),
-                made_from=made_from,
+                made_from=source_digest,
             )
             if reply.revision is None:
-                return replace(good[reply.commit], looked_at=now, set_content=head.set_content)
+                return replace(
+                    heads_by_commit[reply.commit], read_at=now, set_content=head.set_content
+                )
             return await self._check_documents(spec, head, reply.revision, reply.documents)
         except GitError as error:
             revision = head.revision if error.revision is None else error.revision
@@ -354,7 +367,7 @@ class Heads:
             credential = await self._secrets.value(secret_ref, namespace)
         except (ConfigurationError, ProviderError) as error:
             raise GitError("Unreachable", f"spec.credentials: {error}") from None
-        return credential.strip(), self._secrets.former(secret_ref, namespace)
+        return credential.strip(), self._secrets.known_values(secret_ref, namespace)
 
 
 def _is_due(head: Head, spec: ComposedSetSpec) -> bool:

@@ -41,17 +41,17 @@ class LimitedStore(DiskObjectStore):
         """Return where to write a pack, and functions to accept or drop it."""
         file, commit, abort = super().add_pack()
 
-        def checked() -> None:
+        def check_and_commit() -> None:
             file.flush()
             if file.tell():
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     check_pack(content)
             return commit()  # a pack, whatever its type claims
 
-        return cast("BinaryIO", _Limited(file)), checked, abort
+        return cast("BinaryIO", _LimitedFile(file)), check_and_commit, abort
 
 
-class _Limited:
+class _LimitedFile:
     """A file that accepts a pack up to a size."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -84,7 +84,7 @@ def check_pack(content: mmap.mmap | bytes) -> None:
     for _ in range(count):
         is_delta = content[at] >> 4 & 7 in _DELTAS
         total += _check_size(_size_at(content, at, first_bits=4)[0])
-        start, at = _unpacked(content, at)
+        start, at = _unpack_start(content, at)
         if is_delta:
             total += _check_size(_size_at(start, _size_at(start, 0)[1])[0])
         if total > MAX_UNPACKED_BYTES:
@@ -95,7 +95,7 @@ def check_pack(content: mmap.mmap | bytes) -> None:
             )
 
 
-def _unpacked(content: mmap.mmap | bytes, at: int) -> tuple[bytes, int]:
+def _unpack_start(content: mmap.mmap | bytes, at: int) -> tuple[bytes, int]:
     """Unpack an object. Return its start, and the place after it."""
     try:
         unpacked, end = unpack_object_at(content, at, hashlib.sha1)

@@ -94,8 +94,8 @@ async def read_source(request: Request) -> Reply:
     with tempfile.TemporaryDirectory(
         prefix="reconciler-git-", ignore_cleanup_errors=True
     ) as folder:
-        written = _encoder.encode(msgspec.structs.replace(request, folder=folder))
-        output = await _output_of(written, request.seconds + _GRACE_SECONDS)
+        encoded = _encoder.encode(msgspec.structs.replace(request, folder=folder))
+        output = await _output_of(encoded, request.seconds + _GRACE_SECONDS)
     try:
         return await asyncio.to_thread(_decoder.decode, output)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -104,7 +104,7 @@ async def read_source(request: Request) -> Reply:
         ) from None
 
 
-async def _output_of(written: bytes, seconds: float) -> bytes:
+async def _output_of(encoded: bytes, seconds: float) -> bytes:
     process = await asyncio.create_subprocess_exec(
         *_COMMAND,
         stdin=asyncio.subprocess.PIPE,
@@ -114,7 +114,7 @@ async def _output_of(written: bytes, seconds: float) -> bytes:
     )
     try:
         async with asyncio.timeout(seconds):
-            output, _ = await process.communicate(written)
+            output, _ = await process.communicate(encoded)
     except TimeoutError:
         raise GitError(
             "Unreachable", "its reader process did not exit before the timeout and was killed"

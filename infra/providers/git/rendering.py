@@ -31,7 +31,7 @@ _LIMITED: Final = (
     f"ulimit -t {MAX_SECONDS}; ulimit -v {_MAX_MEMORY_KIB};"
     f' ulimit -f {2 * MAX_OUTPUT_BYTES // _BLOCK_BYTES}; exec "$@"'
 )
-_MAX_TOLD: Final = 300
+_MAX_ERROR_CHARACTERS: Final = 300
 
 Renderers = Mapping[str, Sequence[str]]
 
@@ -103,9 +103,9 @@ def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
     if output.stat().st_size > MAX_OUTPUT_BYTES:
         raise GitError("BadCommit", f"{name}: its output has more than {MAX_OUTPUT_BYTES} bytes")
     if status:
-        error_words = errors.read_text(errors="replace").split()
+        words = errors.read_text(errors="replace").split()
         raise GitError(
-            "BadCommit", f"{name}: exit status {status}: {' '.join(error_words)[:_MAX_TOLD]}"
+            "BadCommit", f"{name}: exit status {status}: {' '.join(words)[:_MAX_ERROR_CHARACTERS]}"
         )
     return output.read_bytes()
 

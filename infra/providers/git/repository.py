@@ -95,8 +95,8 @@ def find_commit(remote: Remote, ref: Mapping[str, Any]) -> ResolvedRef:
     branch = str(ref.get("branch") or "").removeprefix(_BRANCHES.decode())
     name = _BRANCHES + branch.encode() if branch else b"HEAD"
     if name not in refs:
-        missing = f"no branch {branch!r}" if branch else "no commit on a default branch"
-        raise GitError("RefGone", f"{remote.url} has {missing}")
+        problem = f"no branch {branch!r}" if branch else "no commit on a default branch"
+        raise GitError("RefGone", f"{remote.url} has {problem}")
     return ResolvedRef(branch or "HEAD", refs[name].decode())
 
 
@@ -206,8 +206,8 @@ class Checkout:
 @contextmanager
 def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
     """Open a client. Failures, and forbidden addresses, become ``Unreachable``."""
-    refused = first_refused(repository_uses(remote.url), remote.allow)
-    if refused is not None:
+    forbidden = first_refused(repository_uses(remote.url), remote.allow)
+    if forbidden is not None:
         raise GitError(
             "Unreachable",
             f"{remote.url}: not allowed by spec.allow.addresses of the ProviderConfig",

@@ -20,7 +20,7 @@ from infra.providers.git.heads import Heads
 from infra.providers.git.rendering import renderers_of_process
 from reconciler.composites.git_source import REVISION, SOURCE, describe_revision
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import installed_kinds
 from reconciler.provider.secrets import Secrets
 
@@ -70,7 +70,7 @@ class GitSourceProvider(CompositionProvider):
                 return {}
             if spec.parent not in followed:  # no resource follows it
                 return self._heads.known_outputs(spec)
-            return await self._heads.refresh(spec, fresh=reason == "Read")
+            return await self._heads.refresh(spec, is_requested=reason == "Read")
 
         return await asyncio.gather(*map(read_outputs, specs))
 
@@ -82,7 +82,7 @@ class GitSourceProvider(CompositionProvider):
         async for page in super().pages(scope, page_size=page_size):
             parents |= {parent_of(self.kind, each.name) for each in page}
             yield page
-        self._heads.forget_others(parents)
+        self._heads.keep_only_sources(parents)
 
     async def changes(self, after: str | None) -> str:
         """Return the marks of outcomes and of repositories."""
@@ -100,12 +100,12 @@ class GitSourceProvider(CompositionProvider):
         kinds = self._installed.copy()
         for name, (generation, fields) in (await self._state_reader.definitions()).items():
             with suppress(InvalidManifestError):  # the kind beneath may be missing here
-                kinds.define(defined(kinds, name, fields, generation))
+                kinds.define(build_defined_kind(kinds, name, fields, generation))
 
         def check(manifest: Manifest) -> None:
             kinds.check(manifest)
             if manifest.kind == KIND_DEFINITION_KIND:
-                kinds.define(defined(kinds, manifest.metadata.name, manifest.spec, 1))
+                kinds.define(build_defined_kind(kinds, manifest.metadata.name, manifest.spec, 1))
 
         return check
 

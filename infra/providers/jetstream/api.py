@@ -64,7 +64,7 @@ _CREDENTIAL: Final = "the secret of spec.credentialsRef"
 _CHECK_ACCESS: Final = f"check {_CREDENTIAL} and the permissions of its user"
 
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013, 10105})
-_NOT_THERE: Final = frozenset({10149})
+_NOT_FOUND: Final = frozenset({10149})
 _ENDS_BY_ITSELF: Final = frozenset({10002, 10005, 10026, 10027, 10065, 10099, 10100})
 """Limits of the account, unavailable peers, a foreign stream with our subjects, and a foreign
 consumer with our part of a work queue."""
@@ -156,8 +156,8 @@ class JetStreamApi:
         """Send a request that changes nothing; None if the server reports no such object."""
         await self.permit.before_request()
         try:
-            answer = await self._request(request, body)
-            return msgspec.convert(answer, result_type)
+            reply = await self._request(request, body)
+            return msgspec.convert(reply, result_type)
         except NotFoundOnBusError:
             return None
         except BusError as error:
@@ -180,9 +180,9 @@ class JetStreamApi:
         client = await self.connection()  # before the permit, because a new connection takes time
         await self.permit.before_request(read_at=read_at)
         try:
-            answer = await api_request(client, request, body, self.timeout_seconds)
+            reply = await api_request(client, request, body, self.timeout_seconds)
             self.permit.record_write()
-            return msgspec.convert(answer, result_type)
+            return msgspec.convert(reply, result_type)
         except BusError as error:
             raise classify_error(error, is_read=False) from error
         except msgspec.ValidationError as error:
@@ -250,8 +250,8 @@ def classify_error(error: BusError, *, is_read: bool) -> ProviderError:
             return _classify_refusal(error, is_read=is_read)
         case BusUnavailableError():
             # Without a cause, the server responded, or nothing was sent.
-            is_told = isinstance(error.__cause__, nats.errors.NoRespondersError | None)
-            return NotDoneError(text) if is_read or is_told else UnknownResultError(text)
+            is_certain = isinstance(error.__cause__, nats.errors.NoRespondersError | None)
+            return NotDoneError(text) if is_read or is_certain else UnknownResultError(text)
         case _:
             return NotDoneError(text) if is_read else UnknownResultError(text)
 
@@ -260,7 +260,7 @@ def _classify_refusal(error: BusRefusedError, *, is_read: bool) -> ProviderError
     text, code = str(error), error.code
     if error.err_code in _NAME_IN_USE:
         return ConflictError(text, status=code)
-    if error.err_code in _NOT_THERE:
+    if error.err_code in _NOT_FOUND:
         return NotFoundError(text, status=code)
     if is_read or code == _UNAVAILABLE or error.err_code in _ENDS_BY_ITSELF:
         return NotDoneError(text, status=code)

@@ -351,7 +351,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
                 _Consumer,
                 unreadable,
                 stream=stream.own_name,
-                named=begin.__add__,
+                to_name=begin.__add__,
             ):
                 yield [each for each in consumers if each.is_durable]
         self._out_of_bounds = frozenset(each.own_name for each in streams if each.out_of_bounds)

@@ -16,7 +16,7 @@ from infra.providers.jetstream.api import AnswerTooLargeError, JetStreamApi
 from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Unreadable
 
-READS_AT_ONCE: Final = 8
+MAX_CONCURRENT_READS: Final = 8
 """Of one page. An object that is read separately has up to 1 MiB."""
 
 
@@ -59,7 +59,7 @@ async def list_details(
     unreadable: Unreadable,
     *,
     stream: str = "",
-    named: Callable[[str], str | None] = str,
+    to_name: Callable[[str], str | None] = str,
 ) -> AsyncIterator[list[_N]]:
     """List all streams, or the consumers of one; nothing if that stream does not exist.
 
@@ -73,7 +73,7 @@ async def list_details(
             page = await _objects(api, kind, form, stream, offset)
         except AnswerTooLargeError:
             page = await _objects_by_name(
-                api, kind, form, stream, offset, unreadable=unreadable, named=named
+                api, kind, form, stream, offset, unreadable=unreadable, to_name=to_name
             )
         if page is None:
             return
@@ -94,8 +94,10 @@ async def _objects(
     if page is None and stream:
         return None  # the stream was deleted with its consumers
     if page is None or page.missing or page.offline:
-        of_what = f"consumers of {stream}" if stream else "streams"
-        raise NotDoneError(f"the listing of {of_what} is incomplete, because some have no leader")
+        subject_text = f"consumers of {stream}" if stream else "streams"
+        raise NotDoneError(
+            f"the listing of {subject_text} is incomplete, because some have no leader"
+        )
     objects = page.streams or page.consumers or []
     return _Page(page.total, [each.own_name for each in objects], objects)
 
@@ -108,19 +110,19 @@ async def _objects_by_name(
     offset: int,
     *,
     unreadable: Unreadable,
-    named: Callable[[str], str | None],
+    to_name: Callable[[str], str | None],
 ) -> _Page[_N] | None:
     page = await api.query(_request_subject(kind, "NAMES", stream), _Names, {"offset": offset})
     if page is None:
         return None
-    names, slots = page.streams or page.consumers or [], asyncio.Semaphore(READS_AT_ONCE)
+    names, slots = page.streams or page.consumers or [], asyncio.Semaphore(MAX_CONCURRENT_READS)
 
     async def read(name: str) -> _N | None:
         async with slots:
             try:
                 return await api.query(_request_subject(kind, "INFO", stream, name), form)
             except AnswerTooLargeError as error:
-                if (external_name := named(name)) is not None:
+                if (external_name := to_name(name)) is not None:
                     unreadable.add(external_name, None, error.message)
                 return None
 

@@ -176,7 +176,9 @@ class StreamsProvider(NamedObjects[_Stream]):
         """List all streams of the form that are in bounds, in the pages of the server."""
         del scope, page_size
         out_of_bounds, name_of = set[str](), self.form.name_of
-        async for page in list_details(self._api, "STREAM", StreamInfo, unreadable, named=name_of):
+        async for page in list_details(
+            self._api, "STREAM", StreamInfo, unreadable, to_name=name_of
+        ):
             out_of_bounds |= {each.own_name for each in page if each.out_of_bounds}
             yield [
                 _Stream(each, self.form)

@@ -78,9 +78,9 @@ def build_repairs(place: Place, listing: TableListing | None) -> list[Command]:
     """
     if listing is None:
         listing = TableListing()
-    elif SERVICES not in listing.maps and (foreign := _describe_foreign_objects(listing)):
+    elif SERVICES not in listing.maps and (foreign_text := _describe_foreign_objects(listing)):
         raise ConfigurationError(
-            f"spec.endpoint: {place} is in use by another program, which created {foreign}; "
+            f"spec.endpoint: {place} is in use by another program, which created {foreign_text}; "
             "use an unused table"
         )
     table = place.table
@@ -160,5 +160,5 @@ def _describe_foreign_objects(listing: TableListing) -> str:
     """Return the objects in a table that have not the form of ours."""
     named = (each for each in listing.chains if each not in _CHAINS and name_of(each) is None)
     chains = (f"chain {each}" for each in named)
-    foreign = sorted({*chains, *listing.maps, *(listing.sets - {MASQUERADED})})
-    return ", ".join(foreign[:5])
+    names = sorted({*chains, *listing.maps, *(listing.sets - {MASQUERADED})})
+    return ", ".join(names[:5])

@@ -90,7 +90,7 @@ class _Item(msgspec.Struct, frozen=True):
     set: _Set | None = None
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Output(msgspec.Struct, frozen=True):
     nftables: list[_Item]
 
 
@@ -116,17 +116,17 @@ MASQUERADED: Final = "masqueraded"
 KEY: Final = ["ipv4_addr", "inet_proto", "inet_service"]
 """Types of the parts of a ``Front``."""
 
-_answer_decoder = msgspec.json.Decoder(_Answer)
+_output_decoder = msgspec.json.Decoder(_Output)
 _ELEMENT: Final = re.compile(
     r"elements = \{ \S+ \. \S+ \. \S+ (?:comment \"(?P<comment>[^\"]*)\" )?:"
     r" (?P<verdict>\w+)(?: (?P<target>\S+))? \}"
 )
 
 
-def parse_listing(answer: bytes) -> TableListing:
+def parse_listing(output: bytes) -> TableListing:
     """Parse an output. Raises ``NotDoneError`` for an invalid one."""
     try:
-        items = _answer_decoder.decode(answer).nftables
+        items = _output_decoder.decode(output).nftables
         return _collect(items)
     except UNDECODABLE as error:
         raise NotDoneError(f"invalid output of nft: {error}") from None
@@ -156,9 +156,9 @@ def _collect(items: list[_Item]) -> TableListing:
     return listing
 
 
-def parse_element(answer: str, front: Front) -> Element | None:
+def parse_element(output: str, front: Front) -> Element | None:
     """Parse the output of ``nft get element`` for ``services``. nft 1.0.6 has no JSON for it."""
-    match = _ELEMENT.search(answer)
+    match = _ELEMENT.search(output)
     if match is None:
         return None
     return Element(front, match["target"] or "", match["comment"] or "", match["verdict"])
@@ -169,9 +169,9 @@ def _elements(items: list[object]) -> list[Element]:
     for each in items:
         key, verdict = msgspec.convert(each, tuple[object, object])
         front, comment = _front_and_comment(key)
-        parsed = msgspec.convert(verdict, _Verdict)
-        if front is not None and (target := parsed.goto or parsed.jump) is not None:
-            verb = "jump" if parsed.goto is None else "goto"
+        target_fields = msgspec.convert(verdict, _Verdict)
+        if front is not None and (target := target_fields.goto or target_fields.jump) is not None:
+            verb = "jump" if target_fields.goto is None else "goto"
             elements.append(Element(front, target.target, comment, verb))
     return elements
 

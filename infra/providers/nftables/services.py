@@ -175,13 +175,13 @@ class ServicesProvider(NamedObjects[ServiceState]):
             return parse_element(await self.nft.query("\n".join(queries)), front), True
         except MissingError:  # one of them is missing, or both are
             pass
-        answers: list[str | None] = []
+        outputs: list[str | None] = []
         for each in queries:
             try:
-                answers.append(await self.nft.query(each))
+                outputs.append(await self.nft.query(each))
             except MissingError:
-                answers.append(None)
-        element_output, masqueraded = answers
+                outputs.append(None)
+        element_output, masqueraded = outputs
         return None if element_output is None else parse_element(
             element_output, front
         ), masqueraded is not None
@@ -239,11 +239,11 @@ class ServicesProvider(NamedObjects[ServiceState]):
 
     async def _make_table(self) -> bool:
         """Create the missing shared objects. Return whether any was missing."""
-        answer = await self._read_table()
-        if answer is None:
+        output = await self._read_table()
+        if output is None:
             await self._check_table_name()
-        listing = None if answer is None else await asyncio.to_thread(parse_listing, answer)
-        commands = base.all_of_it(self._place, listing)
+        listing = None if output is None else await asyncio.to_thread(parse_listing, output)
+        commands = base.build_repairs(self._place, listing)
         if not commands:
             return False
         try:

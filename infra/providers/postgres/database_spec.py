@@ -33,7 +33,7 @@ TRUSTED_EXTENSIONS = frozenset(
 """Extensions that PostgreSQL lets the owner of a database create. Others can reach the server's
 machine or its network, such as ``dblink``, ``file_fdw`` and untrusted languages."""
 
-ALWAYS_THERE = "plpgsql"
+ALWAYS_INSTALLED = "plpgsql"
 """The extension of every database. It is not compared."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
@@ -112,7 +112,7 @@ def normalize(fields: Fields) -> Fields:
         "extensions": {
             name: True
             for name in sorted(set(cast("list[str]", extensions)))
-            if name != ALWAYS_THERE
+            if name != ALWAYS_INSTALLED
         },
     }
     if "encoding" in present:

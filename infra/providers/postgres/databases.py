@@ -20,7 +20,7 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
-from infra.providers.postgres.database_spec import ALWAYS_THERE, normalize
+from infra.providers.postgres.database_spec import ALWAYS_INSTALLED, normalize
 from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_of
 from infra.providers.postgres.limits import MAX_ROWS, bounded
 from infra.providers.postgres.marks import Mark, mark_in, with_mark
@@ -299,7 +299,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             return recorded
         query = sql.SQL("SELECT extname FROM pg_extension WHERE extname <> {} ORDER BY extname")
         async with self._server.session(row.name) as session:
-            rows = await session.run(query.format(ALWAYS_THERE))
+            rows = await session.run(query.format(ALWAYS_INSTALLED))
         return replace(recorded, extensions=names(rows, "extname"))
 
     async def _complete_listed_row(self, row: _Row) -> _Database | None:
@@ -323,8 +323,8 @@ class DatabasesProvider(NamedObjects[_Database]):
             " WHERE NOT EXISTS (SELECT FROM pg_available_extensions WHERE name = wanted)"
         ).format([] if owner is None else [owner], extensions)
         async with self._server.session() as session:
-            missing = await session.run(query)
-        for row in missing:
+            missing_rows = await session.run(query)
+        for row in missing_rows:
             if row["what"] == "role":
                 raise NotDoneError(f"role {row['name']!r} does not exist (yet)", status=REFUSED)
             # Only an operator can install a package, so the creation waits for a new declaration.
@@ -343,10 +343,10 @@ class DatabasesProvider(NamedObjects[_Database]):
             raise
         except ProviderError as error:
             try:
-                is_there = bool(await self._rows(_has_name(name)))
+                may_exist = bool(await self._rows(_has_name(name)))
             except ProviderError:
-                is_there = True
-            if is_there:
+                may_exist = True
+            if may_exist:
                 raise UnknownResultError(error.message, status=error.status) from error.__cause__
             raise
 
@@ -369,7 +369,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             await self._drop_unfinished(await self._rows(_has_name(unfinished)))
             raise
         except ProviderError as error:
-            raise await self._in_use(error, unfinished) from None
+            raise await self._build_in_use_error(error, unfinished) from None
         return await self._database(row)
 
     async def _allow_connections(self, row: _Row) -> _Row:
@@ -413,10 +413,10 @@ class DatabasesProvider(NamedObjects[_Database]):
         except ProviderError as error:
             if state_of(error.__cause__) == NO_DATABASE:
                 return False
-            raise await self._in_use(error, name) from None
+            raise await self._build_in_use_error(error, name) from None
         return True
 
-    async def _in_use(self, error: ProviderError, database: str) -> ProviderError:
+    async def _build_in_use_error(self, error: ProviderError, database: str) -> ProviderError:
         """Name the sessions that block a statement, if they are the cause."""
         if state_of(error.__cause__) != IN_USE:
             return error
@@ -474,17 +474,17 @@ def _create_statement(name: str, fields: Fields) -> sql.Composed:
     return sql.SQL("CREATE DATABASE {} {}").format(sql.Identifier(name), sql.SQL(" ").join(parts))
 
 
-def _alter_statements(name: str, now: _Row, fields: Fields) -> list[sql.Composed]:
+def _alter_statements(name: str, current: _Row, fields: Fields) -> list[sql.Composed]:
     target, statements = sql.Identifier(name), list[sql.Composed]()
-    owner = fields.get("owner", now.owner)
-    if owner != now.owner:
+    owner = fields.get("owner", current.owner)
+    if owner != current.owner:
         statements.append(
             sql.SQL("ALTER DATABASE {} OWNER TO {}").format(target, sql.Identifier(owner))
         )
-    if fields["connectionLimit"] != now.connection_limit:
+    if fields["connectionLimit"] != current.connection_limit:
         limit = sql.SQL("ALTER DATABASE {} CONNECTION LIMIT {}")
         statements.append(limit.format(target, fields["connectionLimit"]))
-    if fields["allowConnections"] != now.allow_connections:
+    if fields["allowConnections"] != current.allow_connections:
         allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS {}")
         statements.append(allow.format(target, fields["allowConnections"]))
     return statements

@@ -328,8 +328,8 @@ class GrantsProvider:
         )
         if statements:
             await session.run(*statements)
-        written = await self._find(session, place, database)
-        if written is None:
+        updated = await self._find(session, place, database)
+        if updated is None:
             raise NotDoneError(
                 f"{place.name!r}: there is no object (yet) to grant privileges on, or the role "
                 "owns all of them",
@@ -337,9 +337,9 @@ class GrantsProvider:
             )
         desired = normalize(action.fields)
         compared_fields = ("privileges", "grantable", "partial")
-        if any(written.fields[name] != desired[name] for name in compared_fields):
-            raise _build_foreign_grant_error(written)
-        return written
+        if any(updated.fields[name] != desired[name] for name in compared_fields):
+            raise _build_foreign_grant_error(updated)
+        return updated
 
 
 async def _check_requirements(session: Session, place: GrantPlace) -> None:

@@ -61,13 +61,13 @@ def is_password_of(verifier: str | None, password: str) -> bool:
         return False
     try:
         salt = base64.b64decode(match["salt"], validate=True)
-        stored = base64.b64decode(match["stored"], validate=True)
+        stored_key = base64.b64decode(match["stored"], validate=True)
     except (binascii.Error, ValueError):
         return False
     iterations = int(match["iterations"])
     # Clients prepare text that is not ASCII, and use it unchanged where that fails.
     return any(
-        hmac.compare_digest(_stored_key(each, salt, iterations), stored)
+        hmac.compare_digest(_stored_key(each, salt, iterations), stored_key)
         for each in {password, _apply_saslprep(password)}
     )
 

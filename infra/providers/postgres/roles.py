@@ -283,9 +283,9 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             await self._check_parents(session, sorted(new_parents))
             password = await self._desired_password(action, row)
             await session.run(*_alter_statements(action, row, fields, password))
-            written = await self._row_of(session, name)
-            assert written is not None
-            role = await self._role(written)
+            updated = await self._row_of(session, name)
+            assert updated is not None
+            role = await self._role(updated)
             await self._remove_old_secret(row.mark, password.reference, action.namespace)
         return role
 

@@ -201,7 +201,7 @@ class PostgresServer:
     def _take_idle(self) -> psycopg.AsyncConnection[DictRow] | None:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.closed and not _has_news(connection):
+            if not connection.closed and not _has_unread_data(connection):
                 return connection
             connection.pgconn.finish()
         return None
@@ -293,7 +293,7 @@ def _tls(tls: Tls | None) -> dict[str, str]:
     }
 
 
-def _has_news(connection: psycopg.AsyncConnection[DictRow]) -> bool:
+def _has_unread_data(connection: psycopg.AsyncConnection[DictRow]) -> bool:
     """Return whether the server has sent anything since then: an idle one sends only its end."""
     try:
         readable, _, _ = select.select([connection.fileno()], [], [], 0)

@@ -79,7 +79,7 @@ class _Input:
 class _ComputedValue:
     """A value that the expression creates.
 
-    ``within``: the value of any of its members or fields.
+    ``inner_values``: the value of any of its members or fields.
     """
 
     def __init__(self, size: int, members: int = 0, inner_values: Sequence[_Value] = ()) -> None:

@@ -84,14 +84,16 @@ class Expression:
         self._check_names(location, variables, {each.variable for each, _ in loops})
 
     def _check_names(self, location: str, variables: Collection[str], bound: set[str]) -> None:
-        used = self._program.references()
-        unknown = sorted({*used["variables"]} - {*variables} - bound)
-        self.variables = frozenset(used["variables"]) & {*variables}
+        references = self._program.references()
+        unknown = sorted({*references["variables"]} - {*variables} - bound)
+        self.variables = frozenset(references["variables"]) & {*variables}
         if unknown:
             names = ", ".join(sorted(variables))
             raise InvalidManifestError(f"{location}: unknown variable {unknown[0]!r}; use {names}")
-        called = {each for each in used["functions"] if not each.startswith(("_", "@", "!", "-"))}
-        if unknown_functions := sorted(called - FUNCTIONS):
+        functions = {
+            each for each in references["functions"] if not each.startswith(("_", "@", "!", "-"))
+        }
+        if unknown_functions := sorted(functions - FUNCTIONS):
             names = ", ".join(sorted(FUNCTIONS))
             raise InvalidManifestError(
                 f"{location}: unknown function {unknown_functions[0]!r}; use {names}"

@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 from events.external import ExternalObject
 from events.rest_definition import Paging
-from infra.providers.answers import Answer, unusable
+from infra.providers.answers import Response, build_unusable_error
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.places import MISSING, Finder
 from infra.providers.rest.protocol import Protocol
@@ -33,7 +33,7 @@ ObjectsOf = Callable[[Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
 class PageContent(NamedTuple):
     """One page: the response, its JSON, and its items unchanged."""
 
-    answer: Answer
+    response: Response
     content: Any
     items: list[Any]
 
@@ -94,17 +94,17 @@ class Pages:
         try:
             next_token = self._token_at.find(content.content)
         except ExpressionError as error:
-            raise unusable(content.answer, str(error)) from None
+            raise build_unusable_error(content.response, str(error)) from None
         if next_token is MISSING or next_token is None:
             return await self._page(content, None)
         if not isinstance(next_token, str | int) or isinstance(next_token, bool):
-            raise unusable(content.answer, f"the value at {paging.at} is not a token")
+            raise build_unusable_error(content.response, f"the value at {paging.at} is not a token")
         return await self._page(content, str(next_token))
 
     async def _by_link(self, token: str) -> Page[ExternalObject]:
         path = f"{self._path}?{token}" if token else None
         content = await self._fetch(path, self._size)
-        return await self._page(content, _next_query(content.answer))
+        return await self._page(content, _next_query(content.response))
 
     async def _by_offset(self, paging: Paging, token: str) -> Page[ExternalObject]:
         begin = int(token or 0)
@@ -119,9 +119,9 @@ class Pages:
                 message = (
                     "a page has one object, but paging by offset requires pages of two or more"
                 )
-                raise unusable(content.answer, message)
+                raise build_unusable_error(content.response, message)
         self._last_items = new_items[-1:]
-        page = PageContent(content.answer, content.content, new_items)
+        page = PageContent(content.response, content.content, new_items)
         return await self._page(page, str(begin + len(new_items)) if new_items else None)
 
     async def _by_number(self, paging: Paging, token: str) -> Page[ExternalObject]:
@@ -146,19 +146,23 @@ def _build_changed_error() -> NotDoneError:
     return NotDoneError("the listing changed while its pages were read, so it is ignored")
 
 
-def _next_query(answer: Answer) -> str | None:
+def _next_query(response: Response) -> str | None:
     """Return the query of the next page. The host of a link is ignored: requests go to ours."""
-    header = answer.headers.get("Link", "")
+    header = response.headers.get("Link", "")
     for link, parameters in _LINK.findall(header):
         if _NEXT.search(parameters):
             try:
-                own, target = urlsplit(answer.url), urlsplit(urljoin(answer.url, link))
+                own, target = urlsplit(response.url), urlsplit(urljoin(response.url, link))
             except ValueError as error:
-                raise unusable(answer, f"its header Link is invalid: {error}") from None
+                raise build_unusable_error(
+                    response, f"its header Link is invalid: {error}"
+                ) from None
             if target.path != own.path or not target.query:
-                raise unusable(answer, f"the next page is at another path, {target.path[:200]!r}")
+                raise build_unusable_error(
+                    response, f"the next page is at another path, {target.path[:200]!r}"
+                )
             return target.query
     # otherwise the listing would end early, and look complete
     if re.search(r"\bnext\b", _LINK.sub("", header)):
-        raise unusable(answer, f"its header Link is invalid: {header[:200]!r}")
+        raise build_unusable_error(response, f"its header Link is invalid: {header[:200]!r}")
     return None

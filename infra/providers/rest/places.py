@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from events.manifest import Fields, InvalidManifestError
 from infra.providers.rest.expressions import Expression, MissingValueError
 
-WHOLE: Final = "."
+WHOLE_DOCUMENT: Final = "."
 MAX_NODES: Final = 256
 MAX_TEMPLATE_DEPTH: Final = 12
 
@@ -32,7 +32,7 @@ def is_expression(text: str) -> bool:
 
 def steps_of(path: str, location: str) -> tuple[str, ...]:
     """Split a path into steps. Raises ``InvalidManifestError`` for an empty step."""
-    if path == WHOLE:
+    if path == WHOLE_DOCUMENT:
         return ()
     steps = tuple(path.split("."))
     if not all(steps):

@@ -22,7 +22,7 @@ from events.rest_definition import (
     Reading,
     RestSpec,
 )
-from infra.providers.answers import beginning
+from infra.providers.answers import decode_start
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
@@ -30,7 +30,7 @@ from infra.providers.rest.items import UndecodableItem
 from infra.providers.rest.marks import Marking, ObjectMarks
 from infra.providers.rest.places import (
     MISSING,
-    WHOLE,
+    WHOLE_DOCUMENT,
     Finder,
     Template,
     is_expression,
@@ -138,9 +138,9 @@ class Protocol:
         )
         self.marking = Marking(rest.metadata, f"{location}.metadata.at") if rest.metadata else None
         self.items_at = Finder(
-            rest.list.items if rest.list else WHOLE, f"{location}.list.items", "answer"
+            rest.list.items if rest.list else WHOLE_DOCUMENT, f"{location}.list.items", "answer"
         )
-        self._where = (
+        self._filter = (
             Expression(rest.where.removeprefix("="), f"{location}.where", ("object",))
             if (rest.where)
             else None
@@ -150,7 +150,7 @@ class Protocol:
             for name, call in (("create", rest.create), ("update", rest.update))
             if call is not None and call.shows
         }
-        self.read_at = Finder(rest.read.shows or WHOLE, f"{location}.read.shows", "answer")
+        self.read_at = Finder(rest.read.shows or WHOLE_DOCUMENT, f"{location}.read.shows", "answer")
         self.read_items_at = (
             Finder(rest.read.items, f"{location}.read.items", "answer") if rest.read.items else None
         )
@@ -228,9 +228,9 @@ class Protocol:
 
     def is_of_kind(self, content: Any) -> bool:
         """Return whether a listed object is of this kind. Raises ``UnusableObjectError``."""
-        if self._where is not None:
+        if self._filter is not None:
             try:
-                if self._where.value({"object": content}) is not True:
+                if self._filter.value({"object": content}) is not True:
                     return False
             except ExpressionError as error:
                 raise UnusableObjectError(str(error)) from None
@@ -334,7 +334,7 @@ class Protocol:
         rules = [each for each in self.rest.errors if status in each.status]
         if not rules:
             return None
-        text = beginning(content, MAX_RULE_CHARACTERS)[:MAX_RULE_CHARACTERS].lower()
+        text = decode_start(content, MAX_RULE_CHARACTERS)[:MAX_RULE_CHARACTERS].lower()
         return next((each for each in rules if each.text.lower() in text), None)
 
 

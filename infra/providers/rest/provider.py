@@ -26,15 +26,15 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import (
     UNDECODABLE,
-    Answer,
-    decoded,
+    Response,
+    build_undecodable_error,
+    build_unusable_error,
+    decode_body,
     in_doubt,
     is_read,
     problem_text,
     refusal,
     retry_after_seconds,
-    undecodable,
-    unusable,
 )
 from infra.providers.endpoint import leads_elsewhere
 from infra.providers.http import HttpApi
@@ -43,7 +43,7 @@ from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.items import SplitError, UndecodableItem, check_structure, split
 from infra.providers.rest.marks import build_uid
 from infra.providers.rest.paging import PageContent, Pages
-from infra.providers.rest.places import MISSING, WHOLE, Finder, put_at
+from infra.providers.rest.places import MISSING, WHOLE_DOCUMENT, Finder, put_at
 from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
 from reconciler.errors import (
     ConflictError,
@@ -103,25 +103,25 @@ class RestProvider:
                 return self._own_or_conflict(existing.object, action, f"{name!r} already exists")
             read_at = time.monotonic()
         uid = None if protocol.uid_at is not None else build_uid(action.idempotency_key)
-        answer = await self._write(protocol.create, action, uid=uid, read_at=read_at)
-        if answer.status_code in protocol.create.success:
-            return await self._read_effect(answer, action, "create", None)
-        means = self._meaning(answer, protocol.rest.create.conflict)
-        if not means and answer.status_code == HTTPStatus.NOT_FOUND:
+        response = await self._write(protocol.create, action, uid=uid, read_at=read_at)
+        if response.status_code in protocol.create.success:
+            return await self._read_effect(response, action, "create", None)
+        means = self._meaning(response, protocol.rest.create.conflict)
+        if not means and response.status_code == HTTPStatus.NOT_FOUND:
             # The API's own response if a read works: something that the creation requires does not
             # exist.
-            with in_doubt(answer):
+            with in_doubt(response):
                 existing = await self._find(name)
             if existing is None:
-                raise NotDoneError(refusal(answer).message, status=answer.status_code)
+                raise NotDoneError(refusal(response).message, status=response.status_code)
         if means != "Conflict":
-            raise self._classify(answer, means)
-        text = f"{name!r}: {problem_text(answer)}"
+            raise self._classify(response, means)
+        text = f"{name!r}: {problem_text(response)}"
         existing = None if protocol.ids_are_made else await self._find(name)
         if existing is not None:
-            return self._own_or_conflict(existing.object, action, text, status=answer.status_code)
+            return self._own_or_conflict(existing.object, action, text, status=response.status_code)
         # A conflict although its cause was deleted: the API may store this response with the key.
-        raise ConflictError(text, status=answer.status_code, replayed=self._is_replay(answer))
+        raise ConflictError(text, status=response.status_code, replayed=self._is_replay(response))
 
     async def update(self, action: Action) -> Effect:
         """Replace an object that is still the action's, at the action's version."""
@@ -137,30 +137,30 @@ class RestProvider:
         check_uid(existing.object, action)
         if existing.object.written_by == action.idempotency_key:
             return Effect(existing.object, replayed=True)
-        answer = await self._write(
+        response = await self._write(
             protocol.update,
             action,
             uid=existing.object.uid,
             existing=existing,
             read_at=existing.read_at,
         )
-        if answer.status_code in protocol.update.success:
-            return await self._read_effect(answer, action, "update", existing.object.uid)
+        if response.status_code in protocol.update.success:
+            return await self._read_effect(response, action, "update", existing.object.uid)
         call = protocol.rest.update
         assert call is not None
-        means = self._meaning(answer, call.conflict or (409, 412), call.absent)
+        means = self._meaning(response, call.conflict or (409, 412), call.absent)
         if means not in ("Conflict", "Absent"):
-            raise self._classify(answer, means)
-        text = f"{name!r}: {problem_text(answer)}"
-        with in_doubt(answer):
+            raise self._classify(response, means)
+        text = f"{name!r}: {problem_text(response)}"
+        with in_doubt(response):
             current = await self._find(name, existing.object.uid)
         if current is None:
-            raise NotFoundError(text, status=answer.status_code)
+            raise NotFoundError(text, status=response.status_code)
         if means == "Absent":
             raise UnknownResultError(
-                f"{text}, but a read still finds it", status=answer.status_code
+                f"{text}, but a read still finds it", status=response.status_code
             )
-        return self._own_or_conflict(current.object, action, text, status=answer.status_code)
+        return self._own_or_conflict(current.object, action, text, status=response.status_code)
 
     async def delete(self, action: Action) -> Effect:
         """Delete an object that is still the action's."""
@@ -170,28 +170,28 @@ class RestProvider:
         if existing is None:
             return Effect(None, absent=True)
         check_uid(existing.object, action)
-        answer = await self._write(
+        response = await self._write(
             protocol.delete,
             msgspec.structs.replace(action, version=None),  # whatever its version
             uid=existing.object.uid,
             existing=existing,
             read_at=existing.read_at,
         )
-        if answer.status_code in protocol.delete.success:
-            await self._check_body(answer)
-            return Effect(None, replayed=self._is_replay(answer))
-        means = self._meaning(answer, call.conflict or (412,), call.absent)
+        if response.status_code in protocol.delete.success:
+            await self._check_body(response)
+            return Effect(None, replayed=self._is_replay(response))
+        means = self._meaning(response, call.conflict or (412,), call.absent)
         if means == "Conflict":
             raise NotDoneError(f"{name!r} was changed during the deletion")
         if means == "Absent":
-            with in_doubt(answer):
+            with in_doubt(response):
                 current = await self._find(name, existing.object.uid)
             if current is None:
                 return Effect(None, absent=True)
             raise UnknownResultError(
-                f"{name!r}: the API returned {answer.status_code}, but a read still finds it"
+                f"{name!r}: the API returned {response.status_code}, but a read still finds it"
             )
-        raise self._classify(answer, means)
+        raise self._classify(response, means)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one object, by its uid if the API assigns the ids."""
@@ -238,49 +238,55 @@ class RestProvider:
         if protocol.ids_are_made and uid is None:
             return await self._find_by_name(name)
         request, values = protocol.read, self._values(name, uid)
-        answer = await self._send_read(request, values, self._variables(values))
+        response = await self._send_read(request, values, self._variables(values))
         read_at = time.monotonic()
-        if answer.status_code not in request.success:
-            means = self._meaning(answer, absent=protocol.rest.read.absent)
+        if response.status_code not in request.success:
+            means = self._meaning(response, absent=protocol.rest.read.absent)
             if means != "Absent":
-                raise self._classify(answer, means)
-            await self._confirm_absence(name, uid, answer)
+                raise self._classify(response, means)
+            await self._confirm_absence(name, uid, response)
             return None
         observed = (
-            self._convert_single(answer, decoded(answer, _decoder), name)
+            self._convert_single(response, decode_body(response, _decoder), name)
             if protocol.read_items_at is None
-            else await self._select_item(answer, protocol.read_items_at, name)
+            else await self._select_item(response, protocol.read_items_at, name)
         )
         if observed is None:
             return None
         if protocol.ids_are_made and observed.uid != uid:
-            raise unusable(answer, f"it describes {quoted(observed.uid)}, not {uid!r}")
-        return _ReadObject(observed, answer.headers.get(_ETAG), read_at)
+            raise build_unusable_error(
+                response, f"it describes {quoted(observed.uid)}, not {uid!r}"
+            )
+        return _ReadObject(observed, response.headers.get(_ETAG), read_at)
 
-    def _convert_single(self, answer: Answer, content: Any, name: str) -> ExternalObject | None:
-        item = _at(self._protocol.read_at, answer, content)
-        if item is None and self._protocol.read_at.text != WHOLE:
+    def _convert_single(self, response: Response, content: Any, name: str) -> ExternalObject | None:
+        item = _at(self._protocol.read_at, response, content)
+        if item is None and self._protocol.read_at.text != WHOLE_DOCUMENT:
             return None  # its place exists and is empty; a null document is not a valid response
         if item is None or item is MISSING:
-            raise unusable(answer, f"it has no object at {self._protocol.read_at.text}")
-        return self._convert_named(answer, item, name)
+            raise build_unusable_error(
+                response, f"it has no object at {self._protocol.read_at.text}"
+            )
+        return self._convert_named(response, item, name)
 
     async def _select_item(
-        self, answer: Answer, items_at: Finder, name: str
+        self, response: Response, items_at: Finder, name: str
     ) -> ExternalObject | None:
         """Select an object from several. One of another name is no response to a read of one."""
         unreadable = Unreadable()
-        _, items = await self._items_of(answer, items_at)
+        _, items = await self._items_of(response, items_at)
         objects = await self._convert_items(items, unreadable)
         if unreadable.may_have(name):
             unreadable.check()
         matches = [each for each in objects if each.name == name]
         if len(matches) > 1:
-            raise unusable(answer, f"{len(matches)} objects have the name {name!r}")
+            raise build_unusable_error(response, f"{len(matches)} objects have the name {name!r}")
         if matches:
             return matches[0]
         if objects and self._protocol.read.placeholders:
-            raise unusable(answer, f"it describes {quoted(objects[0].name)}, not {name!r}")
+            raise build_unusable_error(
+                response, f"it describes {quoted(objects[0].name)}, not {name!r}"
+            )
         return None
 
     async def _find_by_name(self, name: str) -> _ReadObject | None:
@@ -295,15 +301,17 @@ class RestProvider:
                 raise
         return None
 
-    def _convert_named(self, answer: Answer, item: Any, name: str) -> ExternalObject:
+    def _convert_named(self, response: Response, item: Any, name: str) -> ExternalObject:
         try:
             observed = self._protocol.convert(item)
         except UnusableObjectError as error:
-            raise unusable(answer, str(error)) from None
+            raise build_unusable_error(response, str(error)) from None
         except Exception as error:
-            raise unusable(answer, f"{type(error).__name__}: {error}") from error
+            raise build_unusable_error(response, f"{type(error).__name__}: {error}") from error
         if observed.name != name:
-            raise unusable(answer, f"it describes {quoted(observed.name)}, not {name!r}")
+            raise build_unusable_error(
+                response, f"it describes {quoted(observed.name)}, not {name!r}"
+            )
         return observed
 
     def _pages(self, page_size: int, unreadable: Unreadable) -> Pages:
@@ -327,7 +335,7 @@ class RestProvider:
             ),
         )
 
-    async def _confirm_absence(self, name: str, uid: str | None, answer: Answer) -> None:
+    async def _confirm_absence(self, name: str, uid: str | None, response: Response) -> None:
         """Confirm a 404 with a read of the collection, because any gateway can send a 404."""
         protocol = self._protocol
         confirm = protocol.rest.read.confirm
@@ -341,34 +349,34 @@ class RestProvider:
         for each in page.objects:
             if each.name == name and uid in (None, each.uid):
                 raise NotDoneError(
-                    f"{name!r} is listed, but reading it returned {answer.status_code}"
+                    f"{name!r} is listed, but reading it returned {response.status_code}"
                 )
 
     async def _fetch_page(self, path: str | None, query: Sequence[tuple[str, str]]) -> PageContent:
         """Fetch one page."""
         request = self._protocol.list
         assert request is not None
-        answer = await self._send_read(
+        response = await self._send_read(
             request, {}, self._variables({}), path=path, extra_query=query
         )
-        if answer.status_code not in request.success:
-            raise self._classify(answer, self._meaning(answer))
-        content, items = await self._items_of(answer, self._protocol.items_at)
-        return PageContent(answer, content, items)
+        if response.status_code not in request.success:
+            raise self._classify(response, self._meaning(response))
+        content, items = await self._items_of(response, self._protocol.items_at)
+        return PageContent(response, content, items)
 
-    async def _items_of(self, answer: Answer, items_at: Finder) -> tuple[Any, list[Any]]:
+    async def _items_of(self, response: Response, items_at: Finder) -> tuple[Any, list[Any]]:
         """Decode a document and a list in it. One undecodable item must not hide the others."""
         try:
-            content = _decoder.decode(answer.content)
+            content = _decoder.decode(response.content)
         except UNDECODABLE as error:
             steps = items_at.steps
             if steps is None or self._protocol.has_token_within(steps):
-                raise undecodable(answer, error) from error
+                raise build_undecodable_error(response, error) from error
             try:
-                return await split(answer.content, steps)
+                return await split(response.content, steps)
             except SplitError:
-                raise undecodable(answer, error) from error
-        return content, _as_list(answer, _at(items_at, answer, content))
+                raise build_undecodable_error(response, error) from error
+        return content, _as_list(response, _at(items_at, response, content))
 
     async def _send_read(
         self,
@@ -378,9 +386,9 @@ class RestProvider:
         *,
         path: str | None = None,
         extra_query: Sequence[tuple[str, str]] = (),
-    ) -> Answer:
+    ) -> Response:
         """Send a request that changes nothing, whatever its method, so no result is unknown."""
-        answer = await self._api.call(
+        response = await self._api.call(
             request.method,
             request.path(values) if path is None else path,
             query=[*request.query(values), *extra_query] if path is None else (),
@@ -389,7 +397,11 @@ class RestProvider:
             writes=False,
         )
         # It counts as a read.
-        return answer if is_read(answer.method) else msgspec.structs.replace(answer, method="GET")
+        return (
+            response
+            if is_read(response.method)
+            else msgspec.structs.replace(response, method="GET")
+        )
 
     # --- writing
 
@@ -401,7 +413,7 @@ class RestProvider:
         uid: str | None,
         existing: _ReadObject | None = None,
         read_at: float | None = None,
-    ) -> Answer:
+    ) -> Response:
         rest = self._protocol.rest
         values = self._values(action.external_name, uid)
         headers = dict(request.headers)
@@ -482,20 +494,22 @@ class RestProvider:
         return _encoder.encode(body)
 
     async def _read_effect(
-        self, answer: Answer, action: Action, operation: str, uid: str | None
+        self, response: Response, action: Action, operation: str, uid: str | None
     ) -> Effect:
         """Return the effect of a write, from its response or a read."""
-        is_replay, shown_at = self._is_replay(answer), self._protocol.shown_at.get(operation)
+        is_replay, shown_at = self._is_replay(response), self._protocol.shown_at.get(operation)
         if shown_at is not None:
-            content = decoded(answer, _decoder)
-            item = _at(shown_at, answer, content)
+            content = decode_body(response, _decoder)
+            item = _at(shown_at, response, content)
             observed = self._convert_named(
-                answer, None if item is MISSING else item, action.external_name
+                response, None if item is MISSING else item, action.external_name
             )
             if uid is not None and observed.uid != uid:
-                raise unusable(answer, f"it describes {quoted(observed.uid)}, not {uid!r}")
+                raise build_unusable_error(
+                    response, f"it describes {quoted(observed.uid)}, not {uid!r}"
+                )
             return Effect(observed, replayed=is_replay)
-        await self._check_body(answer)
+        await self._check_body(response)
         try:
             existing = await self._find(action.external_name, uid)
         except ProviderError as error:  # the write was executed, so `NotDoneError` would be wrong
@@ -520,41 +534,41 @@ class RestProvider:
             return Effect(existing, replayed=True)
         raise ConflictError(message, status=status, obstacle=existing)
 
-    async def _check_body(self, answer: Answer) -> None:
+    async def _check_body(self, response: Response) -> None:
         """Accept a success only with an empty body or JSON: a login page has neither."""
-        if answer.content.strip():
-            await self._check_json(answer)
+        if response.content.strip():
+            await self._check_json(response)
 
-    async def _check_json(self, answer: Answer) -> None:
+    async def _check_json(self, response: Response) -> None:
         """Raise for text that is not JSON.
 
         JSON with unusual values, which any client may store, is valid.
         """
         try:
-            _decoder.decode(answer.content)
+            _decoder.decode(response.content)
         except UNDECODABLE as error:
             try:
-                await check_structure(answer.content)
+                await check_structure(response.content)
             except SplitError:
-                raise undecodable(answer, error) from error
+                raise build_undecodable_error(response, error) from error
 
     # --- the meaning of responses
 
     def _meaning(
-        self, answer: Answer, conflict: Sequence[int] = (), absent: Sequence[int] = ()
+        self, response: Response, conflict: Sequence[int] = (), absent: Sequence[int] = ()
     ) -> str:
         """Return the class of a response that is no success; empty if no rule applies."""
-        rule = self._protocol.rule_for(answer.status_code, answer.content)
+        rule = self._protocol.rule_for(response.status_code, response.content)
         if rule is not None:
             return rule.means
-        if answer.status_code in conflict:
+        if response.status_code in conflict:
             # The API still executes another request with this key, which may succeed.
-            return "Unknown" if "Retry-After" in answer.headers else "Conflict"
-        return "Absent" if answer.status_code in absent else ""
+            return "Unknown" if "Retry-After" in response.headers else "Conflict"
+        return "Absent" if response.status_code in absent else ""
 
-    def _classify(self, answer: Answer, means: str) -> ProviderError:
-        error = refusal(answer)
-        status, wait = answer.status_code, retry_after_seconds(answer)
+    def _classify(self, response: Response, means: str) -> ProviderError:
+        error = refusal(response)
+        status, wait = response.status_code, retry_after_seconds(response)
         match means:
             case "NotDone":
                 return NotDoneError(error.message, status=status, retry_after_seconds=wait)
@@ -562,16 +576,16 @@ class RestProvider:
                 return ThrottledError(error.message, status=status, retry_after_seconds=wait)
             case "Refused":
                 return RefusedError(error.message, status=status)
-            case "Unknown" if not is_read(answer.method):
+            case "Unknown" if not is_read(response.method):
                 return UnknownResultError(error.message, status=status, retry_after_seconds=wait)
             case _:
                 return error
 
-    def _is_replay(self, answer: Answer) -> bool:
+    def _is_replay(self, response: Response) -> bool:
         idempotency = self._protocol.rest.idempotency
         if idempotency is None or idempotency.replayed is None:
             return False
-        return answer.headers.get(idempotency.replayed, "").lower() == "true"
+        return response.headers.get(idempotency.replayed, "").lower() == "true"
 
     def _check_name(self, external_name: str) -> str:
         problem = self._protocol.name_problem(external_name)
@@ -597,38 +611,40 @@ class WatchingRestProvider(RestProvider):
         del after
         changes, mark_at = self._protocol.rest.changes, self._protocol.mark_at
         assert changes is not None
-        answer = await self._api.call(
+        response = await self._api.call(
             "GET",
             changes.path,
             query=[*changes.query.items()],
             headers=self._protocol.rest.headers,
         )
-        if answer.status_code != HTTPStatus.OK:
-            raise refusal(answer)
+        if response.status_code != HTTPStatus.OK:
+            raise refusal(response)
         if mark_at is None:
-            mark = answer.headers.get(_ETAG)
+            mark = response.headers.get(_ETAG)
         else:
-            mark = _at(mark_at, answer, decoded(answer, _decoder))
+            mark = _at(mark_at, response, decode_body(response, _decoder))
         if mark is None or mark is MISSING:
-            raise unusable(answer, "it has no change cursor")
+            raise build_unusable_error(response, "it has no change cursor")
         text = mark if isinstance(mark, str) else _encoder.encode(mark).decode()
         if len(text) > MAX_MARK_CHARACTERS:
-            raise unusable(
-                answer,
+            raise build_unusable_error(
+                response,
                 f"its change cursor has {len(text)} characters, but at most "
                 f"{MAX_MARK_CHARACTERS} are allowed",
             )
         return text
 
 
-def _at(finder: Finder, answer: Answer, content: Any) -> Any:
+def _at(finder: Finder, response: Response, content: Any) -> Any:
     try:
         return finder.find(content)
     except ExpressionError as error:
-        raise unusable(answer, str(error)) from None
+        raise build_unusable_error(response, str(error)) from None
 
 
-def _as_list(answer: Answer, items: Any) -> list[Any]:
+def _as_list(response: Response, items: Any) -> list[Any]:
     if not isinstance(items, list):
-        raise unusable(answer, "it has no list of objects at the path that the definition names")
+        raise build_unusable_error(
+            response, "it has no list of objects at the path that the definition names"
+        )
     return cast("list[Any]", items)

@@ -19,7 +19,9 @@ from infra.bus.removals import INTAKE_REMEDY, find_intake_problem
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import (
     INTAKE,
+    LISTINGS,
     LOG,
+    ROWS,
     decider_consumers,
     find_lost_beginning,
     topology_differences,
@@ -29,6 +31,7 @@ from infra.bus.streams import (
 from infra.jetstream.connection import api_request, require_jetstream
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import read_subject, stream_state
+from infra.jetstream.topology import consumer_infos
 from projections.read_models import decode_status, read_checkpoint, status_name
 from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.finding import Finding, Verdict
@@ -89,6 +92,11 @@ async def check_streams(nc: Client) -> list[Finding]:
     """Compare every stream and consumer with the definitions of this release."""
     wrong = {name: fields for name, fields in (await topology_differences(nc)).items() if fields}
     if not wrong:
+        if paused := [
+            name for stream in (LOG, LISTINGS, ROWS) for name in await _paused(nc, stream)
+        ]:
+            text = f"another client paused consumers with which roles read: {some(paused)}"
+            return [Finding("streams", "fail", text, "Restart the roles, which create new ones.")]
         text = "all streams and consumers are as this release requires"
         return [Finding("streams", "ok", text), *await _check_removed(nc)]
     differing = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
@@ -98,6 +106,15 @@ async def check_streams(nc: Client) -> list[Finding]:
         return [finding, *await _check_removed(nc)]
     except NotFoundOnBusError:  # of a missing stream, which the finding contains
         return [finding]
+
+
+async def _paused(nc: Client, stream: str) -> list[str]:
+    """Return the paused consumers of a stream that a role created for its own reading."""
+    return [
+        f"{stream}/{each['name']}"
+        for each in await consumer_infos(nc, stream)
+        if each.get("paused") and not each["config"].get("durable_name")
+    ]
 
 
 async def _check_removed(nc: Client) -> list[Finding]:

@@ -11,7 +11,7 @@ from events.log import SpecDeclared
 from events.manifest import Fields, InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from reconciler.ports import EventLog
-from reconciler.provider.defined_kind import defined
+from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import DefinedKind, Kind, KindRegistry
 from reconciler.roles.runtime.system_resources import SystemResources
 
@@ -70,4 +70,4 @@ class Definitions(SystemResources):
             self._build_kind(key.name, fields, 1)
 
     def _build_kind(self, name: str, fields: Fields, generation: int) -> Kind:
-        return defined(self._kinds, name, fields, generation)
+        return build_defined_kind(self._kinds, name, fields, generation)

@@ -63,7 +63,7 @@ class GuardedProvider:
                 yield
         except ProviderError as error:
             if action is not None and any(
-                self._secrets.is_of_another_time(each, action.namespace)
+                self._secrets.has_other_value(each, action.namespace)
                 for each in resolved_secrets_in(action.fields)
             ):
                 # The API may repeat its response to an earlier call, with a value that this process

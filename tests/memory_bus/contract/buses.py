@@ -64,36 +64,36 @@ class Reading(Generic[Delivery]):
 
     def __init__(self, reader: Any) -> None:
         self.reader = reader
-        self._asked: asyncio.Future[Sequence[Delivery]] | None = None
+        self._pending: asyncio.Future[Sequence[Delivery]] | None = None
 
     async def within(self, seconds: float | None) -> list[Delivery]:
         """Return the next messages, or none if none come in time."""
-        asked = self._asked or asyncio.ensure_future(self.reader.next_batch())
-        done, _ = await asyncio.wait([asked], timeout=seconds)
-        self._asked = None if done else asked
-        return list(asked.result()) if done else []
+        pending = self._pending or asyncio.ensure_future(self.reader.next_batch())
+        completed, _ = await asyncio.wait([pending], timeout=seconds)
+        self._pending = None if completed else pending
+        return list(pending.result()) if completed else []
 
-    async def until(self, wanted: int, *, but: Iterable[Delivery] = ()) -> list[Delivery]:
+    async def until(self, expected: int, *, but: Iterable[Delivery] = ()) -> list[Delivery]:
         """Wait for so many messages that are not these, and return all that came."""
-        known = {each.position for each in but}
-        came: list[Delivery] = []
-        while sum(each.position not in known for each in came) < wanted:
-            came += await self.within(None)
-        return came
+        known_positions = {each.position for each in but}
+        deliveries: list[Delivery] = []
+        while sum(each.position not in known_positions for each in deliveries) < expected:
+            deliveries += await self.within(None)
+        return deliveries
 
     async def anything_but(self, these: Iterable[Delivery]) -> list[int]:
         """Return the positions of whatever else comes within a moment."""
-        known = {each.position for each in these}
+        known_positions = {each.position for each in these}
         return [
             each.position
             for each in await self.within(MOMENT_SECONDS)
-            if each.position not in known
+            if each.position not in known_positions
         ]
 
     def close(self) -> None:
         """Drop the open request."""
-        if self._asked is not None:
-            self._asked.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
 
 class Bus(ABC):

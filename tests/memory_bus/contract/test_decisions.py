@@ -19,11 +19,11 @@ def letter(position: int, *, dedup_key: str = "", content: str = "") -> DeadLett
     return DeadLetter("intake", "of no use", delivery, dedup_key, content)
 
 
-async def fired(bus: Bus, wanted: int) -> list[tuple[str, str]]:
+async def fired(bus: Bus, expected: int) -> list[tuple[str, str]]:
     """Return resource and purpose of so many timers as they fire; one may fire twice."""
     intake = bus.reading(bus.intake_reader())
-    told: set[tuple[str, str]] = set()
-    while len(told) < wanted:
+    fired_timers: set[tuple[str, str]] = set()
+    while len(fired_timers) < expected:
         [each, *others] = await intake.until(1)
         await intake.reader.ack([each])
         await intake.reader.retry_later(others, 0.0)
@@ -31,8 +31,8 @@ async def fired(bus: Bus, wanted: int) -> list[tuple[str, str]]:
         data = decode_intake(each.payload, expected="timer", fallback_id="").data
         assert tokens[2] == "timer"
         assert isinstance(data, TimerFired)
-        told.add((".".join(tokens[3:]), data.purpose))
-    return sorted(told)
+        fired_timers.add((".".join(tokens[3:]), data.purpose))
+    return sorted(fired_timers)
 
 
 async def test_a_timer_fires_once_when_it_is_due(bus: Bus) -> None:
@@ -44,18 +44,18 @@ async def test_a_timer_fires_once_when_it_is_due(bus: Bus) -> None:
 
 
 async def test_each_resource_has_a_timer_of_its_own_for_each_purpose(bus: Bus) -> None:
-    ours = new_key()
+    own_key = new_key()
     twins = [
-        ours,
-        ResourceKey("other", ours.kind, ours.name),
-        ResourceKey("default", "Record", ours.name),
+        own_key,
+        ResourceKey("other", own_key.kind, own_key.name),
+        ResourceKey("default", "Record", own_key.name),
     ]
     # Those of one resource that fire in the same moment may come as one.
     soon, later = bus.now() + SOON, bus.now() + 2 * SOON
     await bus.sink.set_timers([TimerRequest(key, soon, "Retry") for key in twins])
     await bus.sink.set_timers([TimerRequest(key, later, "Renewal") for key in twins])
-    wanted = [(key.tokens, purpose) for key in twins for purpose in ("Renewal", "Retry")]
-    assert await fired(bus, 6) == sorted(wanted)
+    expected = [(key.tokens, purpose) for key in twins for purpose in ("Renewal", "Retry")]
+    assert await fired(bus, 6) == sorted(expected)
 
 
 async def test_a_newer_timer_replaces_the_one_before(bus: Bus) -> None:
@@ -75,16 +75,16 @@ async def test_a_timer_of_the_past_fires_now(bus: Bus) -> None:
 
 async def test_an_answer_comes_to_its_inbox(bus: Bus) -> None:
     subject, answer = await bus.inbox()
-    other, nothing = await bus.inbox()
-    told = Reply(True, "Accepted", 1, 7, "")
-    await bus.sink.answer([(subject, told), (f"{other}.gone", told)])
-    assert await answer == told
+    other_inbox, nothing = await bus.inbox()
+    reply = Reply(True, "Accepted", 1, 7, "")
+    await bus.sink.answer([(subject, reply), (f"{other_inbox}.gone", reply)])
+    assert await answer == reply
     assert not nothing.done()
 
 
 async def test_each_rejection_is_stored_once(bus: Bus) -> None:
     """A decider that dies before its acknowledgement rejects again."""
-    key, other = new_key(), new_key()
+    key, other_key = new_key(), new_key()
     for _ in range(2):
         await bus.sink.reject(
             [
@@ -92,7 +92,7 @@ async def test_each_rejection_is_stored_once(bus: Bus) -> None:
                 for position in (1, 2, 3)
             ]
         )
-    assert (await bus.rejections(key), await bus.rejections(other)) == (3, 0)
+    assert (await bus.rejections(key), await bus.rejections(other_key)) == (3, 0)
 
 
 async def test_each_dead_letter_is_stored_once(bus: Bus) -> None:
@@ -101,25 +101,27 @@ async def test_each_dead_letter_is_stored_once(bus: Bus) -> None:
     assert await bus.dead_letters() == [("intake", 1), ("intake", 2)]
 
 
-async def test_what_is_told_once_is_not_repeated_while_its_content_is_the_same(bus: Bus) -> None:
+async def test_a_message_reported_once_is_not_repeated_while_its_content_is_unchanged(
+    bus: Bus,
+) -> None:
     for position, content in enumerate(("a", "a", "b"), start=1):
         same = letter(position, dedup_key="x", content=content)
         assert not await bus.sink.store_dead_letters([same])
     assert await bus.dead_letters() == [("intake", 1), ("intake", 3)]
 
 
-async def test_letters_for_which_there_is_no_room_are_given_back(bus: Bus) -> None:
-    letters = [letter(position) for position in range(1, 5)]
-    await bus.sink.store_dead_letters(letters[:1])
+async def test_dead_letters_without_room_are_returned(bus: Bus) -> None:
+    dead_letters = [letter(position) for position in range(1, 5)]
+    await bus.sink.store_dead_letters(dead_letters[:1])
     await bus.leave_room("DEADLETTERS", 1)
-    waiting = await bus.sink.store_dead_letters(letters[1:])
+    waiting = await bus.sink.store_dead_letters(dead_letters[1:])
     assert [each.delivery.position for each in waiting] == [3, 4]
     await bus.leave_room("DEADLETTERS", None)
     assert not await bus.sink.store_dead_letters(waiting)
     assert len(await bus.dead_letters()) == 4
 
 
-async def test_what_gets_no_letter_is_counted(bus: Bus) -> None:
+async def test_messages_without_a_dead_letter_are_counted(bus: Bus) -> None:
     await bus.sink.discard([letter(1), letter(2)])
     await bus.sink.discard([letter(3)])
     assert (await bus.discarded(), await bus.dead_letters()) == (3, [])

@@ -27,17 +27,17 @@ async def test_messages_of_a_resource_come_in_order_with_what_they_were_stored_w
     bus: Bus,
 ) -> None:
     key, intake = new_key(), reading(bus)
-    sent = [message(key), IntakeMessageOut("timer", key, TimerFired("Sweep"), "the timer's")]
-    await bus.writer.publish(sent)
-    first, second = taken = await intake.until(2)
-    assert [each.message_id for each in taken] == [each.message_id for each in sent]
-    assert [each.subject.split(".", 2)[2] for each in taken] == [
+    messages = [message(key), IntakeMessageOut("timer", key, TimerFired("Sweep"), "the timer's")]
+    await bus.writer.publish(messages)
+    first, second = deliveries = await intake.until(2)
+    assert [each.message_id for each in deliveries] == [each.message_id for each in messages]
+    assert [each.subject.split(".", 2)[2] for each in deliveries] == [
         f"desired.{key.tokens}",
         f"timer.{key.tokens}",
     ]
     assert first.subject.split(".")[1] == second.subject.split(".")[1], "one partition"
     assert first.position < second.position == await bus.writer.last_position()
-    assert [each.delivered for each in taken] == [1, 1]
+    assert [each.delivered for each in deliveries] == [1, 1]
     assert first.stored_at is not None
     assert abs((bus.now() - first.stored_at).total_seconds()) < 60
 
@@ -52,58 +52,61 @@ async def test_no_message_is_dropped_because_of_the_id_of_another(bus: Bus) -> N
 
 async def test_only_an_inbox_is_answered(bus: Bus) -> None:
     intake = reading(bus)
-    wanted = {"_INBOX.abc": "_INBOX.abc", "rec.desired.a.b.c": None, "_INBOX.>": None}
-    for reply in wanted:
+    expected = {"_INBOX.abc": "_INBOX.abc", "rec.desired.a.b.c": None, "_INBOX.>": None}
+    for reply in expected:
         await bus.publish(f"rec.desired.{new_key().tokens}", b"{}", reply_to=reply)
-    taken = await intake.until(len(wanted))
-    assert {delivery.reply_to for delivery in taken} == {"_INBOX.abc", None}
-    assert sum(delivery.reply_to is None for delivery in taken) == 2
+    deliveries = await intake.until(len(expected))
+    assert {delivery.reply_to for delivery in deliveries} == {"_INBOX.abc", None}
+    assert sum(delivery.reply_to is None for delivery in deliveries) == 2
 
 
 async def test_a_message_that_fits_no_partition_comes_too(bus: Bus) -> None:
     intake = reading(bus)
     await bus.publish("rec.nothing.hostile", b"rubbish")
-    [taken] = await intake.until(1)
-    assert (taken.subject, taken.payload) == ("rec.nothing.hostile", b"rubbish")
-    await intake.reader.ack([taken])
+    [received_delivery] = await intake.until(1)
+    assert (received_delivery.subject, received_delivery.payload) == (
+        "rec.nothing.hostile",
+        b"rubbish",
+    )
+    await intake.reader.ack([received_delivery])
     assert not await intake.within(bus.lease_seconds + 0.5)
 
 
 async def test_without_an_acknowledgement_a_message_comes_again(bus: Bus) -> None:
     intake = reading(bus)
     await bus.writer.publish([message()])
-    [taken] = await intake.until(1)
+    [received_delivery] = await intake.until(1)
     [again] = await intake.until(1)
-    assert (again.position, again.delivered) == (taken.position, 2)
+    assert (again.position, again.delivered) == (received_delivery.position, 2)
     await intake.reader.ack([again])
     assert not await intake.within(bus.lease_seconds + 0.5)
 
 
-async def test_what_is_to_be_retried_later_comes_then_and_not_before(bus: Bus) -> None:
+async def test_a_delayed_retry_is_delivered_at_its_time_and_not_before(bus: Bus) -> None:
     intake = reading(bus)
     await bus.writer.publish([message(), message()])
-    taken = await intake.until(2)
-    await intake.reader.ack(taken[1:])
-    await intake.reader.retry_later(taken[:1], 0.7)
+    deliveries = await intake.until(2)
+    await intake.reader.ack(deliveries[1:])
+    await intake.reader.retry_later(deliveries[:1], 0.7)
     assert not await intake.within(0.4)
     [again] = await intake.until(1)
-    assert again.position == taken[0].position
+    assert again.position == deliveries[0].position
 
 
-async def test_what_comes_for_the_ninth_time_still_comes(bus: Bus) -> None:
+async def test_a_message_is_still_delivered_a_ninth_time(bus: Bus) -> None:
     intake = reading(bus)
     await bus.writer.publish([message()])
     for time in range(1, 12):
-        [taken] = await intake.until(1)
-        assert taken.delivered == time
-        await intake.reader.retry_later([taken], 0.0)
+        [received_delivery] = await intake.until(1)
+        assert received_delivery.delivered == time
+        await intake.reader.retry_later([received_delivery], 0.0)
 
 
 async def test_a_partition_is_read_by_one_reader_until_it_closes(bus: Bus) -> None:
     key, first, second = new_key(), reading(bus), reading(bus)
     await bus.writer.publish([message(key)])
-    taken = await first.until(1)
-    await first.reader.ack(taken)
+    deliveries = await first.until(1)
+    await first.reader.ack(deliveries)
     assert not await second.within(0.1)
     for _ in range(5):
         await bus.writer.publish([message(key)])
@@ -119,36 +122,36 @@ async def test_a_partition_is_read_by_one_reader_until_it_closes(bus: Bus) -> No
 async def test_a_reader_knows_whether_another_was_handed_its_partition_meanwhile(bus: Bus) -> None:
     key, first, second = new_key(), reading(bus), reading(bus)
     await bus.writer.publish([message(key)])
-    taken = await first.until(1)
-    assert await first.reader.was_alone(taken)
+    deliveries = await first.until(1)
+    assert await first.reader.was_alone(deliveries)
     await first.reader.close()
     await bus.writer.publish([message(key)])
     newer = await second.until(1)
-    assert not await first.reader.was_alone(taken)
+    assert not await first.reader.was_alone(deliveries)
     assert await second.reader.was_alone(newer)
 
 
 async def test_newer_declarations_of_the_same_resource_can_be_read(bus: Bus) -> None:
-    key, other, intake = new_key(), new_key(), reading(bus)
+    key, other_key, intake = new_key(), new_key(), reading(bus)
     await bus.writer.publish([message(key)])
-    await bus.writer.publish([message(other)])
+    await bus.writer.publish([message(other_key)])
     await bus.writer.publish([IntakeMessageOut("timer", key, TimerFired("Sweep"), "t")])
     await bus.writer.publish([message(key)])
-    taken = {each.position: each for each in await intake.until(4)}
-    newer = await intake.reader.newer_declarations([taken[1], taken[2], taken[4]])
+    deliveries = {each.position: each for each in await intake.until(4)}
+    newer = await intake.reader.newer_declarations([deliveries[1], deliveries[2], deliveries[4]])
     assert [[each.position for each in some] for some in newer] == [[4], [], []]
 
 
 async def test_all_declarations_of_a_resource_can_be_read_unless_all_are_known(bus: Bus) -> None:
-    key, other, intake = new_key(), new_key(), bus.intake_reader()
+    key, other_key, intake = new_key(), new_key(), bus.intake_reader()
     await bus.writer.publish([message(key)])
-    await bus.writer.publish([message(other)])
+    await bus.writer.publish([message(other_key)])
     await bus.writer.publish([message(key)])
-    declared = await intake.declarations_of({key: {3}, other: {2}})
+    declared = await intake.declarations_of({key: {3}, other_key: {2}})
     assert {each: [one.position for one in some] for each, some in declared.items()} == {
         key: [1, 3]
     }
-    assert not await intake.declarations_of({key: {1, 3}, other: {2}})
+    assert not await intake.declarations_of({key: {1, 3}, other_key: {2}})
     await intake.close()
 
 
@@ -166,7 +169,7 @@ async def test_a_full_intake_stores_what_it_can_and_names_the_rest(bus: Bus) -> 
     assert await bus.writer.last_position() == 5
 
 
-async def test_who_waits_gets_what_is_published_meanwhile(bus: Bus) -> None:
+async def test_a_waiting_reader_receives_messages_published_meanwhile(bus: Bus) -> None:
     intake = reading(bus)
     waiting = asyncio.ensure_future(intake.until(1))
     assert not (await asyncio.wait([waiting], timeout=0.2))[0]

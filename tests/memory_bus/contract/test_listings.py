@@ -31,22 +31,22 @@ async def test_parts_come_in_order_and_those_of_before_do_not(bus: Bus) -> None:
     parts = await started(bus)
     for name in ("a", "b"):
         await bus.publish_listing(SUBJECT, part(bus, name))
-    taken = await parts.until(2)
-    assert [each.position for each in taken] == [2, 3]
-    assert {each.subject for each in taken} == {SUBJECT}
-    assert all(isinstance(each.part, ListingBegan) for each in taken)
-    assert abs((bus.now() - taken[0].stored_at).total_seconds()) < 60
+    deliveries = await parts.until(2)
+    assert [each.position for each in deliveries] == [2, 3]
+    assert {each.subject for each in deliveries} == {SUBJECT}
+    assert all(isinstance(each.part, ListingBegan) for each in deliveries)
+    assert abs((bus.now() - deliveries[0].stored_at).total_seconds()) < 60
 
 
 async def test_a_part_that_cannot_be_read_comes_without_its_content(bus: Bus) -> None:
     parts = await started(bus)
     await bus.publish_listing(SUBJECT, b"rubbish")
-    [taken] = await parts.until(1)
-    assert (taken.part, taken.payload) == (None, b"rubbish")
+    [received_delivery] = await parts.until(1)
+    assert (received_delivery.part, received_delivery.payload) == (None, b"rubbish")
 
 
 async def test_each_reader_gets_every_part(bus: Bus) -> None:
     both = [await started(bus), await started(bus)]
     await bus.publish_listing(SUBJECT, part(bus, "a"))
-    taken = await asyncio.gather(*(each.until(1) for each in both))
-    assert [[each.position for each in some] for some in taken] == [[1], [1]]
+    deliveries = await asyncio.gather(*(each.until(1) for each in both))
+    assert [[each.position for each in some] for some in deliveries] == [[1], [1]]

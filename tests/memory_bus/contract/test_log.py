@@ -50,30 +50,30 @@ async def test_of_two_writers_one_wins_and_the_other_writes_nothing(bus: Bus, le
 
 
 async def test_an_append_to_several_resources_is_stored_whole_or_not_at_all(bus: Bus) -> None:
-    beaten, other = new_key(), new_key()
+    beaten, other_key = new_key(), new_key()
     await bus.log.append([ResourceAppend(beaten, events(beaten, 1, 2), 0)])
-    before = await bus.log.last_position()
+    position_before = await bus.log.last_position()
     with pytest.raises(AppendLostError):
         await bus.log.append(
             [
-                ResourceAppend(other, events(other, 1, 2), 0),
+                ResourceAppend(other_key, events(other_key, 1, 2), 0),
                 ResourceAppend(beaten, events(beaten, 1, 2), 0),
             ]
         )
-    assert await bus.log.last_position() == before
-    assert not await history_of(bus.log, other)
+    assert await bus.log.last_position() == position_before
+    assert not await history_of(bus.log, other_key)
 
 
 async def test_a_conflict_lets_all_others_of_the_batch_through(bus: Bus) -> None:
     keys = [new_key() for _ in range(20)]
-    ours = ResourceRepository(bus.log)
-    bases = await ours.get(keys)
+    own_repository = ResourceRepository(bus.log)
+    bases = await own_repository.get(keys)
     beaten = keys[7]
     await bus.log.append([ResourceAppend(beaten, events(beaten, 1, 4), 0)])
     commits = [Commit(key, bases[key], fold(events(key, 1, 3)), events(key, 1, 3)) for key in keys]
-    lost = await ours.commit(commits)
-    assert [commit.key for commit in lost] == [beaten]
-    assert (await ours.get([beaten]))[beaten].state.version == 4, "refolded from the log"
+    conflicts = await own_repository.commit(commits)
+    assert [commit.key for commit in conflicts] == [beaten]
+    assert (await own_repository.get([beaten]))[beaten].state.version == 4, "refolded from the log"
     for key in keys:
         expected = 4 if key == beaten else 3
         assert len(await history_of(bus.log, key)) == expected
@@ -117,9 +117,9 @@ async def test_a_cached_state_of_another_schema_is_not_used(bus: Bus) -> None:
     history = events(key, 1, 60)
     [position] = await bus.log.append([ResourceAppend(key, history, 0)])
     await bus.log.save_states({key: (position - 5, b"from another release")})
-    kept = (await ResourceRepository(bus.log).get([key]))[key]
-    assert kept.state == fold(history)
-    assert kept.position == position
+    loaded = (await ResourceRepository(bus.log).get([key]))[key]
+    assert loaded.state == fold(history)
+    assert loaded.position == position
 
 
 async def test_a_cached_state_that_knows_more_than_the_log_is_not_used(bus: Bus) -> None:
@@ -127,16 +127,16 @@ async def test_a_cached_state_that_knows_more_than_the_log_is_not_used(bus: Bus)
     history = events(key, 1, 60)
     [position] = await bus.log.append([ResourceAppend(key, history, 0)])
     await bus.log.save_states({key: (position + 1_000, encode_state(NEW))})
-    kept = (await ResourceRepository(bus.log).get([key]))[key]
-    assert kept.state == fold(history)
+    loaded = (await ResourceRepository(bus.log).get([key]))[key]
+    assert loaded.state == fold(history)
 
 
 async def test_resources_of_one_name_in_two_namespaces_have_each_a_cached_state(bus: Bus) -> None:
-    ours = new_key()
+    own_key = new_key()
     twins = [
-        ours,
-        ResourceKey("other", ours.kind, ours.name),
-        ResourceKey("default", "Record", ours.name),
+        own_key,
+        ResourceKey("other", own_key.kind, own_key.name),
+        ResourceKey("default", "Record", own_key.name),
     ]
     lengths = dict(zip(twins, (50, 60, 70), strict=True))
     states: dict[ResourceKey, tuple[int, bytes]] = {}
@@ -150,8 +150,8 @@ async def test_resources_of_one_name_in_two_namespaces_have_each_a_cached_state(
     loaded = await loaded_with_states(bus, twins)
     for key in twins:
         assert (loaded[key].cached, list(loaded[key].events)) == (states[key][1], later[key])
-    kept = await ResourceRepository(bus.log).get(twins)
-    assert {key: kept[key].state.version - 1 for key in twins} == lengths
+    stored = await ResourceRepository(bus.log).get(twins)
+    assert {key: stored[key].state.version - 1 for key in twins} == lengths
 
 
 async def test_a_hole_in_one_history_holds_that_resource_only(bus: Bus) -> None:
@@ -164,33 +164,35 @@ async def test_a_hole_in_one_history_holds_that_resource_only(bus: Bus) -> None:
 
 
 async def test_all_events_of_a_kind_are_read(bus: Bus) -> None:
-    mine, other = new_key(), ResourceKey("default", "Record", "x")
+    mine, other_key = new_key(), ResourceKey("default", "Record", "x")
     await bus.log.append([ResourceAppend(mine, events(mine, 1, 3), 0)])
-    await bus.log.append([ResourceAppend(other, events(other, 1, 1), 0)])
-    found = await bus.log.of_kind("default", "Shape")
-    assert sorted(each.event.id for each in found) == [each.id for each in events(mine, 1, 3)]
+    await bus.log.append([ResourceAppend(other_key, events(other_key, 1, 1), 0)])
+    existing_events = await bus.log.of_kind("default", "Shape")
+    assert sorted(each.event.id for each in existing_events) == [
+        each.id for each in events(mine, 1, 3)
+    ]
 
 
 async def test_following_hands_out_every_event_once_and_reports_when_it_caught_up(bus: Bus) -> None:
     key = new_key()
     [first] = await bus.log.append([ResourceAppend(key, events(key, 1, 1), 0)])
     [last] = await bus.log.append([ResourceAppend(key, events(key, 2, 300), first)])
-    seen: list[int] = []
+    positions: list[int] = []
     async with bus.log.follow(first) as feed:
         while not feed.caught_up:
-            seen += [stored.event.resourceversion for stored in await feed.next_events()]
+            positions += [stored.event.resourceversion for stored in await feed.next_events()]
         assert feed.position == last == await bus.log.last_position()
-        assert seen == list(range(2, 301))
+        assert positions == list(range(2, 301))
         await bus.log.append([ResourceAppend(key, events(key, 301, 301), last)])
-        while len(seen) < 300:
-            seen += [stored.event.resourceversion for stored in await feed.next_events()]
-    assert seen[-1] == 301
+        while len(positions) < 300:
+            positions += [stored.event.resourceversion for stored in await feed.next_events()]
+    assert positions[-1] == 301
 
 
 async def test_a_feed_that_has_caught_up_has_handed_out_what_was_stored_before(bus: Bus) -> None:
     feed = LogFeed(bus.log, after=await bus.log.last_position())
-    seen: list[str] = []
-    feed.subscribe(lambda _position, event: seen.append(event.id))
+    names: list[str] = []
+    feed.subscribe(lambda _position, event: names.append(event.id))
     running = asyncio.create_task(feed.run())
     try:
         for number in range(5):
@@ -198,7 +200,7 @@ async def test_a_feed_that_has_caught_up_has_handed_out_what_was_stored_before(b
             history = events(key, 1, 1 + number)
             await bus.log.append([ResourceAppend(key, history, 0)])
             await feed.catch_up(10)
-            assert seen[-len(history) :] == [each.id for each in history]
+            assert names[-len(history) :] == [each.id for each in history]
         await feed.catch_up(10)  # nothing more has come
     finally:
         running.cancel()

@@ -10,18 +10,18 @@ from reconciler.ports import RateConflictError
 from tests.memory_bus.contract.buses import Bus
 
 
-async def test_a_limit_that_nobody_has_used_is_at_zero(bus: Bus) -> None:
+async def test_an_unused_limit_is_at_zero(bus: Bus) -> None:
     assert await bus.rates().load("new") == (0.0, 0)
 
 
 async def test_of_two_writers_one_wins(bus: Bus) -> None:
-    store, other = bus.rates(), bus.rates()
+    store, other_store = bus.rates(), bus.rates()
     revision = await store.save("limit", 1.5, 0)
-    assert await other.load("limit") == (1.5, revision)
+    assert await other_store.load("limit") == (1.5, revision)
     with pytest.raises(RateConflictError):
-        await other.save("limit", 2.5, 0)
+        await other_store.save("limit", 2.5, 0)
     assert await store.load("limit") == (1.5, revision)
-    assert await other.save("limit", 2.5, revision) > revision
+    assert await other_store.save("limit", 2.5, revision) > revision
     with pytest.raises(RateConflictError):
         await store.save("limit", 3.5, revision)
 
@@ -34,9 +34,9 @@ async def test_each_limit_has_a_time_of_its_own(bus: Bus) -> None:
     assert (await store.load("one"))[0] == 1.0
 
 
-async def test_the_time_of_the_bus_is_one_for_all_and_goes_on(bus: Bus) -> None:
-    store, other = bus.rates(), bus.rates()
+async def test_the_time_of_the_bus_is_one_for_all_and_continues(bus: Bus) -> None:
+    store, other_store = bus.rates(), bus.rates()
     before = await store.now()
     await asyncio.sleep(0.1)
-    after = await other.now()
+    after = await other_store.now()
     assert 0.05 < after - before < 5

@@ -28,16 +28,16 @@ async def test_rows_come_back_as_they_were_written(bus: Bus) -> None:
     assert await store.checkpoint() == (b"2", revision)
 
 
-async def test_who_has_not_seen_the_newest_checkpoint_writes_nothing(bus: Bus) -> None:
-    store, other = bus.rows(), bus.rows()
+async def test_a_writer_with_an_older_checkpoint_writes_nothing(bus: Bus) -> None:
+    store, other_store = bus.rows(), bus.rows()
     await store.save({"status.a.b.c": b"first", "checkpoint": b"1"}, 0)
     with pytest.raises(RowsConflictError):
-        await other.save({"status.a.b.c": b"second", "checkpoint": b"1"}, 0)
-    assert (await other.load())["status.a.b.c"] == b"first"
+        await other_store.save({"status.a.b.c": b"second", "checkpoint": b"1"}, 0)
+    assert (await other_store.load())["status.a.b.c"] == b"first"
     with pytest.raises(RowsConflictError):  # what was read beside does not allow it
-        await other.save({"status.a.b.c": b"second", "checkpoint": b"2"}, 0)
-    _, revision = await other.checkpoint()
-    await other.save({"status.a.b.c": b"second", "checkpoint": b"2"}, revision)
+        await other_store.save({"status.a.b.c": b"second", "checkpoint": b"2"}, 0)
+    _, revision = await other_store.checkpoint()
+    await other_store.save({"status.a.b.c": b"second", "checkpoint": b"2"}, revision)
 
 
 async def test_what_was_written_before_a_revision_is_removed_and_nothing_else(bus: Bus) -> None:

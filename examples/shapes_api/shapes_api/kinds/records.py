@@ -21,9 +21,9 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import (
-    Answer,
-    decoded,
-    decoded_about,
+    Response,
+    decode_body,
+    decode_object,
     in_doubt,
     problem_text,
     refusal,
@@ -140,7 +140,7 @@ class RecordsProvider(NamedObjects[_Record]):
     async def find(self, external_name: str) -> _Record | None:
         """Read a record."""
         response = await self._api.find(_path(external_name), confirm=self._confirm_zone)
-        return None if response is None else _shown(response, external_name)
+        return None if response is None else _decode_record(response, external_name)
 
     async def create_object(self, action: Action) -> _Record:
         """Create a record unless the name exists."""
@@ -189,7 +189,7 @@ class RecordsProvider(NamedObjects[_Record]):
         response = await self._feed.call("GET", "/changes", query=query)
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
-        return str(decoded(response, _changes_decoder).last)
+        return str(decode_body(response, _changes_decoder).last)
 
     async def close(self) -> None:
         """Close connections."""
@@ -215,7 +215,7 @@ class RecordsProvider(NamedObjects[_Record]):
             )
         if response.status_code not in (HTTPStatus.CREATED, HTTPStatus.OK):
             raise refusal(response)
-        return _shown(response, action.external_name)
+        return _decode_record(response, action.external_name)
 
     async def _confirm_zone(self) -> None:
         """Read a page of the zone before a 404 counts as absence: any gateway can return 404."""
@@ -226,7 +226,7 @@ class RecordsProvider(NamedObjects[_Record]):
         response = await self._api.call("GET", "/records", query=full)
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
-        page = decoded(response, _page_decoder)
+        page = decode_body(response, _page_decoder)
         return Page(page.records, page.next_cursor)
 
 
@@ -234,8 +234,8 @@ def _path(external_name: str) -> str:
     return f"/records/{path_segment(external_name, name_problem)}"
 
 
-def _shown(response: Answer, external_name: str) -> _Record:
-    return decoded_about(external_name, response, _record_decoder)
+def _decode_record(response: Response, external_name: str) -> _Record:
+    return decode_object(external_name, response, _record_decoder)
 
 
 def _labels(tags: Sequence[str]) -> dict[str, str]:

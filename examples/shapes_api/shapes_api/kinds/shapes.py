@@ -27,9 +27,9 @@ from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.answers import (
-    Answer,
-    decoded,
-    decoded_about,
+    Response,
+    decode_body,
+    decode_object,
     in_doubt,
     problem_text,
     refusal,
@@ -129,12 +129,12 @@ class ShapesProvider:
         """Replace a shape that is still the action's, at the action's version."""
         version, read_at = action.version, None
         if action.uid is not None or version is None:
-            found = await self.read(action.external_name)
+            existing = await self.read(action.external_name)
             read_at = time.monotonic()
-            if found is None:
+            if existing is None:
                 raise NotFoundError(f"shape {action.external_name!r} does not exist")
-            check_uid(found, action)
-            version = version or found.version
+            check_uid(existing, action)
+            version = version or existing.version
         response = await self._api.call(
             "PUT",
             _path(action.external_name),
@@ -150,11 +150,11 @@ class ShapesProvider:
         """Delete a shape that is still the action's."""
         read_at = None
         if action.uid is not None:
-            found = await self.read(action.external_name)
+            existing = await self.read(action.external_name)
             read_at = time.monotonic()
-            if found is None:
+            if existing is None:
                 return Effect(object=None, absent=True)
-            check_uid(found, action)
+            check_uid(existing, action)
         response = await self._api.call(
             "DELETE", _path(action.external_name), headers=_headers(action), read_at=read_at
         )
@@ -176,7 +176,7 @@ class ShapesProvider:
         response = await self._api.find(
             _path(external_name), confirm=partial(self._confirm_absence, external_name)
         )
-        return None if response is None else _shown(response, external_name)
+        return None if response is None else _decode_object(response, external_name)
 
     async def pages(
         self, scope: Scope, *, page_size: int
@@ -200,7 +200,7 @@ class ShapesProvider:
             raise ListingExpiredError(problem_text(response), status=response.status_code)
         if response.status_code != HTTPStatus.OK:
             raise refusal(response)
-        page = decoded(response, _page_decoder)
+        page = decode_body(response, _page_decoder)
         return Page(await convert_in_turns(page.items, _Shape.as_object), page.next)
 
     async def _confirm_absence(self, external_name: str) -> None:
@@ -209,10 +209,10 @@ class ShapesProvider:
         Raises ``ProviderError`` if it does not.
         """
         page = await self._page([("prefix", external_name), ("limit", "1")], "")
-        if any(thing.name == external_name for thing in page.objects):
+        if any(existing.name == external_name for existing in page.objects):
             raise NotDoneError(f"shape {external_name!r} is listed, but reading it returned 404")
 
-    async def _refused(self, response: Answer, action: Action) -> ProviderError:
+    async def _refused(self, response: Response, action: Action) -> ProviderError:
         """Classify a refused write, with what stands in its way."""
         status = response.status_code
         text = f"shape {action.external_name!r}: {problem_text(response)}"
@@ -249,21 +249,21 @@ def _body(action: Action) -> bytes:
     return _encoder.encode({"name": action.external_name, "labels": action.labels, **action.fields})
 
 
-def _effect(response: Answer, action: Action) -> Effect:
-    thing = _shown(response, action.external_name)
-    return Effect(object=thing, replayed=_is_replay(response))
+def _effect(response: Response, action: Action) -> Effect:
+    shape = _decode_object(response, action.external_name)
+    return Effect(object=shape, replayed=_is_replay(response))
 
 
-def _shown(response: Answer, external_name: str) -> ExternalObject:
-    return decoded_about(external_name, response, _shape_decoder).as_object()
+def _decode_object(response: Response, external_name: str) -> ExternalObject:
+    return decode_object(external_name, response, _shape_decoder).as_object()
 
 
-def _is_replay(response: Answer) -> bool:
+def _is_replay(response: Response) -> bool:
     """Return whether the API says so; the contract names no header, these two are in use."""
     return any(response.headers.get(name, "").lower() == "true" for name in _REPLAY_HEADERS)
 
 
-def _is_still_running(response: Answer) -> bool:
+def _is_still_running(response: Response) -> bool:
     """Tell the two meanings of 409 apart: only the running request may be waited for."""
     return "Retry-After" in response.headers or bool(_STILL_RUNNING.search(problem_text(response)))
 
