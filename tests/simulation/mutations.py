@@ -539,11 +539,11 @@ def _everything_is_adopted(patch: Patch) -> None:
 
 
 def _withdrawn_objects_are_forgotten(patch: Patch) -> None:
-    def evict(situation: Any) -> Any:
+    def forget(situation: Any) -> Any:
         owned = situation.state.owned
         return OwnershipReleased(owned.external_name, owned.uid, "Gone", owned.provider_config)
 
-    patch.setattr(next_step, "_delete", evict)
+    patch.setattr(next_step, "_delete", forget)
 
 
 def _a_failed_update_is_abandoned_whatever_it_did(patch: Patch) -> None:
