@@ -111,7 +111,7 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
         )
     granted = [*_GRANTS[principal]()]
     if principal == "operator":
-        granted += [WHO_AM_I, *_declarations_as(inboxes[0], _EVERY, subjects.BY_CLIENTS)]
+        granted += [WHO_AM_I, *_declarations_as(inboxes[0], _EVERY, subjects.CLIENT_MESSAGES)]
     return Permissions(tuple(granted), _own_inboxes(inboxes))
 
 

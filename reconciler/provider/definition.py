@@ -24,7 +24,7 @@ from events.kind_definition import (
     normalize_value,
 )
 from events.manifest import Fields, InvalidManifestError
-from events.reference import refers_to_anything
+from events.reference import has_reference_or_secret
 from reconciler.provider.kind import DefinedKind, Kind
 
 _TYPES: Final[Mapping[FieldType, Any]] = {
@@ -246,7 +246,7 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
                 "spec.constants"
             )
     for to, value in spec.constants.items():
-        if refers_to_anything({to: value}):
+        if has_reference_or_secret({to: value}):
             raise InvalidManifestError(
                 f"spec.constants.{to}: must not contain a reference or a secret"
             )

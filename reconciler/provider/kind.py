@@ -41,10 +41,10 @@ from events.reference import (
     Reference,
     ReferenceSpec,
     has_reference,
+    has_reference_or_secret,
     references_in,
-    refers_to_anything,
-    reliance,
     secrets_in,
+    shape_reference,
 )
 from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
 from reconciler.errors import ConfigurationError, UnknownKindError
@@ -283,7 +283,7 @@ class Kind:
         """
         if (
             self.refers is not None
-            and refers_to_anything(fields)
+            and has_reference_or_secret(fields)
             and (secrets_in(fields) or has_reference(fields))
         ):
             return self.checked_with_references(fields)
@@ -529,7 +529,7 @@ REFERENCE = Kind(
     name=REFERENCE_KIND,
     api_version=RECONCILER_API_VERSION,
     schema=ReferenceSpec,
-    refers=reliance,
+    refers=shape_reference,
 )
 """The dependency of a client on a resource of another client."""
 

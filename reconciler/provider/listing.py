@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from events.excerpt import quoted, some
+from events.excerpt import quote, some
 from events.external import ExternalObject
 from events.provider_config import Scope
 from reconciler.errors import NotDoneError, UnreadableObjectsError
@@ -84,7 +84,7 @@ class Unreadable:
 
 
 def _describe(name: str | None) -> str:
-    return "an object without a name" if name is None else quoted(name)
+    return "an object without a name" if name is None else quote(name)
 
 
 @dataclass(frozen=True, slots=True)
