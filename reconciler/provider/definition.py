@@ -1,4 +1,4 @@
-"""Builds the kind of a ``KindDefinition`` over another kind (ADR 0033, ADR 0049)."""
+"""Builds the kind of a ``KindDefinition`` from its underlying kind (ADR 0033, ADR 0049)."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _API_VERSION: Final = re.compile(r"[a-z0-9.-]{1,63}/v[a-z0-9]{1,15}")
 _RESERVED: Final = ("providerConfigRef", "policy")
 
 
-def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind) -> DefinedKind:
+def kind_of(name: str, spec: KindDefinitionSpec, generation: int, underlying: Kind) -> DefinedKind:
     """Return the kind that a definition describes. Raises ``InvalidManifestError``.
 
-    It has the objects, the capabilities and the provider of the kind beneath. Only the declared
-    fields and the names of the objects are its own.
+    It has the objects, the capabilities and the provider of the underlying kind. Only the declared
+    fields and the object names differ.
     """
     if _API_VERSION.fullmatch(spec.api_version) is None:
         raise InvalidManifestError(
@@ -58,16 +58,16 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
             "badges/v1"
         )
     if spec.over is not None:
-        _check_fields(spec, beneath)
+        _check_fields(spec, underlying)
 
     def over_fields(fields: Fields) -> Fields:
-        return beneath.checked_fields(map_fields(spec, fields))
+        return underlying.checked_fields(map_fields(spec, fields))
 
     def document(fields: Fields) -> Fields:
-        return beneath.object_fields(normalize_fields(spec.fields, fields))
+        return underlying.object_fields(normalize_fields(spec.fields, fields))
 
     values: dict[str, Any] = {
-        **{each.name: getattr(beneath, each.name) for each in dataclasses.fields(Kind)},
+        **{each.name: getattr(underlying, each.name) for each in dataclasses.fields(Kind)},
         "name": name,
         "api_version": spec.api_version,
         "provider": spec.provider,
@@ -75,7 +75,7 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, beneath: Kind)
     }
     return DefinedKind(
         **values,
-        beneath=beneath,
+        underlying=underlying,
         source=DefinitionRef(generation, spec.digest),
         maps=document if spec.over is None else over_fields,
         name_prefix=spec.name_prefix,
@@ -155,9 +155,9 @@ def _bounds(field: DefinedField, about: str) -> msgspec.Meta:
 
 
 def check_declarable(spec: KindDefinitionSpec) -> None:
-    """Check the fields as far as this is possible without the kind beneath.
+    """Check the fields as far as possible without the underlying kind.
 
-    Raises ``InvalidManifestError``. This check comes first, so that the later ones work on few
+    Raises ``InvalidManifestError``. This check comes first, so that the later checks process few
     fields.
     """
     every = _every_field(spec.fields, "spec.fields", 1)
@@ -180,13 +180,13 @@ def _every_field(
     fields: Mapping[str, DefinedField], where: str, depth: int
 ) -> Iterator[tuple[str, int, str, DefinedField]]:
     for name, field in fields.items():
-        place = f"{where}.{name}"
-        yield place, depth, name, field
+        path = f"{where}.{name}"
+        yield path, depth, name, field
         if depth > MAX_DEPTH:
             return
-        yield from _every_field(field.fields, f"{place}.fields", depth + 1)
+        yield from _every_field(field.fields, f"{path}.fields", depth + 1)
         if field.items is not None:
-            yield from _every_field({"items": field.items}, place, depth + 1)
+            yield from _every_field({"items": field.items}, path, depth + 1)
 
 
 def _check_shape(where: str, field: DefinedField) -> None:
@@ -224,7 +224,7 @@ def _check_shape(where: str, field: DefinedField) -> None:
 
 
 def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
-    beneath = {each.encode_name: each for each in msgspec.structs.fields(over.schema)}
+    underlying = {each.encode_name: each for each in msgspec.structs.fields(over.schema)}
     written = dict.fromkeys(spec.constants, "spec.constants")
     for name, field in spec.fields.items():
         where, to = f"spec.fields.{name}", field.to or name
@@ -234,12 +234,12 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
             )
         written[to] = where
     for to, where in written.items():
-        if to not in beneath:
-            known = ", ".join(beneath)
+        if to not in underlying:
+            known = ", ".join(underlying)
             raise InvalidManifestError(
                 f"{where}: {over.name} has no field {to!r}; use one of {known}"
             )
-    for to, each in beneath.items():
+    for to, each in underlying.items():
         if each.required and to not in written:
             raise InvalidManifestError(
                 f"spec.fields: {over.name} requires {to!r}; map a field to it, or set it in "
@@ -250,11 +250,11 @@ def _check_fields(spec: KindDefinitionSpec, over: Kind) -> None:
             raise InvalidManifestError(
                 f"spec.constants.{to}: must not contain a reference or a secret"
             )
-        _check_type(f"spec.constants.{to}", value, beneath[to].type)
+        _check_type(f"spec.constants.{to}", value, underlying[to].type)
 
 
 def _check_values(where: str, field: DefinedField) -> None:
-    """Check that the allowed values and the default can be declared at all."""
+    """Check that the allowed values and the default are valid declarations."""
     for value in field.values:
         _check_type(
             f"{where}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]

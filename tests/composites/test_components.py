@@ -14,7 +14,7 @@ from events.composition import CHILDREN, Child, children_of, manifests_of
 from events.composition_definition import PartState
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
-from reconciler.composites.components import Component, Part, composed, ready, summary
+from reconciler.composites.components import Component, Part, compose_components, ready, summary
 
 READY = Child("Converged", ready=True)
 OTHERS = "another declaration, of generation 2"
@@ -36,7 +36,7 @@ class Object:
 
     def made(self, *components: Component, **standing: Child) -> Fields:
         """Have it made of some components, and tell how each resource stands."""
-        content = composed(components, self.there)
+        content = compose_components(components, self.there)
         self.show(content, {f"default/Block/{name}": each for name, each in standing.items()})
         return content
 
@@ -102,7 +102,7 @@ def test_what_was_refused_was_never_created():
     content = its.made(component("one", Part(block("a", "Blue"), "Created", before_create=stamped)))
     assert specs(content)["a"]["color"] == "Blue"
     its.show(content, {"default/Block/a": Child("Refused")})
-    waiting = its.made(Component("one", lambda _values: [], waiting="for two"))
+    waiting = its.made(Component("one", lambda _values: [], waiting_for="for two"))
     assert waiting[CHILDREN] == content[CHILDREN]
 
 
@@ -238,14 +238,16 @@ BAD: list[tuple[list[Component], str]] = [
 @pytest.mark.parametrize(("components", "said"), BAD)
 def test_bad_input_names_the_component(components: list[Component], said: str):
     with pytest.raises(InvalidManifestError) as caught:
-        composed(components, None)
+        compose_components(components, None)
     assert str(caught.value).startswith(said)
 
 
 def test_of_two_that_name_one_resource_only_one_may_be_there():
     off = component("two", Part(block("a", "Blue")), enabled=False)
     absent = component("three", Part(block("a", "Green"), "Absent"))
-    assert colors(composed([component("one", Part(block("a"))), off, absent], None)) == {"a": "Red"}
+    assert colors(compose_components([component("one", Part(block("a"))), off, absent], None)) == {
+        "a": "Red"
+    }
 
 
 # --- how it stands
@@ -312,7 +314,7 @@ def test_it_is_not_ready_while_a_part_is_missing_or_still_goes():
 def test_one_that_waits_keeps_what_it_has_and_says_for_what():
     its = Object()
     before = its.made(ONE, TWO)
-    waits = Component("one", lambda _values: [], waiting="waits for two")
+    waits = Component("one", lambda _values: [], waiting_for="waits for two")
     content = its.made(waits, TWO)
     assert content == {**before, "waiting": {"one": "waits for two"}}
     assert its.there is not None

@@ -596,7 +596,7 @@ def test_a_replay_and_a_withdrawal_need_no_expression():
     assert isinstance(told.kind, DefinedKind)
     assert told.kind.composition is not None
     composed = replace(told.kind.composition, composes=never)
-    told.kind = replace(told.kind, beneath=composed, maps=never, is_withdrawn=True)
+    told.kind = replace(told.kind, underlying=composed, maps=never, is_withdrawn=True)
     state = NEW
     for each in told.log:
         state = evolve(state, each)
