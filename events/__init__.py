@@ -7,5 +7,6 @@ An *event* here is a CloudEvents 1.0 message in structured JSON. There are three
 - ``outcome``: public results, to which other services subscribe
 
 ``names`` and ``subjects`` define the names of resources and the subjects of their messages.
-``manifest`` defines the format of declarations. This package imports nothing else of this project.
+``manifest`` defines the format of declarations. This package imports no other package of this
+project.
 """

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from events.described import about
+from events.field_types import description
 from events.manifest import InvalidManifestError, ManifestStruct
 
 Category = Literal[
@@ -39,63 +39,66 @@ _PATHS: Final = frozenset({"binds", "certificates"})
 
 
 class Allow(ManifestStruct, frozen=True):
-    """What resources may use of the host. In a pattern, * matches within a segment, ** anything."""
+    """Parts of the host that resources may use. * matches within a path segment, ** anything."""
 
     addresses: Annotated[
         _Patterns,
-        about(
+        description(
             "Addresses that resources may name: addresses of the host and host names of "
             "backends as HOST:PORT, and repositories as file:///PATH."
         ),
     ] = ()
     binds: Annotated[
         _Patterns,
-        about(
+        description(
             "Paths of the Engine's host that containers and volumes may mount. A pattern does not "
             "include the paths below it."
         ),
     ] = ()
     certificates: Annotated[
         _Patterns,
-        about("Paths of certificates and keys that routes may use, where the roles run."),
+        description("Paths of certificates and keys that routes may use, where the roles run."),
     ] = ()
     devices: Annotated[
         _Patterns,
-        about("Volumes of other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."),
+        description(
+            "Volumes of other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."
+        ),
     ] = ()
-    images: Annotated[_Patterns, about("Images of containers. Default: all.")] = (ANY,)
+    images: Annotated[_Patterns, description("Images of containers. Default: all.")] = (ANY,)
     listen: Annotated[
         _Patterns,
-        about(
+        description(
             "Addresses of the host on which resources may accept connections, as ADDRESS:PORT. "
             "0.0.0.0 means all."
         ),
     ] = ()
     modes: Annotated[
-        _Patterns, about("Modes of files with a setuid, setgid or sticky bit, as four digits.")
+        _Patterns,
+        description("Modes of files with a setuid, setgid or sticky bit, as four digits."),
     ] = ()
     networks: Annotated[
         _Patterns,
-        about("Networks of containers, such as host. bridge and none are always allowed."),
+        description("Networks of containers, such as host. bridge and none are always allowed."),
     ] = ()
     privileges: Annotated[
         _Patterns,
-        about(
+        description(
             "Privileges that reach beyond the databases: createRole and replication of database "
             "roles, and extension:NAME of databases."
         ),
     ] = ()
-    renderers: Annotated[_Patterns, about("Renderers that Git sources may use.")] = ()
+    renderers: Annotated[_Patterns, description("Renderers that Git sources may use.")] = ()
     users: Annotated[
         _Patterns,
-        about(
+        description(
             "Users of containers, as USER or USER:GROUP, and owners of files. 0 allows every user. "
             "In containers, numbers other than 0 are always allowed."
         ),
     ] = ()
 
     def permits(self, category: Category, value: str) -> bool:
-        """Return whether a pattern of a list matches. A value with .. in its path never matches."""
+        """Return whether a pattern in a list matches. A value with .. in its path never matches."""
         if category == "users" and matches(ROOT, self.users):
             return True  # root can become any user
         patterns: tuple[str, ...] = getattr(self, category)
@@ -118,8 +121,8 @@ def has_parent(path: str) -> bool:
 def check_allow(allow: Allow) -> None:
     """Raise ``InvalidManifestError`` for paths that would allow more than they name.
 
-    A container that may write to a directory can create a symbolic link there. Therefore no path
-    below an allowed directory can be allowed in addition.
+    A container that may write to a directory can create a symbolic link there. Therefore, no path
+    below an allowed directory can also be allowed.
     """
     for category in _PATHS:
         for pattern in getattr(allow, category):
@@ -151,7 +154,7 @@ def _is_below(pattern: str, outer: str) -> bool:
     if len(inner_segments) <= len(outer_segments):
         return False
     pairs = zip(inner_segments, outer_segments, strict=False)
-    return all("*" in one or "*" in another or one == another for one, another in pairs)
+    return all("*" in inner or "*" in outer or inner == outer for inner, outer in pairs)
 
 
 def _plain(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Checks of a manifest before it is sent, without the decider."""
+"""Checks a manifest before it is sent, as far as possible without the decider."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from events.envelope import MAX_MESSAGE_BYTES
 from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest, split_manifest
 
-_ENVELOPE_BYTES: Final = 4 * 1024  # upper limit of id, source, type and time
+_ENVELOPE_BYTES: Final = 4 * 1024  # upper limit for the size of id, source, type and time
 
 
 def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
@@ -38,6 +38,6 @@ def _check_size(manifest: Manifest) -> None:
     allowed = MAX_MESSAGE_BYTES - _ENVELOPE_BYTES
     if size > allowed:
         raise InvalidManifestError(
-            f"{manifest.key}: the manifest has {size} bytes, more than the limit of {allowed}; "
+            f"{manifest.key}: the manifest is {size} bytes long, more than the limit of {allowed}; "
             "make it smaller"
         )

@@ -21,20 +21,20 @@ from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
 COMPOSED_SET_KIND: Final = "ComposedSet"
 
 PART_OF_LABEL: Final = "reconciler/part-of"
-"""Label of a part, with the name of its parent: ``namespace.kind.name``."""
+"""Label of a part that names its parent: ``namespace.kind.name``."""
 
 REFUSED: Final = "Refused"
 """Outcome of a part that a decider refused, and reason of its parent."""
 
 STUCK: Final = frozenset({REFUSED, "Failed", "Held", "Conflict", "Disputed", "Degraded"})
-"""Outcomes of a part that do not end by themselves."""
+"""Outcomes of a part that do not resolve themselves."""
 
 MAX_CONTENT_BYTES: Final = 128 * 1024
 """Maximum size of the content, in bytes: half of an object's limit, because the object also
 contains the status of its parts."""
 
 MAX_DECLARED_BYTES: Final = 4 * 1024 * 1024
-"""Maximum size of all declared parts together, in bytes. Each part is declared separately. A short
+"""Maximum total size of all declared parts, in bytes. Each part is declared separately. A short
 object that repeats a long part could otherwise fill the log and the memory of a worker."""
 
 CHILDREN: Final = "children"
@@ -70,7 +70,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
     ] = None
     leaving: Annotated[
         tuple[str, ...],
-        msgspec.Meta(description="Parts whose declaration was withdrawn and that may still exist."),
+        msgspec.Meta(description="Withdrawn parts that may still exist."),
     ] = ()
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class ComposedSetSpec(ManifestStruct, frozen=True):
 
     @property
     def set_key(self) -> ResourceKey:
-        """The set of its parent: each has one."""
+        """The set of the parent, which has only one."""
         parent = ResourceKey.parse(self.parent)
         return ResourceKey(parent.namespace, COMPOSED_SET_KIND, f"{parent.kind}-{parent.name}")
 

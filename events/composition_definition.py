@@ -17,7 +17,7 @@ from events.rest_definition import MAX_ENTRIES, OutputType, Place
 MAX_PARTS: Final = 64
 
 PartState = Literal["Present", "Absent", "Created"]
-"""Kept as the manifest declares, withdrawn, or created once and then left unchanged."""
+"""A part is kept as declared, withdrawn, or created once and then left unchanged."""
 
 _PartName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,40}(?!\n)$")]
 _OutputName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
@@ -93,7 +93,7 @@ class PartDefinition(ManifestStruct, frozen=True):
 
 
 class ComposedOutput(ManifestStruct, frozen=True):
-    """A value that composed resources give to others: an expression."""
+    """A value that composed resources provide to others, as an expression."""
 
     value: Annotated[Place, msgspec.Meta(description="Expression for the value.")]
     type: Annotated[OutputType, msgspec.Meta(description="Type of the value.")] = "String"

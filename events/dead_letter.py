@@ -1,4 +1,4 @@
-"""Dead letters: messages that could not be processed, with the reason and what was done.
+"""Dead letters: messages that could not be processed, with the reason and their handling.
 
 A dead letter never changes. Each retry and dismissal is appended as a ``DeadLetterHandled``, so
 that the original message and its handling stay visible (ADR 0013). Messages beyond the quota of a
@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from events.described import about
 from events.envelope import MAX_MESSAGE_BYTES
+from events.field_types import description
 from events.names import InvalidNameError, ResourceKey
 
 Stage = Literal["intake", "declaration", "request", "decision", "action", "observation", "listing"]
@@ -26,14 +26,14 @@ KEPT_BYTES = MAX_MESSAGE_BYTES
 """Maximum size in bytes of a payload that is kept completely. It covers every valid message."""
 
 PREVIEW_BYTES = 64 * 1024
-"""Number of bytes to keep of a longer payload. The reason and the size are always kept."""
+"""Number of bytes of a longer payload to keep. The reason and the size are always kept."""
 
 MAX_REASON_CHARACTERS = 2_000
 MAX_COUNTS = 200
 """Maximum number of counted pairs of namespace and stage, because senders choose the namespaces."""
 
 OTHERS = "*"
-"""Name for the oldest counted namespaces, if there are too many."""
+"""Common name for the oldest counted namespaces, if there are too many."""
 
 _INTAKE_TOKENS = 6
 _MAX_ID = 256
@@ -42,32 +42,32 @@ _MAX_ID = 256
 class DeadLetterRecord(msgspec.Struct, frozen=True, rename="camel"):
     """A message that could not be processed.
 
-    The stage ``quota`` (too many messages of its namespace waited) is only counted, see
+    The stage ``quota`` (too many waiting messages in its namespace) is only counted, see
     ``Discarded``.
     """
 
     stage: Annotated[
         str,
-        about(
+        description(
             "intake: the decider could not read the message. declaration: the decider rejected it. "
             "request: the decider rejected an approval, a release or a finalizer. decision: the "
             "decider failed. action: no worker could read the action. observation: the object is "
             "too large. listing: a listing that another observer published was rejected."
         ),
     ]
-    reason: Annotated[str, about("Reason for the rejection.")]
-    subject: Annotated[str, about("Subject of the message.")]
-    position: Annotated[int, about("Position of the message in the stream of its subject.")]
-    message_id: Annotated[str, about("Id of the message.")]
-    at: Annotated[datetime, about("Time of the rejection.")]
-    size: Annotated[int, about("Size of the message in bytes.")]
-    payload: Annotated[str, about("The message.")]
+    reason: Annotated[str, description("Reason for the rejection.")]
+    subject: Annotated[str, description("Subject of the message.")]
+    position: Annotated[int, description("Position of the message in the stream of its subject.")]
+    message_id: Annotated[str, description("Id of the message.")]
+    at: Annotated[datetime, description("Time of the rejection.")]
+    size: Annotated[int, description("Size of the message in bytes.")]
+    payload: Annotated[str, description("The message.")]
     payload_encoding: Annotated[
         Literal["text", "base64"],
-        about("Encoding of the payload. base64: the message is not text."),
+        description("Encoding of the payload: base64 if the message is not text."),
     ]
     payload_truncated: Annotated[
-        bool, about("Whether the payload contains only the beginning of the message.")
+        bool, description("Whether the payload contains only the beginning of the message.")
     ]
 
 
@@ -91,7 +91,7 @@ class DeadLetterHandled(msgspec.Struct, frozen=True, rename="camel", omit_defaul
 class Discarded(msgspec.Struct, frozen=True, rename="camel"):
     """Number of messages of a namespace without a dead letter.
 
-    ``stage`` as in ``DeadLetterRecord``.
+    ``stage`` has the same values as in ``DeadLetterRecord``.
     """
 
     namespace: str
@@ -121,7 +121,7 @@ def make_record(
 ) -> DeadLetterRecord:
     """Return the record of a message. ``room``: number of payload bytes that the bus can store."""
     kept = payload if len(payload) <= min(KEPT_BYTES, room) else payload[: min(PREVIEW_BYTES, room)]
-    text, encoding = _written(kept)
+    text, encoding = _encode_payload(kept)
     return DeadLetterRecord(
         stage=stage,
         reason=reason[:MAX_REASON_CHARACTERS],
@@ -136,7 +136,7 @@ def make_record(
     )
 
 
-def _written(kept: bytes) -> tuple[str, Literal["text", "base64"]]:
+def _encode_payload(kept: bytes) -> tuple[str, Literal["text", "base64"]]:
     """Return bytes as text, or in base64 if they are not text or would be longer as text."""
     try:
         text = kept.decode()
@@ -183,7 +183,7 @@ def sender_of(record: DeadLetterRecord) -> str:
 
 
 def sender_in(payload: bytes) -> str:
-    """Return the source of a CloudEvent; empty if the payload is none."""
+    """Return the source of a CloudEvent; empty if the payload is not one."""
     try:
         return _sender.decode(payload).source[:_MAX_ID]
     except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from events.checked_manifest import checked_manifest
-from events.excerpt import shortened
+from events.excerpt import shorten
 from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, namespace_of_kind
@@ -35,7 +35,7 @@ _BLANK: Final = re.compile(r"(?:\s*(?:#.*|---.*)?\n)*")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Origin of a document. ``line`` is that of its first word."""
+    """Origin of a document. ``line`` is the line of its first word."""
 
     file: str
     number: int
@@ -67,13 +67,13 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.source}: {shortened(self.message)}"
+        return f"{self.source}: {shorten(self.message)}"
 
 
 def read_documents(file: str, text: str, namespace: str) -> Iterator[Read | Problem]:
     """Read the documents of a file, without empty ones.
 
-    ``namespace`` applies to documents that name none.
+    ``namespace`` applies to documents without a namespace.
     """
     for source, document in _documents(file, text):
         yield document if isinstance(document, Problem) else _read(source, document, namespace)
@@ -82,7 +82,7 @@ def read_documents(file: str, text: str, namespace: str) -> Iterator[Read | Prob
 def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
     """Return each document of a file, or the problem with it, without empty ones."""
     number = 0
-    for line, document in _parsed(file, text):
+    for line, document in _parse(file, text):
         for item in [document] if isinstance(document, str) else _items(document):
             if item is None:
                 continue
@@ -91,7 +91,7 @@ def _documents(file: str, text: str) -> Iterator[tuple[Source, Any]]:
             yield source, Problem(source, item) if isinstance(item, str) else item
 
 
-def _parsed(file: str, text: str) -> Iterator[tuple[int, Any]]:
+def _parse(file: str, text: str) -> Iterator[tuple[int, Any]]:
     """Return each parsed document with its line. A string describes a problem."""
     if file.lower().endswith(".json"):
         try:
@@ -122,7 +122,7 @@ def _parse_yaml(text: str, first_line: int) -> Any:
         return f"not YAML: {_where(error, first_line)}"
     except RecursionError:
         return _TOO_DEEP
-    except Exception as error:  # noqa: BLE001 - of a date, a number or a tag that is none
+    except Exception as error:  # noqa: BLE001 - an invalid date, number or tag
         return f"not YAML: invalid value: {error}"
     return "a manifest must be a mapping, not a string" if isinstance(parsed, str) else parsed
 
@@ -176,9 +176,9 @@ def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, An
 def _plain(value: Any) -> Any:
     """Convert dates that YAML has parsed back to strings, as in JSON."""
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in cast("dict[Any, Any]", value).items()}
+        return {str(key): _plain(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list):
-        return [_plain(one) for one in cast("list[Any]", value)]
+        return [_plain(item) for item in cast("list[Any]", value)]
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidManifestError(
             "a manifest must not contain .inf or .nan: JSON has no such number"

@@ -1,7 +1,7 @@
-"""What each event ends: the rules that both folds of the log share (ADR 0066).
+"""What each event ends: rules that both folds of the log share (ADR 0066).
 
 ``reconciler.resource.evolve`` folds the log into states for decisions, and ``projections.status``
-folds it into rows for reading. With separate rules, a row could show a wait or a plan that the next
+folds it into rows for queries. With separate rules, a row could show a wait or a plan that the next
 decision does not find.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from events.hold import A_PLAN_WAITS, Hold
+from events.hold import PLAN_HOLDS, Hold
 from events.log import (
     MAY_WAIT,
     ActionAbandoned,
@@ -39,39 +39,39 @@ class Endings(NamedTuple):
 
 
 NO_ENDINGS: Final = Endings()
-_OF_A_GENERATION: Final = Endings(wait=True, deadlines=True, plan=True, approval=True)
-_OF_A_DECISION: Final = Endings(wait=True, approval=True)
-_OF_A_RESULT: Final = Endings(action=True, wait=True, plan=True)
-_OF_A_LATE_RESULT: Final = Endings(wait=True, plan=True)
-_OF_A_PLAN: Final = Endings(plan=True)
-_OF_AN_END: Final = Endings(action=True, wait=True)
-_OF_A_FAILURE: Final = Endings(action=True)
-_OF_A_FACT: Final = Endings(approval=True)
-_OF_AN_OUTCOME: Final = {
+_GENERATION_ENDINGS: Final = Endings(wait=True, deadlines=True, plan=True, approval=True)
+_DECISION_ENDINGS: Final = Endings(wait=True, approval=True)
+_RESULT_ENDINGS: Final = Endings(action=True, wait=True, plan=True)
+_LATE_RESULT_ENDINGS: Final = Endings(wait=True, plan=True)
+_PLAN_ENDINGS: Final = Endings(plan=True)
+_ABANDONMENT_ENDINGS: Final = Endings(action=True, wait=True)
+_FAILURE_ENDINGS: Final = Endings(action=True)
+_FACT_ENDINGS: Final = Endings(approval=True)
+_OUTCOME_ENDINGS: Final = {
     (wait, plan): Endings(wait=wait, plan=plan) for wait in (True, False) for plan in (True, False)
 }
 
 
 def endings_of(data: ResourceEvent) -> Endings:
-    """Return what an event ends, independent of the state."""
+    """Return what an event ends, independently of the state."""
     match data:  # the most frequent first
         case OutcomeRecorded(outcome=outcome, reason=reason):
-            return _OF_AN_OUTCOME[outcome not in MAY_WAIT, reason not in A_PLAN_WAITS]
+            return _OUTCOME_ENDINGS[outcome not in MAY_WAIT, reason not in PLAN_HOLDS]
         case ActionDecided() | SpecResolved():
-            return _OF_A_DECISION
+            return _DECISION_ENDINGS
         case ActionSucceeded(late=False):
-            return _OF_A_RESULT
+            return _RESULT_ENDINGS
         case ActionSucceeded(outdated=False):  # another action may be in flight
-            return _OF_A_LATE_RESULT
+            return _LATE_RESULT_ENDINGS
         case ActionSucceeded() | HoldApproved(hold=Hold.APPROVAL):
-            return _OF_A_PLAN
+            return _PLAN_ENDINGS
         case SpecDeclared() | SpecWithdrawn():
-            return _OF_A_GENERATION
+            return _GENERATION_ENDINGS
         case ActionFailed(consequence=consequence):
-            return NO_ENDINGS if consequence == "Retry" else _OF_A_FAILURE
+            return NO_ENDINGS if consequence == "Retry" else _FAILURE_ENDINGS
         case ActionAbandoned():
-            return _OF_AN_END
+            return _ABANDONMENT_ENDINGS
         case DefinitionObserved() | ActionHeld() | TwinDetected():
-            return _OF_A_FACT
+            return _FACT_ENDINGS
         case _:
             return NO_ENDINGS

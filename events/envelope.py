@@ -1,7 +1,7 @@
 """Encodes and decodes CloudEvents 1.0 in structured JSON.
 
 The NATS binding of CloudEvents (1.0.2) defines the structured mode, and a message stays complete
-outside of the bus. A bare manifest on a ``desired`` subject is also valid, for declarations with
+outside the bus. A bare manifest on a ``desired`` subject is also valid, for declarations with
 any NATS client.
 """
 
@@ -31,8 +31,8 @@ MAX_MESSAGE_BYTES = 512 * 1024
 """Maximum size of an intake message in bytes, because every read of its resource copies it."""
 
 MAX_NESTING = 100
-"""Maximum nesting of JSON. The limit of a decoder depends on its stack, so one decoder could accept
-a message into the log that the next one cannot read."""
+"""Maximum nesting of JSON. A decoder's limit depends on its stack, so one decoder could accept a
+message into the log that the next one cannot read."""
 
 _NESTING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
@@ -109,7 +109,7 @@ def decode_intake(
 
     ``fallback_id`` is the id of a bare manifest. ``about`` is the resource in the subject of the
     message, as ``namespace/kind/name``. A CloudEvent with a different subject is refused, because
-    the server checked only the former against the publisher's permissions. Raises
+    the server checked only the message's subject against the publisher's permissions. Raises
     ``InvalidMessageError``.
     """
     _check_text("message id", fallback_id)
@@ -117,7 +117,7 @@ def decode_intake(
     try:
         envelope = _envelope_decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return _bare_manifest(payload, expected, fallback_id, error)
+        return _decode_bare_manifest(payload, expected, fallback_id, error)
     if envelope.specversion != "1.0":
         raise InvalidMessageError(f"specversion {envelope.specversion!r}: unsupported; use '1.0'")
     if not envelope.id or not envelope.source:
@@ -139,7 +139,7 @@ def decode_intake(
     try:
         return IntakeMessage(envelope.id, envelope.source, decoder.decode(envelope.data))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = _reason(error, decoder.type)
+        reason = _describe_error(error, decoder.type)
         raise InvalidMessageError(f"data of {envelope.type}: {reason}") from None
 
 
@@ -155,21 +155,21 @@ def _check_text(name: str, text: str) -> None:
         )
 
 
-def _bare_manifest(
+def _decode_bare_manifest(
     payload: bytes, expected: Intake, fallback_id: str, error: Exception
 ) -> IntakeMessage:
     if expected == "desired" and b'"apiVersion"' in payload and _has(payload, "apiVersion"):
         try:
             manifest = _manifest_decoder.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError) as manifest_error:
-            raise InvalidMessageError(_reason(manifest_error, Manifest)) from None
+            raise InvalidMessageError(_describe_error(manifest_error, Manifest)) from None
         return IntakeMessage(fallback_id, "anonymous", Declared(manifest))
     raise InvalidMessageError(f"not a CloudEvent in structured JSON: {error}") from None
 
 
-def _reason(error: Exception, schema: Any) -> str:
-    is_of_field = isinstance(error, msgspec.ValidationError)
-    return field_error(error, schema) if is_of_field else str(error)
+def _describe_error(error: Exception, schema: Any) -> str:
+    is_validation = isinstance(error, msgspec.ValidationError)
+    return field_error(error, schema) if is_validation else str(error)
 
 
 def _has(payload: bytes, field: str) -> bool:
@@ -188,9 +188,9 @@ def _check_nesting(payload: bytes) -> None:
         )
 
 
-def is_nested_deeper(payload: bytes, most: int) -> bool:
-    """Return whether JSON is nested deeper than ``most`` levels. Other errors are not detected."""
-    if payload.count(b"{") + payload.count(b"[") <= most:
+def is_nested_deeper(payload: bytes, max_levels: int) -> bool:
+    """Return whether JSON is nested deeper than ``max_levels``. Other errors are not detected."""
+    if payload.count(b"{") + payload.count(b"[") <= max_levels:
         return False
     depth = 0
     for found in _NESTING.finditer(payload):
@@ -199,7 +199,7 @@ def is_nested_deeper(payload: bytes, most: int) -> bool:
             depth += 1
         elif first in b"}]":
             depth -= 1
-        if depth > most:
+        if depth > max_levels:
             return True
     return False
 

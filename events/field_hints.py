@@ -30,7 +30,7 @@ _SIGNS: Final = {"<=": "at most", ">=": "at least", "<": "less than", ">": "grea
 _QUOTE: Final = "'"
 _WITHOUT_QUOTES: Final = ("int", "float", "bool")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
-_SHOWN: Final = 20
+_MAX_LISTED: Final = 20
 
 
 def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") -> str:
@@ -42,12 +42,12 @@ def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") ->
     at = _PATH.search(text)
     path = at["path"] if at else ""
     text = text[: at.start()] if at else text
-    types = [*_at(inspect.type_info(schema), path)]
+    types = [*_types_at(inspect.type_info(schema), path)]
     if found := _UNKNOWN.fullmatch(text):
         names = {name for each in types for name in _field_names(each)}
-        return unknown_field(_joined(place, f"{path}.{found['name']}"), found["name"], names)
+        return unknown_field(_join(place, f"{path}.{found['name']}"), found["name"], names)
     if found := _MISSING.fullmatch(text):
-        return f"{_joined(place, f'{path}.{found[1]}')}: required"
+        return f"{_join(place, f'{path}.{found[1]}')}: required"
     if found := _ENUM.fullmatch(text):
         values = {str(value) for each in types for value in _values(each)}
         text = f"{found['value']} is not allowed{_hint(found['value'].strip(_QUOTE), values)}"
@@ -58,7 +58,7 @@ def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") ->
         text = f"{subject} {_SIGNS[found['sign']]} {found['limit']}"
     else:
         text = text.replace("Expected `str` matching regex", "must match the regular expression")
-    where = _joined(place, path)
+    where = _join(place, path)
     return f"{where}: {text}" if where else text
 
 
@@ -67,19 +67,19 @@ def unknown_field(where: str, name: str, known: Iterable[str]) -> str:
     return f"{where}: unknown field{_hint(name, set(known))}"
 
 
-def _joined(place: str, path: str) -> str:
+def _join(place: str, path: str) -> str:
     return f"{place}{path}" if place else path.removeprefix(".")
 
 
 def _wrong_type(wanted: list[str], found: str) -> str:
     allowed = " or ".join(_TYPES.get(each, each) for each in wanted)
-    real = "a decimal number" if found == "float" else _TYPES.get(found, found)
+    actual = "a decimal number" if found == "float" else _TYPES.get(found, found)
     quotes = "; put it in quotes" if "str" in wanted and found in _WITHOUT_QUOTES else ""
-    return f"must be {allowed}, not {real}{quotes}"
+    return f"must be {allowed}, not {actual}{quotes}"
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Return a question with the closest known name; empty if none is similar."""
+    """Return a hint that suggests the closest known name; empty if none is similar."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[close[0]]}?" if close else ""
@@ -89,12 +89,12 @@ def _hint(word: str, known: set[str]) -> str:
     if not known:
         return ""
     names = sorted(known)
-    first = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    first = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
     return f"; use one of {first}{closest(word, known)}"
 
 
-def _at(kind: inspect.Type, path: str) -> Iterator[inspect.Type]:
-    """Return the possible types at a path of msgspec's, such as ``.ports[...].protocol``."""
+def _types_at(kind: inspect.Type, path: str) -> Iterator[inspect.Type]:
+    """Return the possible types at a msgspec path, such as ``.ports[...].protocol``."""
     kinds = [kind]
     for step in _STEP.finditer(path):
         kinds = [inner for each in kinds for inner in _inner(each, step[1])]

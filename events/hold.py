@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 WokenBy = Literal["ProviderConfig", "Kind", "Message"]
 """What may end a hold.
 
-A change of a ``ProviderConfig``, a kind or provider that the roles load, or a message to the
+A change to a ``ProviderConfig``, a kind or provider that the roles load, or a message to the
 resource itself, such as an approval. Every message triggers a decision, so the sweeper checks only
 the first two.
 """
@@ -40,17 +40,17 @@ class Hold(StrEnum):
     @property
     def woken_by(self) -> WokenBy:
         """What may end the hold."""
-        return _FACTS[self].woken_by
+        return _TEXTS[self].woken_by
 
     @property
     def meaning(self) -> str:
         """Description for docs/concepts/holds.md."""
-        return _FACTS[self].meaning
+        return _TEXTS[self].meaning
 
     @property
     def remedy(self) -> str:
         """What an operator must do, as a sentence."""
-        return _FACTS[self].remedy
+        return _TEXTS[self].remedy
 
     @property
     def is_approvable(self) -> bool:
@@ -75,7 +75,7 @@ _APPROVABLE = frozenset(
         Hold.TWIN,
     }
 )
-A_PLAN_WAITS = (Hold.APPROVAL, Hold.NOT_APPROVED)
+PLAN_HOLDS = (Hold.APPROVAL, Hold.NOT_APPROVED)
 """Holds while a plan waits for a decision. A rejected plan can still be approved."""
 
 
@@ -87,106 +87,106 @@ def hold_of(outcome: str, reason: str) -> Hold | None:
 _BY_NAME = {str(each): each for each in Hold}
 
 
-class _Facts(NamedTuple):
+class _HoldText(NamedTuple):
     woken_by: WokenBy
     meaning: str
     remedy: str
 
 
-_FACTS: Final[Mapping[Hold, _Facts]] = {
-    Hold.PROVIDER_CONFIG_MISSING: _Facts(
+_TEXTS: Final[Mapping[Hold, _HoldText]] = {
+    Hold.PROVIDER_CONFIG_MISSING: _HoldText(
         "ProviderConfig",
         "No `ProviderConfig` of this name is declared",
         "Declare the `ProviderConfig`, or correct `spec.providerConfigRef`",
     ),
-    Hold.WRONG_PROVIDER: _Facts(
+    Hold.WRONG_PROVIDER: _HoldText(
         "ProviderConfig",
         "The `ProviderConfig` belongs to a provider that does not have this kind",
         "Correct the provider of the `ProviderConfig`, or use another one",
     ),
-    Hold.NOT_PERMITTED: _Facts(
+    Hold.NOT_PERMITTED: _HoldText(
         "ProviderConfig",
         "The `ProviderConfig` does not permit the namespace, or a host resource that the spec uses",
         "Use what is permitted, or extend `spec.namespaces` or `spec.allow`",
     ),
-    Hold.UNKNOWN_KIND: _Facts(
+    Hold.UNKNOWN_KIND: _HoldText(
         "Kind",
         "This kind, or the kind of a part, is not registered where the roles run",
         "Install its package and restart the roles, or declare its `KindDefinition`",
     ),
-    Hold.UNKNOWN_PROVIDER: _Facts(
+    Hold.UNKNOWN_PROVIDER: _HoldText(
         "Kind",
         "The package of this `ProviderConfig`'s provider is no longer installed where the "
         "roles run",
         "Install the package and restart the roles",
     ),
-    Hold.DANGLING: _Facts(
+    Hold.DANGLING: _HoldText(
         "Message",
         "The target of this `ShapeRef` is not declared, or does not permit the reference",
         "Declare the target, or permit the reference",
     ),
-    Hold.DELETION_GUARD: _Facts(
+    Hold.DELETION_GUARD: _HoldText(
         "Message",
         "Reconciler would delete more undeclared objects than `deletionGuard` allows",
         "Declare what should stay, then approve the deletion of the rest",
     ),
-    Hold.LOSS_GUARD: _Facts(
+    Hold.LOSS_GUARD: _HoldText(
         "Message",
         "More owned objects are missing from one listing than `lossGuard` allows, so "
         "Reconciler does not treat them as deleted",
         "Check that the `ProviderConfig` points to the right API, or approve the loss",
     ),
-    Hold.DATA_LOSS: _Facts(
+    Hold.DATA_LOSS: _HoldText(
         "Message",
         "The action would destroy data that Reconciler cannot restore",
         "Back up the data, then approve the action; or undo the change",
     ),
-    Hold.DEFINITION_GUARD: _Facts(
+    Hold.DEFINITION_GUARD: _HoldText(
         "ProviderConfig",
         "A changed [KindDefinition](../kinds/kind-definition.md) would replace more objects "
         "than `deletionGuard` allows",
         "Approve the replacements, or undo the change to the definition",
     ),
-    Hold.PRUNE_GUARD: _Facts(
+    Hold.PRUNE_GUARD: _HoldText(
         "ProviderConfig",
         "A commit would withdraw more resources of a [GitSource](../kinds/git-source.md) than "
         "`deletionGuard` allows",
         "Approve the withdrawals, or revert the commit",
     ),
-    Hold.APPROVAL: _Facts(
+    Hold.APPROVAL: _HoldText(
         "ProviderConfig",
         "The `ProviderConfig` or the policy requires approval for this action",
         "Review the plan, then approve or reject it",
     ),
-    Hold.NOT_APPROVED: _Facts(
+    Hold.NOT_APPROVED: _HoldText(
         "ProviderConfig",
         "An operator rejected this action",
         "Change the declaration, or approve the plan after all",
     ),
-    Hold.UNKNOWN_RESULT: _Facts(
+    Hold.UNKNOWN_RESULT: _HoldText(
         "Message",
         "A call may have taken effect, and neither the response nor the API can show whether "
         "it did",
         "Check the object in the API, then approve the repetition or abandon the action",
     ),
-    Hold.FINALIZERS: _Facts(
+    Hold.FINALIZERS: _HoldText(
         "Message",
         "Another service set a finalizer and has not removed it",
         "Find out what that service waits for, or force the release",
     ),
-    Hold.REFERENCED: _Facts(
+    Hold.REFERENCED: _HoldText(
         "Message",
         "A `ShapeRef`, or a `$ref` of another resource, keeps the object",
         "Withdraw the resources that refer to it, or force the release",
     ),
-    Hold.TWIN: _Facts(
+    Hold.TWIN: _HoldText(
         "ProviderConfig",
         "The API of a `ProviderConfig` has objects that are newer than the log. A resource of the "
         "`ProviderConfig` has the same reason if it needs an action. You approve only the "
         "`ProviderConfig`",
         "Stop the other copy of the log, then approve the `ProviderConfig`",
     ),
-    Hold.LOG_DAMAGED: _Facts(
+    Hold.LOG_DAMAGED: _HoldText(
         "Message",
         "The history of this resource is incomplete or was changed. Only a restore ends this hold",
         "Restore the log from a backup",

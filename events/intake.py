@@ -7,7 +7,7 @@ Each struct is the ``data`` of a CloudEvent (``events.envelope``) on a subject o
 A *position* is a sequence number of the intake stream, and the logical clock of the system. The
 report of a call has a later position than everything that was known before the call. An observation
 contains the position at which its read began (``as_of``). An observation from before our last
-effect is therefore recognized as stale, independent of all clocks.
+effect is therefore recognized as stale, independently of all clocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from events.described import (
+from events.external import ExternalObject
+from events.field_types import (
     ApiErrorText,
     Attempt,
     ComparedVersion,
@@ -35,9 +36,8 @@ from events.described import (
     SecretDigest,
     Target,
     Uid,
-    about,
+    description,
 )
-from events.external import ExternalObject
 from events.manifest import Manifest
 
 
@@ -47,9 +47,9 @@ class _Intake(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaul
 
 _ExpectedGeneration = Annotated[
     int | None,
-    about(
-        "Required generation of the resource. 0: it does not exist. If the generation differs, the "
-        "decider rejects the message. null: any."
+    description(
+        "Required generation of the resource; 0 if it must not exist, null if any. If the "
+        "generation differs, the decider rejects the message."
     ),
 ]
 
@@ -60,25 +60,27 @@ class PlanRef(_Intake, frozen=True):
     The digest is that of ``reconciler.resource.expectation.turn_digest``.
     """
 
-    version: Annotated[int, about("Version of the resource when it was planned.")]
-    digest: Annotated[str, about("Digest of the events that the declaration would cause.")]
+    version: Annotated[int, description("Version of the resource when it was planned.")]
+    digest: Annotated[str, description("Digest of the events that the declaration would cause.")]
 
 
 class Declared(_Intake, frozen=True):
     """A service declares the desired state of one resource."""
 
-    manifest: Annotated[Manifest, about("Desired state.")]
+    manifest: Annotated[Manifest, description("Desired state.")]
     expected_generation: _ExpectedGeneration = None
     plan: Annotated[
         PlanRef | None,
-        about(
-            "Plan that the result must match exactly. Otherwise the decider rejects the message. "
-            "null: none."
+        description(
+            "Plan that the result must match exactly, or the decider rejects the message; null "
+            "for none."
         ),
     ] = None
     reason: Annotated[
         str,
-        about("Reason, for the history. Empty: the annotation reconciler/reason of the manifest."),
+        description(
+            "Reason to show in the history. Default: the manifest's annotation reconciler/reason."
+        ),
     ] = ""
 
 
@@ -90,7 +92,7 @@ class Withdrawn(_Intake, frozen=True):
 
 
 class ReconcileRequested(_Intake, frozen=True):
-    """A client requests an immediate read and reconciliation of a resource, without a back-off."""
+    """A client requests an immediate read and reconciliation of a resource, despite back-off."""
 
     reason: Reason = ""
 
@@ -102,16 +104,16 @@ class FinalizerRequested(_Intake, frozen=True):
     """
 
     finalizer: Annotated[
-        str, about("Name of the finalizer, as in Kubernetes: billing.example.com/invoice.")
+        str, description("Name of the finalizer, as in Kubernetes: billing.example.com/invoice.")
     ]
 
 
 class FinalizerReleased(_Intake, frozen=True):
-    """A service removes its finalizer, or with ``force`` that of another service."""
+    """A service removes its finalizer, or with ``force`` another service's."""
 
     finalizer: Finalizer
     force: Annotated[
-        bool, about("Whether the finalizer is removed even if another service added it.")
+        bool, description("Whether the finalizer is removed even if another service added it.")
     ] = False
     reason: Reason = ""
 
@@ -119,9 +121,9 @@ class FinalizerReleased(_Intake, frozen=True):
 class ForcedRelease(_Intake, frozen=True):
     """An operator removes all finalizers and references of a withdrawn resource."""
 
-    reason: Annotated[str, about("Reason, for the history. Required.")]
+    reason: Annotated[str, description("Reason to show in the history. Required.")]
     orphan: Annotated[
-        bool, about("Whether Reconciler releases the object without another call.")
+        bool, description("Whether Reconciler releases the object without another call.")
     ] = False
 
 
@@ -133,7 +135,7 @@ class Approved(_Intake, frozen=True):
 
     hold: Annotated[
         str,
-        about(
+        description(
             "Reason for the hold: DeletionGuard, LossGuard, UnknownResult, DataLoss, "
             "DefinitionGuard, PruneGuard, Twin or Approval. The decider rejects the message if the "
             "resource is held for another reason."
@@ -141,21 +143,21 @@ class Approved(_Intake, frozen=True):
     ]
     decision: Annotated[
         ApprovalDecision,
-        about(
+        description(
             "Proceed: start or repeat the action. Abandon: end an action with an unknown result "
             "without another call. Reject: reject the plan of the hold Approval."
         ),
     ] = "Proceed"
     reason: Reason = ""
     plan: Annotated[
-        str, about("Digest of the plan that is approved or rejected, for the hold Approval.")
+        str, description("Digest of the plan that is approved or rejected, for the hold Approval.")
     ] = ""
 
 
 OnWithdrawal = Literal["Keep", "Release", "Ignore"]
 WithdrawalEffect = Annotated[
     OnWithdrawal,
-    about(
+    description(
         "Effect of the reference on the withdrawal of this resource. Keep: the object stays "
         "until the reference is removed. Release: Reconciler releases the object without "
         "deleting it. Ignore: no effect."
@@ -179,12 +181,14 @@ class Unreferenced(_Intake, frozen=True):
 class TargetState(_Intake, frozen=True):
     """The state of a referenced resource."""
 
-    declared: Annotated[bool, about("Whether the resource is declared.")]
-    ready: Annotated[bool, about("Whether it was ready at any time since it was declared.")] = False
-    values: Annotated[dict[str, Any], about("Known values of the referenced fields.")] = {}
+    declared: Annotated[bool, description("Whether the resource is declared.")]
+    ready: Annotated[
+        bool, description("Whether it was ready at any time since it was declared.")
+    ] = False
+    values: Annotated[dict[str, Any], description("Known values of the referenced fields.")] = {}
     cycle: Annotated[
         tuple[str, ...],
-        about("Resources that wait for each other, if the reference is part of a cycle."),
+        description("Resources that wait for each other, if the reference is part of a cycle."),
     ] = ()
 
 
@@ -192,7 +196,7 @@ class TargetReported(_Intake, frozen=True):
     """The sweeper or a decider reports the state of a referenced resource."""
 
     target: Target
-    state: Annotated[TargetState, about("State of the referenced resource.")]
+    state: Annotated[TargetState, description("State of the referenced resource.")]
     known_version: KnownVersion = 0
 
 
@@ -207,19 +211,19 @@ class SecretReported(_Intake, frozen=True):
 class DefinitionReported(_Intake, frozen=True):
     """A role reports that the definition of the resource's kind has changed."""
 
-    generation: Annotated[int, about("Generation of the definition.")]
-    digest: Annotated[str, about("Digest of the definition.")]
+    generation: Annotated[int, description("Generation of the definition.")]
+    digest: Annotated[str, description("Digest of the definition.")]
     affected: Annotated[
-        int, about("Number of declared resources of the kind with an older definition.")
+        int, description("Number of declared resources of the kind with an older definition.")
     ]
-    total: Annotated[int, about("Number of declared resources of the kind.")]
+    total: Annotated[int, description("Number of declared resources of the kind.")]
 
 
 class UnmanagedCount(_Intake, frozen=True):
     """Counts of an exclusive scope: undeclared objects, which would be deleted, and all objects."""
 
-    unmanaged: Annotated[int, about("Number of undeclared objects in the scope.")]
-    total: Annotated[int, about("Number of all objects in the scope.")]
+    unmanaged: Annotated[int, description("Number of undeclared objects in the scope.")]
+    total: Annotated[int, description("Number of all objects in the scope.")]
 
 
 class LossCount(_Intake, frozen=True):
@@ -232,46 +236,48 @@ class LossCount(_Intake, frozen=True):
 class Observed(_Intake, frozen=True):
     """An observer read one object, or proved that it does not exist.
 
-    ``began_at`` and ``age_seconds`` are the same moment by two clocks, for APIs that show effects
+    ``began_at`` and ``age_seconds`` give the same moment by two clocks, for APIs that show effects
     after a delay.
     """
 
     provider_config: ConfigName
     external_name: ExternalName
     object: Annotated[
-        ExternalObject | None, about("State of the object. null: the object does not exist.")
+        ExternalObject | None, description("State of the object; null if it does not exist.")
     ] = None
     evidence: Annotated[
         Literal["CompleteListing", "Read"],
-        about("CompleteListing: a complete listing of the scope. Read: a read of this object."),
+        description(
+            "CompleteListing: a complete listing of the scope. Read: a read of this object."
+        ),
     ] = "Read"
     as_of: Annotated[
         int,
-        about(
-            "Intake position at which the read began. 0: the observation counts as older than all "
-            "others."
+        description(
+            "Intake position at which the read began; 0 if the observation counts as older than "
+            "all others."
         ),
     ] = 0
     began_at: Annotated[
-        datetime | None, about("Time at which the read began, by the observer's clock.")
+        datetime | None, description("Time at which the read began, by the observer's clock.")
     ] = None
     exclusive: Annotated[
-        UnmanagedCount | None, about("Counts for the deletion guard, in an exclusive scope.")
+        UnmanagedCount | None, description("Counts for the deletion guard, in an exclusive scope.")
     ] = None
-    losses: Annotated[LossCount | None, about("Counts for the loss guard.")] = None
+    losses: Annotated[LossCount | None, description("Counts for the loss guard.")] = None
     age_seconds: Annotated[
-        float | None, about("Time since the read began, by a monotonic clock.")
+        float | None, description("Time since the read began, by a monotonic clock.")
     ] = None
     belongs_to: Annotated[
         str | None,
-        about(
-            "Another resource that this object belongs to, as NAMESPACE/KIND/NAME. Empty: none. "
-            "null: unknown."
+        description(
+            "Another resource that this object belongs to, as NAMESPACE/KIND/NAME; empty if "
+            "none, null if unknown."
         ),
     ] = None
     absent_uid: Annotated[
         str | None,
-        about("Uid of the object that does not exist, if another object may have its name."),
+        description("Uid of the object that does not exist, if another object may have its name."),
     ] = None
     known_version: ComparedVersion = 0
 
@@ -284,7 +290,7 @@ class ActionError(_Intake, frozen=True):
 
     error_class: Annotated[
         ErrorClass,
-        about(
+        description(
             "NotDone: nothing was changed, and the action is retried. Refused: nothing was "
             "changed, and the action waits for a new generation. Conflict and NotFound: nothing "
             "was changed, because the known state was outdated. Throttled: the action is retried "
@@ -292,45 +298,54 @@ class ActionError(_Intake, frozen=True):
             "action is retried with the same key, or its object is looked up."
         ),
     ]
-    message: Annotated[str, about("Error text.")]
-    status: Annotated[int | None, about("HTTP status of the response. null: no response.")] = None
-    retry_after_seconds: Annotated[float | None, about("Delay that the API requests.")] = None
+    message: Annotated[str, description("Error text.")]
+    status: Annotated[
+        int | None, description("HTTP status of the response; null without a response.")
+    ] = None
+    retry_after_seconds: Annotated[float | None, description("Delay that the API requests.")] = None
     attempted: Annotated[
-        bool, about("Whether the call was made. false: calls to the API were suspended.")
+        bool, description("Whether the call was made; false if calls to the API were suspended.")
     ] = True
 
 
 class Reported(_Intake, frozen=True):
     """A worker reports the result of one attempt of an action."""
 
-    action_id: Annotated[str, about("Id of the action.")]
+    action_id: Annotated[str, description("Id of the action.")]
     attempt: Attempt
-    started_at: Annotated[datetime, about("Time at which the worker started.")]
-    finished_at: Annotated[datetime, about("Time of the result.")]
-    worker: Annotated[str, about("Name of the worker.")]
-    error: Annotated[ActionError | None, about("Error of the attempt. null: it succeeded.")] = None
+    started_at: Annotated[datetime, description("Time at which the worker started.")]
+    finished_at: Annotated[datetime, description("Time of the result.")]
+    worker: Annotated[str, description("Name of the worker.")]
+    error: Annotated[
+        ActionError | None, description("Error from the attempt; null if it succeeded.")
+    ] = None
     object: Annotated[
         ExternalObject | None,
-        about("Object in the API's response. After a conflict, the object that conflicts."),
+        description("Object in the API's response. After a conflict, the object that conflicts."),
     ] = None
     replayed: IsReplayed = False
     is_lookup: Annotated[
         bool,
-        about(
+        description(
             "Whether the worker only read the API. Without an error and an object, the object does "
             "not exist."
         ),
     ] = False
     redelivered: Annotated[
-        bool, about("Whether another worker also received this attempt and may have made the call.")
+        bool,
+        description(
+            "Whether another worker also received this attempt and may have made the call."
+        ),
     ] = False
     absent: Annotated[
         bool,
-        about("Whether a deletion found no object, so it is unknown which client deleted it."),
+        description(
+            "Whether a deletion found no object, so it is unknown which client deleted it."
+        ),
     ] = False
     labeled_uids: Annotated[
         tuple[str, ...],
-        about(
+        description(
             "Uids of the objects with this name and the owner label, if there are several. The "
             "field object is the first of them."
         ),
@@ -340,13 +355,16 @@ class Reported(_Intake, frozen=True):
 class NewerObject(_Intake, frozen=True):
     """An object with an owner label of this log, written by an action that is not in the log."""
 
-    kind: Annotated[str, about("Kind of the object in its API.")]
+    kind: Annotated[str, description("Kind of the object in its API.")]
     name: ExternalName
     uid: Uid
     action: Annotated[
-        str, about("Id of the action: the resource, and a version that this log does not contain.")
+        str,
+        description(
+            "Id of the action: the resource, and a version that this log does not contain."
+        ),
     ]
-    known_version: Annotated[int, about("Newest version of the resource in this log.")]
+    known_version: Annotated[int, description("Newest version of the resource in this log.")]
 
 
 class ListingFailure(_Intake, frozen=True):
@@ -354,9 +372,9 @@ class ListingFailure(_Intake, frozen=True):
 
     since: Annotated[
         datetime,
-        about("Time of the last complete listing, or of the start of the process that reports."),
+        description("Time of the last complete listing, or of the start of the reporting process."),
     ]
-    message: Annotated[str, about("Error of the newest listing.")] = ""
+    message: Annotated[str, description("Error from the newest listing.")] = ""
 
 
 class ApiReported(_Intake, frozen=True):
@@ -373,7 +391,7 @@ class ApiReported(_Intake, frozen=True):
             "ListingsFailed",
             "ListingsResumed",
         ],
-        about(
+        description(
             "Throttled: the API accepts no calls for a time. Failing: consecutive calls failed. "
             "Probing: the reporter requests permission for the call that decides whether an open "
             "breaker closes. Responding: the API responded to that call. Stopping: the reporter "
@@ -382,28 +400,28 @@ class ApiReported(_Intake, frozen=True):
             "ListingsResumed: a listing of `kind` completed, or no resource uses the kind."
         ),
     ]
-    reporter: Annotated[str, about("Process that reports.")]
-    at: Annotated[Annotated[datetime, msgspec.Meta(tz=True)], about("Time of the report.")]
+    reporter: Annotated[str, description("Reporting process.")]
+    at: Annotated[Annotated[datetime, msgspec.Meta(tz=True)], description("Time of the report.")]
     as_of: Annotated[
         int,
-        about(
+        description(
             "Version of the event that had last changed the breaker when the call began. For Twin: "
             "version of the event that last set or ended that hold. For listings: generation of "
             "the ProviderConfig. The decider ignores older reports."
         ),
     ] = 0
     retry_after_seconds: Annotated[
-        float, about("Time after `at` during which the API accepts no calls, for Throttled.")
+        float, description("Time after `at` during which the API accepts no calls, for Throttled.")
     ] = 0.0
-    failures: Annotated[int, about("Number of consecutive failures, for Failing.")] = 0
+    failures: Annotated[int, description("Number of consecutive failures, for Failing.")] = 0
     message: ApiErrorText = ""
     newer: Annotated[
-        tuple[NewerObject, ...], about("The first few of the newer objects, for Twin.")
+        tuple[NewerObject, ...], description("The first few of the newer objects, for Twin.")
     ] = ()
-    total: Annotated[int, about("Number of newer objects, for Twin.")] = 0
-    kind: Annotated[str, about("Kind of the objects, for listings.")] = ""
+    total: Annotated[int, description("Number of newer objects, for Twin.")] = 0
+    kind: Annotated[str, description("Kind of the objects, for listings.")] = ""
     failure: Annotated[
-        ListingFailure | None, about("How the listings failed, for ListingsFailed.")
+        ListingFailure | None, description("How the listings failed, for ListingsFailed.")
     ] = None
 
 
@@ -416,7 +434,7 @@ class TimerFired(_Intake, frozen=True):
 
     purpose: Annotated[
         WaitPurpose | Literal["Sweep", "ConfigChanged"],
-        about(
+        description(
             "Retry: the delay of a retry ended. Renewal: a renewal is due. Progress: the object "
             "should have made progress. Sweep: the sweeper checks the resource. ConfigChanged: the "
             "ProviderConfig or the kind that the resource waits for is available."
@@ -427,15 +445,18 @@ class TimerFired(_Intake, frozen=True):
 class Reply(_Intake, frozen=True):
     """The decider's reply to a publisher that sent the header ``Reconciler-Reply-To``."""
 
-    accepted: Annotated[bool, about("Whether the decider accepted the message.")]
+    accepted: Annotated[bool, description("Whether the decider accepted the message.")]
     reason: Annotated[
-        str, about("Accepted, Unchanged, Duplicate, or the reason for the rejection, in one word.")
+        str,
+        description(
+            "Accepted, Unchanged, Duplicate, or the reason for the rejection, in one word."
+        ),
     ]
-    generation: Annotated[int, about("Generation of the resource after the message.")]
-    position: Annotated[int, about("Position of the message in the intake.")]
-    message: Annotated[str, about("Explanation of a rejection.")] = ""
+    generation: Annotated[int, description("Generation of the resource after the message.")]
+    position: Annotated[int, description("Position of the message in the intake.")]
+    message: Annotated[str, description("Explanation of a rejection.")] = ""
     resource: ResourceName = ""
-    id: Annotated[str, about("Id of the message.")] = ""
+    id: Annotated[str, description("Id of the message.")] = ""
 
 
 IntakeData = (
@@ -486,18 +507,18 @@ class ListingBegan(_Intake, frozen=True, tag_field="part", tag="Began"):
     """An observer begins a listing of a scope."""
 
     provider_config: ConfigName
-    kind: Annotated[str, about("Kind of the objects.")]
-    as_of: Annotated[int, about("Last position of the intake when the listing began.")]
-    prefix: Annotated[str | None, about("Prefix of the names in the scope. null: every name.")] = (
-        None
-    )
-    labels: Annotated[dict[str, str], about("Labels of the objects in the scope.")] = {}
+    kind: Annotated[str, description("Kind of the objects.")]
+    as_of: Annotated[int, description("Last position of the intake when the listing began.")]
+    prefix: Annotated[
+        str | None, description("Prefix of the names in the scope; null if all names are in scope.")
+    ] = None
+    labels: Annotated[dict[str, str], description("Labels of the objects in the scope.")] = {}
 
 
 class ListingItem(_Intake, frozen=True, tag_field="part", tag="Item"):
     """One object of the scope."""
 
-    object: Annotated[ExternalObject, about("State of the object.")]
+    object: Annotated[ExternalObject, description("State of the object.")]
 
 
 class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
@@ -505,7 +526,7 @@ class ListingCompleted(_Intake, frozen=True, tag_field="part", tag="Completed"):
 
     count: Annotated[
         int,
-        about(
+        description(
             "Number of objects in the listing. If the observer receives a different number of "
             "items, the listing proves no absence."
         ),

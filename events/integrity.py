@@ -3,7 +3,7 @@
 Every event is stored with a digest of all events of its resource so far: a hash of the previous
 digest and of the stored bytes of the event. The digest is a header, so it does not depend on added
 fields (ADR 0010). The hash chain follows Haber and Stornetta, "How to Time-Stamp a Digital
-Document" (1991). It detects errors of disks, servers and operators, and is not a signature.
+Document" (1991). It detects errors of disks, servers and operators, but is not a signature.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DIGEST_HEADER = "Reconciler-Digest"
 """Header of every event: digest of the history of its resource up to this event."""
 
 _DIGEST_BYTES = 16
-_SHOWN_CHARACTERS = 160
-_PLACE = 4
+_MAX_QUOTED_CHARACTERS = 160
+_SUFFIX_INDEX = 4
 
 Problem = Literal[
     "Missing",
@@ -38,18 +38,18 @@ Problem = Literal[
 """Kinds of damage.
 
 ``Missing``: an event is missing. ``Lost``: the newest events are missing, according to other data.
-``Repeated``, ``OutOfOrder``: the order is wrong. ``Changed``: an event does not have the stored
-bytes. ``Unreadable``: not an event, or one of another release. ``Misplaced``: stored under a wrong
-subject. ``Undigested``: written without a digest.
+``Repeated``, ``OutOfOrder``: the order is wrong. ``Changed``: the bytes of an event have
+changed. ``Unreadable``: not an event, or one of another release. ``Misplaced``: stored under the
+wrong subject. ``Undigested``: written without a digest.
 """
 
 
 class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A damaged place of the log.
+    """A damaged part of the log.
 
     ``position`` is its position in the log, and ``version`` the version that was expected there.
     ``resource`` is ``namespace/kind/name``. It is empty for a message without a resource.
-    ``losses`` counts the earlier losses of the log's end, after which positions are used again.
+    ``losses`` counts how often the log's end was lost before, after which positions are reused.
     """
 
     problem: Problem
@@ -73,7 +73,7 @@ class LogDamagedError(ValueError):
         self.damage = damage
 
 
-class Recorded(msgspec.Struct, frozen=True, gc=False):
+class RecordedEvent(msgspec.Struct, frozen=True, gc=False):
     """A stored event: its position, subject and bytes, and its digest, empty if it has none."""
 
     position: int
@@ -101,20 +101,20 @@ class HistoryChain:
         self.digest = digest
         self.position = position
 
-    def take(self, recorded: Recorded, resource: str) -> LogEvent:
+    def take(self, recorded: RecordedEvent, resource: str) -> LogEvent:
         """Return the next event. Raises `LogDamagedError` for the first problem."""
-        event = self._decoded(recorded, resource)
+        event = self._decode(recorded, resource)
         if event.subject != resource or not self.try_append(recorded, event):
-            self._check_place(recorded, event, resource)
+            self._check_subject(recorded, event, resource)
             self._check_order(recorded, event, resource)
             self._check_digest(recorded, event, resource)
             self._take(recorded, event)
         return event
 
-    def try_append(self, recorded: Recorded, event: LogEvent) -> bool:
+    def try_append(self, recorded: RecordedEvent, event: LogEvent) -> bool:
         """Append an event if it is valid, and return whether it was.
 
-        This fast path avoids the search for the exact problem. It dominates the cost of a replay.
+        This fast path does not search for the exact problem. It dominates the cost of a replay.
         """
         if (
             event.resourceversion - 1 == self.version
@@ -125,28 +125,28 @@ class HistoryChain:
             return True
         return False
 
-    def _take(self, recorded: Recorded, event: LogEvent) -> None:
+    def _take(self, recorded: RecordedEvent, event: LogEvent) -> None:
         self.version = event.resourceversion
         self.digest = recorded.digest
         self.position = recorded.position
 
-    def _decoded(self, recorded: Recorded, resource: str) -> LogEvent:
+    def _decode(self, recorded: RecordedEvent, resource: str) -> LogEvent:
         try:
             return decode_log(recorded.payload)
         except InvalidMessageError as error:
-            reason = str(error)[:_SHOWN_CHARACTERS]
+            reason = str(error)[:_MAX_QUOTED_CHARACTERS]
             raise self._damage("Unreadable", recorded, resource, reason) from None
 
-    def _check_place(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
+    def _check_subject(self, recorded: RecordedEvent, event: LogEvent, resource: str) -> None:
         if event.subject != resource:
-            found = f"event {event.resourceversion} of {event.subject[:_SHOWN_CHARACTERS]}"
+            found = f"event {event.resourceversion} of {event.subject[:_MAX_QUOTED_CHARACTERS]}"
             raise self._damage("Misplaced", recorded, resource, found)
         wanted = log_place(event.data)
-        if recorded.subject.split(".", _PLACE)[-1] != wanted:
+        if recorded.subject.split(".", _SUFFIX_INDEX)[-1] != wanted:
             found = f"event {event.resourceversion} ({wanted}) on {recorded.subject}"
             raise self._damage("Misplaced", recorded, resource, found)
 
-    def _check_order(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
+    def _check_order(self, recorded: RecordedEvent, event: LogEvent, resource: str) -> None:
         last, version = self.version, event.resourceversion
         if last is None or version == last + 1:
             return
@@ -158,7 +158,7 @@ class HistoryChain:
             problem = "OutOfOrder"
         raise self._damage(problem, recorded, resource, f"event {version}")
 
-    def _check_digest(self, recorded: Recorded, event: LogEvent, resource: str) -> None:
+    def _check_digest(self, recorded: RecordedEvent, event: LogEvent, resource: str) -> None:
         if not recorded.digest:
             found = f"event {event.resourceversion} without a digest"
             expected = f"event {event.resourceversion} with a digest"
@@ -173,7 +173,12 @@ class HistoryChain:
             )
 
     def _damage(
-        self, problem: Problem, recorded: Recorded, resource: str, found: str, expected: str = ""
+        self,
+        problem: Problem,
+        recorded: RecordedEvent,
+        resource: str,
+        found: str,
+        expected: str = "",
     ) -> LogDamagedError:
         version = 0 if self.version is None else self.version + 1
         what = expected or (f"event {version}" if version else "an event")
@@ -183,16 +188,16 @@ class HistoryChain:
 
 
 class LogChains:
-    """The histories of all resources of a log, verified in one pass with 300 bytes per resource.
+    """The histories of all resources in a log, verified in one pass with 300 bytes per resource.
 
     The pass starts after position ``after``. Unless it is 0, the first event of each resource is
     accepted without a check. ``damaged`` receives each damaged resource once, and each missing
     position. A log never removes a message, so a missing position is a lost event, even if it was
     the last one of its resource.
 
-    ``most``: minimum number of resources whose chains are kept in memory, those with the newest
-    events. The maximum is twice as many. The next event of a forgotten resource is accepted without
-    a check. ``is_whole`` is false if only some resources are read, so that positions are missing.
+    ``most``: number of resources with the newest events whose chains stay in memory. Up to twice as
+    many may be kept. The next event of another resource is accepted without a check. ``is_whole``
+    is false if only some resources are read, so that positions are missing.
     """
 
     def __init__(
@@ -205,22 +210,22 @@ class LogChains:
     ) -> None:
         self.chains: dict[str, HistoryChain] = {}
         self._is_whole = is_whole
-        self._tell = damaged
+        self._report = damaged
         self._position = after
         self._begins_with: int | None = None if after else 0
         self._damaged: set[str] = set()
         self._most = most
         self._older: dict[str, HistoryChain] = {}
 
-    def take(self, recorded: Recorded) -> LogEvent | None:
+    def take(self, recorded: RecordedEvent) -> LogEvent | None:
         """Return a valid event, or None for one of a damaged resource or without a resource."""
         if recorded.position != self._position + 1 and self._is_whole:
-            self._tell_gap(recorded.position, f"position {recorded.position} next")
+            self._report_gap(recorded.position, f"position {recorded.position} next")
         self._position = recorded.position
         try:
             event = decode_log(recorded.payload)
         except InvalidMessageError:
-            return self._look_closer(recorded)
+            return self._check_unusual(recorded)
         resource = event.subject
         chain = self.chains.get(resource)
         if (
@@ -229,15 +234,15 @@ class LogChains:
             and chain.try_append(recorded, event)
         ):
             return event
-        return self._look_closer(recorded)
+        return self._check_unusual(recorded)
 
-    def _look_closer(self, recorded: Recorded) -> LogEvent | None:
+    def _check_unusual(self, recorded: RecordedEvent) -> LogEvent | None:
         """Return the first event of a resource, or report the problem with an event."""
-        log, *key = recorded.subject.split(".", _PLACE)
+        log, *key = recorded.subject.split(".", _SUFFIX_INDEX)
         resource = "/".join(key[:3])
         chain = self.chains.get(resource) or self._chain_of(resource)
-        if log != "log" or len(key) < _PLACE or chain is None:
-            self._tell_misplaced(recorded)
+        if log != "log" or len(key) < _SUFFIX_INDEX or chain is None:
+            self._report_misplaced(recorded)
             return None
         if resource in self._damaged:
             return None
@@ -245,7 +250,7 @@ class LogChains:
             return chain.take(recorded, resource)
         except LogDamagedError as error:
             self._damaged.add(resource)
-            self._tell(error.damage)
+            self._report(error.damage)
             return None
 
     def _chain_of(self, resource: str) -> HistoryChain | None:
@@ -259,28 +264,28 @@ class LogChains:
             chain = HistoryChain(self._begins_with)
         if self._most is not None and len(self.chains) >= self._most:
             self._older, self.chains = self.chains, {}
-            self._begins_with = None  # an apparently new resource may be a forgotten one
+            self._begins_with = None  # an apparently new resource may have been dropped
         self.chains[resource] = chain
         return chain
 
     def end(self, last_position: int) -> None:
         """Check that no event up to this position is missing, at the end of the log."""
         if last_position > self._position and self._is_whole:
-            self._tell_gap(last_position + 1, "no event")
+            self._report_gap(last_position + 1, "no event")
             self._position = last_position
 
-    def _tell_gap(self, before: int, found: str) -> None:
+    def _report_gap(self, before: int, found: str) -> None:
         first, last = self._position + 1, before - 1
         what = f"an event at position {first}"
         if last > first:
             what = f"events at positions {first} to {last}"
-        self._tell(LogDamage("Missing", first, 0, what, found))
+        self._report(LogDamage("Missing", first, 0, what, found))
 
-    def _tell_misplaced(self, recorded: Recorded) -> None:
+    def _report_misplaced(self, recorded: RecordedEvent) -> None:
         """Report a misplaced message.
 
         Every message below a resource's subject belongs to its history.
         """
         expected = "a subject log.<namespace>.<kind>.<name>.<class>"
-        found = recorded.subject[:_SHOWN_CHARACTERS]
-        self._tell(LogDamage("Misplaced", recorded.position, 0, expected, found))
+        found = recorded.subject[:_MAX_QUOTED_CHARACTERS]
+        self._report(LogDamage("Misplaced", recorded.position, 0, expected, found))

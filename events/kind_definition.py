@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 
 from events.composition_definition import CompositionSpec
-from events.described import about
+from events.field_types import description
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
 from events.rest_definition import RestSpec
 
@@ -31,7 +31,7 @@ class DefinedField(ManifestStruct, frozen=True):
 
     ``to`` is the field of the underlying kind, or the path in the API's object. It defaults to the
     same name. Without ``default`` the field is required, unless it is ``optional``. ``values`` are
-    the only allowed ones, compared after ``normalize``. An ``Object`` has ``fields``. The ``items``
+    the allowed values, compared after ``normalize``. An ``Object`` has ``fields``. The ``items``
     of a ``List`` or ``Map`` are fields too. ``minimum`` and ``maximum`` limit a number, or the
     length of another value.
     """
@@ -143,16 +143,16 @@ class KindDefinitionSpec(ManifestStruct, frozen=True, kw_only=True):
 class DefinitionRef(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
     """Generation and digest of the definition of a kind."""
 
-    generation: Annotated[int, about("Generation of the KindDefinition.")]
-    digest: Annotated[str, about("Digest of the KindDefinition.")]
+    generation: Annotated[int, description("Generation of the KindDefinition.")]
+    digest: Annotated[str, description("Digest of the KindDefinition.")]
     affected: Annotated[
         int,
-        about(
-            "Number of resources that a change of the definition affects. 0: the resource was "
+        description(
+            "Number of resources that a change to the definition affects; 0 if the resource was "
             "declared with this definition."
         ),
     ] = 0
-    total: Annotated[int, about("Number of declared resources of the kind at that time.")] = 0
+    total: Annotated[int, description("Number of declared resources of the kind at that time.")] = 0
 
 
 def map_fields(definition: KindDefinitionSpec, fields: Fields) -> Fields:
@@ -161,14 +161,14 @@ def map_fields(definition: KindDefinitionSpec, fields: Fields) -> Fields:
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
     normal = normalize_fields(definition.fields, fields)
-    beneath = {definition.fields[name].to or name: value for name, value in normal.items()}
-    return {**definition.constants, **beneath}
+    underlying = {definition.fields[name].to or name: value for name, value in normal.items()}
+    return {**definition.constants, **underlying}
 
 
 def normalize_fields(
     defined: Mapping[str, DefinedField], fields: Fields, where: str = "spec"
 ) -> Fields:
-    """Return checked fields in normal form, without undeclared ones.
+    """Return checked fields in canonical form, without undeclared ones.
 
     Raises ``InvalidManifestError`` for a value that is not allowed.
     """
@@ -183,15 +183,16 @@ def _normalize_field(field: DefinedField, value: Any, where: str) -> Any:
     if field.type == "Object" and isinstance(value, dict):
         return normalize_fields(field.fields, cast("Fields", value), where)
     if field.items is not None and isinstance(value, dict):
-        of_map = cast("Fields", value)
+        mapping = cast("Fields", value)
         return {
-            each: _normalize_field(field.items, of_map[each], f"{where}.{each}") for each in of_map
+            each: _normalize_field(field.items, mapping[each], f"{where}.{each}")
+            for each in mapping
         }
     if field.items is not None and isinstance(value, list):
-        of_list = cast("list[Any]", value)
+        items = cast("list[Any]", value)
         return [
             _normalize_field(field.items, each, f"{where}[{number}]")
-            for number, each in enumerate(of_list)
+            for number, each in enumerate(items)
         ]
     value = normalize_value(value, field.normalize)
     if not is_allowed(field, value):
@@ -207,23 +208,23 @@ def is_allowed(field: DefinedField, value: Any) -> bool:
 
 
 def normalize_value(value: Any, steps: tuple[Normalization, ...]) -> Any:
-    """Return a value, or each item of a list, in normal form."""
+    """Return a value, or each item of a list, in canonical form."""
     for step in steps:
         match step:
             case "Sort":
                 value = sorted(set(cast("list[Any]", value))) if isinstance(value, list) else value
             case "Trim":
-                value = _each(value, str.strip)
+                value = _map_strings(value, str.strip)
             case "Lower":
-                value = _each(value, str.lower)
+                value = _map_strings(value, str.lower)
             case "Upper":
-                value = _each(value, str.upper)
+                value = _map_strings(value, str.upper)
             case "Title":
-                value = _each(value, str.capitalize)
+                value = _map_strings(value, str.capitalize)
     return value
 
 
-def _each(value: Any, form: Callable[[str], str]) -> Any:
+def _map_strings(value: Any, form: Callable[[str], str]) -> Any:
     if isinstance(value, list):
-        return [_each(item, form) for item in cast("list[Any]", value)]
+        return [_map_strings(item, form) for item in cast("list[Any]", value)]
     return form(value) if isinstance(value, str) else value

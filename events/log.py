@@ -1,7 +1,7 @@
 """Events of the log, the only source of truth about a resource.
 
 These classes are the stored format. A new field has a default. To rename or remove a field, or to
-change its meaning, raise ``LOG_FORMAT`` of ``infra.bus.streams`` (ADR 0020).
+change its meaning, increase ``LOG_FORMAT`` in ``infra.bus.streams`` (ADR 0020).
 
 An event describes a fact in the past tense, and contains everything that a fold needs. The envelope
 (``LogEvent``) adds the version of the resource, the time, and the cause: the intake message and its
@@ -16,7 +16,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from events.described import (
+from events.external import ExternalObject
+from events.field_types import (
     ApiErrorText,
     Attempt,
     ComparedVersion,
@@ -33,9 +34,8 @@ from events.described import (
     SecretDigest,
     Target,
     Uid,
-    about,
+    description,
 )
-from events.external import ExternalObject
 from events.intake import (
     ActionError,
     ApprovalDecision,
@@ -61,21 +61,21 @@ class _Event(
     """
 
 
-_Generation = Annotated[int, about("Generation of the declaration.")]
-_ActionId = Annotated[str, about("Id of the action: the id of the event ActionDecided.")]
-_Delay = Annotated[float, about("Delay in seconds, from the time of the event.")]
+_Generation = Annotated[int, description("Generation of the declaration.")]
+_ActionId = Annotated[str, description("Id of the action: the id of the event ActionDecided.")]
+_Delay = Annotated[float, description("Delay in seconds, from the time of the event.")]
 _ReportedAt = Annotated[
     datetime | None,
-    about("Time at which the bus received the result, by the clock of the bus."),
+    description("Time at which the bus received the result, by the clock of the bus."),
 ]
 
 
 _IsUnconfirmed = Annotated[
     bool,
-    about(
-        "Whether a creation may have created an object that the log does not know, or may still "
-        "create it, and its name does not show this: the API assigns the ids, cannot list, or "
-        "responded with another uid."
+    description(
+        "Whether a creation may have created, or may still create, an object that the log does "
+        "not contain and whose name does not reveal it, because the API assigns ids, cannot "
+        "list, or responded with another uid."
     ),
 ]
 
@@ -84,25 +84,27 @@ class SpecDeclared(_Event, frozen=True):
     """The decider accepted a new desired state, as a new generation."""
 
     generation: _Generation
-    api_version: Annotated[str, about("API version of the manifest.")]
+    api_version: Annotated[str, description("API version of the manifest.")]
     provider_config: ConfigName
     external_name: ExternalName
     fields: Annotated[
-        Fields, about("Declared fields of the kind. References and secrets are not resolved.")
+        Fields, description("Declared fields of the kind. References and secrets are not resolved.")
     ]
-    labels: Annotated[dict[str, str], about("Labels of the manifest.")] = {}
+    labels: Annotated[dict[str, str], description("Labels of the manifest.")] = {}
     annotations: Annotated[
-        dict[str, str], about("Annotations of the manifest, without the reason.")
+        dict[str, str], description("Annotations of the manifest, without the reason.")
     ] = {}
-    policy: Annotated[Policy, about("Policy of the spec.")] = Policy()
-    references: Annotated[tuple[Reference, ...], about("Resources that the fields reference.")] = ()
+    policy: Annotated[Policy, description("Policy of the spec.")] = Policy()
+    references: Annotated[
+        tuple[Reference, ...], description("Resources that the fields reference.")
+    ] = ()
     secrets: Annotated[
         tuple[str, ...],
-        about("Secrets that the fields name, as STORE/NAME or STORE/NAMESPACE/NAME."),
+        description("Secrets that the fields name, as STORE/NAME or STORE/NAMESPACE/NAME."),
     ] = ()
     definition: Annotated[
         DefinitionRef | None,
-        about(
+        description(
             "Definition that the fields were checked against, if a KindDefinition defines the kind."
         ),
     ] = None
@@ -112,15 +114,15 @@ class SpecDeclared(_Event, frozen=True):
 class SpecWithdrawn(_Event, frozen=True):
     """The decider accepted the withdrawal of the declaration, as a new generation."""
 
-    generation: Annotated[int, about("Generation of the withdrawal.")]
+    generation: Annotated[int, description("Generation of the withdrawal.")]
     reason: Reason = ""
 
 
 class GenerationSuperseded(_Event, frozen=True):
     """Generation ``by`` replaced a generation that was not settled yet."""
 
-    generation: Annotated[int, about("Generation that was not settled yet.")]
-    by: Annotated[int, about("Generation that replaced it.")]
+    generation: Annotated[int, description("Generation that was not settled yet.")]
+    by: Annotated[int, description("Generation that replaced it.")]
 
 
 class DeclarationSuperseded(_Event, frozen=True):
@@ -129,7 +131,7 @@ class DeclarationSuperseded(_Event, frozen=True):
     The envelope identifies the message, so that a redelivery is ignored too.
     """
 
-    by: Annotated[int, about("Current generation, which is newer than the message.")]
+    by: Annotated[int, description("Current generation, which is newer than the message.")]
 
 
 class ExternalObserved(_Event, frozen=True):
@@ -139,25 +141,25 @@ class ExternalObserved(_Event, frozen=True):
     external_name: ExternalName
     object: Annotated[
         ExternalObject | None,
-        about("Observed state of the object. null: the object does not exist."),
+        description("Observed state of the object; null if it does not exist."),
     ]
     evidence: Annotated[
         Literal["CompleteListing", "Read"],
-        about("CompleteListing: a complete listing of the scope. Read: a read of this object."),
+        description(
+            "CompleteListing: a complete listing of the scope. Read: a read of this object."
+        ),
     ]
-    as_of: Annotated[int, about("Intake position at which the read began.")]
+    as_of: Annotated[int, description("Intake position at which the read began.")]
     unmanaged: Annotated[
         int | None,
-        about(
-            "Number of undeclared objects in an exclusive scope. null: the scope is not exclusive."
-        ),
+        description("Number of undeclared objects in an exclusive scope; null in a shared scope."),
     ] = None
-    total: Annotated[int | None, about("Number of all objects in an exclusive scope.")] = None
+    total: Annotated[int | None, description("Number of all objects in an exclusive scope.")] = None
     belongs_to: Annotated[
         str,
-        about(
-            "Another resource that this object belongs to, as NAMESPACE/KIND/NAME. Empty: none is "
-            "known."
+        description(
+            "Another resource that this object belongs to, as NAMESPACE/KIND/NAME; empty if none "
+            "is known."
         ),
     ] = ""
     known_version: ComparedVersion = 0
@@ -175,34 +177,35 @@ class AbsenceDoubted(_Event, frozen=True):
 class FieldDifference(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """A field whose observed value is not the desired one."""
 
-    path: Annotated[str, about("Path of the field.")]
-    desired: Annotated[object, about("Desired value. null: not set.")]
-    observed: Annotated[object, about("Observed value. null: not set.")]
+    path: Annotated[str, description("Path of the field.")]
+    desired: Annotated[object, description("Desired value; null if not set.")]
+    observed: Annotated[object, description("Observed value; null if not set.")]
 
 
 class PathDrift(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """How often another client has recently overwritten a field (ADR 0041)."""
 
-    path: Annotated[str, about("Path of the field. Empty: the object, which the client deleted.")]
-    times: Annotated[int, about("Number of drifts.")]
-    since: Annotated[datetime, about("Time of the first drift.")]
-    last: Annotated[datetime, about("Time of the last drift.")]
+    path: Annotated[str, description("Path of the field; empty if the client deleted the object.")]
+    times: Annotated[int, description("Number of drifts.")]
+    since: Annotated[datetime, description("Time of the first drift.")]
+    last: Annotated[datetime, description("Time of the last drift.")]
 
 
 class DriftDetected(_Event, frozen=True):
     """The object differs from what Reconciler last applied."""
 
     generation: _Generation
-    missing: Annotated[bool, about("Whether the object does not exist.")] = False
+    missing: Annotated[bool, description("Whether the object does not exist.")] = False
     differences: Annotated[
         tuple[FieldDifference, ...],
-        about("Fields whose observed value differs from the desired one."),
+        description("Fields whose observed value differs from the desired one."),
     ] = ()
     suspected_action: Annotated[
-        str, about("Id of an action with an unknown result that may have caused the difference.")
+        str,
+        description("Id of an action with an unknown result that may have caused the difference."),
     ] = ""
     recent: Annotated[
-        tuple[PathDrift, ...], about("Recent drifts of each path, including this one.")
+        tuple[PathDrift, ...], description("Recent drifts of each path, including this one.")
     ] = ()
 
 
@@ -213,7 +216,7 @@ class OwnershipClaimed(_Event, frozen=True):
     uid: Uid
     reason: Annotated[
         Literal["Adopted", "Label", "Prefix", "ExclusiveScope", "Returned", "Found"],
-        about(
+        description(
             "Adopted: the policy allows adoption. Label: the object carries the owner label. "
             "Prefix: its name has the ownerPrefix of the ProviderConfig. ExclusiveScope: it is in "
             "an exclusive scope. Returned: it has the uid of an owned object that was missing from "
@@ -224,16 +227,16 @@ class OwnershipClaimed(_Event, frozen=True):
     provider_config: ConfigName = ""
     object: Annotated[
         ExternalObject | None,
-        about(
+        description(
             "A second object that exists in addition to the owned one. Reconciler deletes it as "
             "it deletes a replaced object."
         ),
     ] = None
     grace_seconds: Annotated[
         float,
-        about(
+        description(
             "Grace period after a write of this resource in which observations do not count, "
-            "because the API returns writes with a delay. 0: unchanged."
+            "because the API shows writes with a delay; 0 if unchanged."
         ),
     ] = 0.0
 
@@ -245,7 +248,7 @@ class OwnershipReleased(_Event, frozen=True):
     uid: Uid
     reason: Annotated[
         Literal["Orphaned", "Gone", "Replaced"],
-        about(
+        description(
             "Orphaned: Reconciler released the object, which still exists. Gone: the object does "
             "not exist. Replaced: another object has its name."
         ),
@@ -253,9 +256,9 @@ class OwnershipReleased(_Event, frozen=True):
     provider_config: ConfigName = ""
     seconds_since_write: Annotated[
         float,
-        about(
+        description(
             "Time from the last write of the resource to the start of the read that did not show "
-            "the object. 0: unknown."
+            "the object; 0 if unknown."
         ),
     ] = 0.0
     unconfirmed: _IsUnconfirmed = False
@@ -267,7 +270,7 @@ class ReconcileAccepted(_Event, frozen=True):
     The envelope names the actor.
     """
 
-    reads: Annotated[bool, about("Whether the resource has an object to read.")]
+    reads: Annotated[bool, description("Whether the resource has an object to read.")]
     reason: Reason = ""
 
 
@@ -275,14 +278,16 @@ class FinalizerAdded(_Event, frozen=True):
     """The service ``holder`` added a finalizer, which blocks the deletion of the object."""
 
     finalizer: Finalizer
-    holder: Annotated[str, about("Service that added it and may remove it.")]
+    holder: Annotated[str, description("Service that added it and may remove it.")]
 
 
 class FinalizerRemoved(_Event, frozen=True):
     """The holder removed a finalizer, or another client removed it by force."""
 
     finalizer: Finalizer
-    forced: Annotated[bool, about("Whether a client other than the holder removed it.")] = False
+    forced: Annotated[bool, description("Whether a client other than the holder removed it.")] = (
+        False
+    )
     reason: Reason = ""
 
 
@@ -291,32 +296,34 @@ class ReleaseForced(_Event, frozen=True):
 
     reason: Reason
     orphan: Annotated[
-        bool, about("Whether Reconciler releases the object without deleting it.")
+        bool, description("Whether Reconciler releases the object without deleting it.")
     ] = False
-    finalizers: Annotated[tuple[str, ...], about("Names of the removed finalizers.")] = ()
-    references: Annotated[tuple[str, ...], about("Resources whose references were removed.")] = ()
+    finalizers: Annotated[tuple[str, ...], description("Names of the removed finalizers.")] = ()
+    references: Annotated[
+        tuple[str, ...], description("Resources whose references were removed.")
+    ] = ()
 
 
 class HoldApproved(_Event, frozen=True):
     """An operator approved the action of a held resource; the envelope names the actor."""
 
-    hold: Annotated[str, about("Reason for the hold.")]
+    hold: Annotated[str, description("Reason for the hold.")]
     decision: Annotated[
         ApprovalDecision,
-        about("Proceed: start or repeat the action. Abandon: end it without another call."),
+        description("Proceed: start or repeat the action. Abandon: end it without another call."),
     ] = "Proceed"
     reason: Reason = ""
-    plan: Annotated[str, about("Digest of the approved plan, for the hold Approval.")] = ""
+    plan: Annotated[str, description("Digest of the approved plan, for the hold Approval.")] = ""
     approved_at: Annotated[
         datetime | None,
-        about("Time at which the bus received the approval, by the clock of the bus."),
+        description("Time at which the bus received the approval, by the clock of the bus."),
     ] = None
 
 
 class ApprovalRefused(_Event, frozen=True):
     """An operator rejected the plan that waited for approval; the envelope names the actor."""
 
-    plan: Annotated[str, about("Digest of the rejected plan.")]
+    plan: Annotated[str, description("Digest of the rejected plan.")]
     reason: Reason = ""
 
 
@@ -337,7 +344,7 @@ class TargetObserved(_Event, frozen=True):
     """The decider recorded the state of a resource that this one references."""
 
     target: Target
-    state: Annotated[TargetState, about("State of the referenced resource.")]
+    state: Annotated[TargetState, description("State of the referenced resource.")]
 
 
 class SecretObserved(_Event, frozen=True):
@@ -350,7 +357,7 @@ class SecretObserved(_Event, frozen=True):
 class DefinitionObserved(_Event, frozen=True):
     """The decider recorded that the definition of the kind has changed."""
 
-    definition: Annotated[DefinitionRef, about("Current definition of the kind.")]
+    definition: Annotated[DefinitionRef, description("Current definition of the kind.")]
 
 
 class SpecResolved(_Event, frozen=True):
@@ -361,17 +368,18 @@ class SpecResolved(_Event, frozen=True):
 
     generation: _Generation
     fields: Annotated[
-        Fields, about("Desired fields of the object. Those of a composed resource are its parts.")
+        Fields,
+        description("Desired fields of the object. Those of a composed resource are its parts."),
     ]
     definition: Annotated[
         str,
-        about(
+        description(
             "Digest of the definition that was used to compute the fields, if a KindDefinition "
             "defines the kind."
         ),
     ] = ""
     is_applied: Annotated[
-        bool, about("Whether the object was last written with exactly these fields.")
+        bool, description("Whether the object was last written with exactly these fields.")
     ] = False
 
 
@@ -380,13 +388,13 @@ Purpose = Literal["Converge", "Replace", "Retire", "Renew"]
 """Purpose of an action: to reach the declared state, to replace an object, to delete the replaced
 object, or to renew an object (ADR 0026, ADR 0027)."""
 
-_Operation = Annotated[Operation, about("Operation of the action.")]
+_Operation = Annotated[Operation, description("Operation of the action.")]
 _Purpose = Annotated[
     Purpose,
-    about(
+    description(
         "Purpose of the action. Converge: bring the object to the desired state. Replace: delete "
         "an object for its replacement, or create the replacement. Retire: delete the object that "
-        "was replaced. Renew: write the object again, because it is due."
+        "was replaced. Renew: write the object again, because its renewal is due."
     ),
 ]
 
@@ -395,25 +403,25 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
     """One immutable change to the external API: every attempt has the same key and parameters."""
 
     action_id: _ActionId
-    idempotency_key: Annotated[str, about("Key that every attempt sends to the API.")]
+    idempotency_key: Annotated[str, description("Key that every attempt sends to the API.")]
     operation: _Operation
     generation: _Generation
     provider_config: ConfigName
     external_name: ExternalName
     causes: Annotated[
-        tuple[str, ...], about("Ids of the events and messages that caused the action.")
+        tuple[str, ...], description("Ids of the events and messages that caused the action.")
     ]
-    fields: Annotated[Fields, about("Fields to write. Secrets are digests.")] = {}
-    labels: Annotated[dict[str, str], about("Labels to write.")] = {}
+    fields: Annotated[Fields, description("Fields to write. Secrets are digests.")] = {}
+    labels: Annotated[dict[str, str], description("Labels to write.")] = {}
     uid: Annotated[
-        str | None, about("Precondition: the uid of the object to update or delete. null: none.")
+        str | None, description("Required uid of the object to update or delete; null if any.")
     ] = None
     version: Annotated[
-        str | None, about("Precondition: the version of the object to update. null: none.")
+        str | None, description("Required version of the object to update; null if any.")
     ] = None
     purpose: _Purpose = "Converge"
     definition: Annotated[
-        str, about("Digest of the definition of the kind, if a KindDefinition defines it.")
+        str, description("Digest of the definition of the kind, if a KindDefinition defines it.")
     ] = ""
 
     @property
@@ -423,31 +431,33 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
         return namespace if is_event_id else DEFAULT_NAMESPACE
 
 
-_SameAction = Annotated[Action, about("The action, as in ActionDecided.")]
+_SameAction = Annotated[Action, description("The action, as in ActionDecided.")]
 
 
 class ApprovalRequested(_Event, frozen=True):
     """An action requires approval before it starts (ADR 0040).
 
-    The approval level of a withdrawn declaration still applies, even if the row of the resource is
-    forgotten.
+    The approval level of a withdrawn declaration still applies, even after the resource's row was
+    deleted.
     """
 
-    plan: Annotated[str, about("Digest of the action's parameters and of the current object.")]
+    plan: Annotated[
+        str, description("Digest of the action's parameters and of the current object.")
+    ]
     operation: _Operation
     generation: _Generation
     provider_config: ConfigName
     external_name: ExternalName
     purpose: _Purpose = "Converge"
-    changes: Annotated[tuple[FieldDifference, ...], about("Fields that the action changes.")] = ()
+    changes: Annotated[
+        tuple[FieldDifference, ...], description("Fields that the action changes.")
+    ] = ()
     level: Annotated[
-        ApprovalLevel, about("Least strict approval level that covers the action.")
+        ApprovalLevel, description("Least strict approval level that covers the action.")
     ] = "Always"
     declared_level: Annotated[
         ApprovalLevel | None,
-        about(
-            "Approval level of a declaration that was withdrawn. null: the resource is declared."
-        ),
+        description("Approval level of a withdrawn declaration; null if the resource is declared."),
     ] = None
 
 
@@ -457,21 +467,23 @@ class Base(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=
     A write that keeps the fields of other clients would otherwise record the desired ones twice.
     """
 
-    fields: Annotated[Fields | None, about("Declared fields. null: the desired fields.")] = None
+    fields: Annotated[
+        Fields | None, description("Declared fields; null if they are the desired fields.")
+    ] = None
     labels: Annotated[
-        dict[str, str] | None, about("Declared labels. null: those of the action.")
+        dict[str, str] | None, description("Declared labels; null if they are those of the action.")
     ] = None
 
 
 class ActionDecided(_Event, frozen=True):
     """The decider chose the next action, and recorded it before any external call."""
 
-    action: Annotated[Action, about("The action. Its first attempt starts.")]
+    action: Annotated[Action, description("The action, whose first attempt starts.")]
     base: Annotated[
         Base | None,
-        about(
+        description(
             "Part of the written content that the resource declares: the base of the next "
-            "three-way comparison. null: all of it."
+            "three-way comparison; null if it declares all of it."
         ),
     ] = None
 
@@ -480,7 +492,7 @@ class ActionRetried(_Event, frozen=True):
     """The decider started the next attempt of the same action, with the same key and parameters."""
 
     action: _SameAction
-    attempt: Annotated[int, about("Number of the attempt that starts.")]
+    attempt: Annotated[int, description("Number of the attempt that starts.")]
 
 
 class LookupDecided(_Event, frozen=True):
@@ -490,10 +502,12 @@ class LookupDecided(_Event, frozen=True):
     """
 
     action: _SameAction
-    attempt: Annotated[int, about("Number of the lookup, counted with the attempts.")]
+    attempt: Annotated[int, description("Number of the lookup, counted with the attempts.")]
     known_uids: Annotated[
         tuple[str, ...],
-        about("Uids of objects that existed before the action and therefore cannot be its result."),
+        description(
+            "Uids of objects that existed before the action and therefore cannot be its result."
+        ),
     ] = ()
 
 
@@ -504,10 +518,10 @@ class ActionHeld(_Event, frozen=True):
     """
 
     action_id: _ActionId
-    reason: Annotated[str, about("Why the result is unknown, and what an operator must do.")]
-    object: Annotated[ExternalObject | None, about("Object that the action may have created.")] = (
-        None
-    )
+    reason: Annotated[str, description("Why the result is unknown, and what an operator must do.")]
+    object: Annotated[
+        ExternalObject | None, description("Object that the action may have created.")
+    ] = None
 
 
 FoundBy = Literal["Label", "Key", "Content", "Absence"]
@@ -521,23 +535,24 @@ class ActionSucceeded(_Event, frozen=True):
     attempt: Attempt
     object: Annotated[
         ExternalObject | None,
-        about("Object in the API's response, or the one that a lookup returned."),
+        description("Object in the API's response, or the one that a lookup returned."),
     ] = None
     replayed: IsReplayed = False
     found_by: Annotated[
         FoundBy | None,
-        about(
+        description(
             "How a read shows the effect. Label: the owner label. Key: the idempotency key. "
             "Content: the fields. Absence: the object does not exist. null: the API confirmed the "
             "call."
         ),
     ] = None
     late: Annotated[
-        bool, about("Whether the result arrived after the action had failed or was abandoned.")
+        bool,
+        description("Whether the result arrived after the action had failed or was abandoned."),
     ] = False
     redelivered: Annotated[
         bool,
-        about(
+        description(
             "Whether another worker also received the attempt and may still make its call. For a "
             "creation, set only if the API stores no keys."
         ),
@@ -545,24 +560,24 @@ class ActionSucceeded(_Event, frozen=True):
     reported_at: _ReportedAt = None
     outdated: Annotated[
         bool,
-        about("Whether the log had a newer state, so the result does not change the state."),
+        description("Whether the log had a newer state, so the result does not change the state."),
     ] = False
     purpose: _Purpose = "Converge"
     external_name: Annotated[
         str,
-        about(
+        description(
             "Name of a replacement that has another name, or of an object that was created late."
         ),
     ] = ""
     refused: Annotated[
         ActionError | None,
-        about(
+        description(
             "Error of the remaining calls, if the API executed only the first of several calls and "
             "permanently rejected the others."
         ),
     ] = None
     provider_config: Annotated[
-        str, about("Name of the ProviderConfig of an object that was created late.")
+        str, description("Name of the ProviderConfig of an object that was created late.")
     ] = ""
     unconfirmed: _IsUnconfirmed = False
 
@@ -581,8 +596,8 @@ class ActionNotDone(_Event, frozen=True):
 class Effect(StrEnum):
     """What the attempts of an action may have changed in the API (ADR 0067).
 
-    The first four describe one attempt, and all attempts so far by the worst of them. An operator
-    decides about the last two.
+    The first four describe one attempt, or the worst of all attempts so far. The last two require
+    or record the decision of an operator.
     """
 
     NOT_SENT = "NotSent"
@@ -617,11 +632,13 @@ class ActionFailed(_Event, frozen=True):
     action_id: _ActionId
     operation: _Operation
     attempt: Attempt
-    error: Annotated[ActionError, about("Error of the attempt.")]
-    object: Annotated[ExternalObject | None, about("Object that conflicts with the action.")] = None
+    error: Annotated[ActionError, description("Error from the attempt.")]
+    object: Annotated[
+        ExternalObject | None, description("Object that conflicts with the action.")
+    ] = None
     redelivered: Annotated[
         bool,
-        about(
+        description(
             "Whether another worker, which reported no result, had already received this attempt. "
             "Its call may have taken effect, or may still do so. The failure therefore does not "
             "prove that the action had no effect."
@@ -632,7 +649,7 @@ class ActionFailed(_Event, frozen=True):
     # The aggregate sets this and `consequence` when it records the event (`apply_rules`).
     effect: Annotated[
         Effect,
-        about(
+        description(
             "What this attempt may have changed. NotSent: no call was made. Refused: nothing, "
             "because the API refused the call or no connection was established. Partial: the "
             "first of several requests, before the API throttled the rest. Unknown: the call may "
@@ -641,13 +658,13 @@ class ActionFailed(_Event, frozen=True):
     ] = Effect.NOT_SENT
     consequence: Annotated[
         Consequence,
-        about(
-            "What the failure means for the resource. Retry: the action goes on, with a retry or a "
-            "lookup. Refused: the API permanently refuses this generation. Failed: it permanently "
-            "refuses a write that the generation does not depend on. Outdated: it refuses an older "
-            "generation. Conflict: the recorded state was outdated. Observed: like Conflict, and "
-            "the failure also shows the current object, or shows that none exists. Retired: the "
-            "replaced object no longer exists."
+        description(
+            "What the failure means for the resource. Retry: the action continues with a retry "
+            "or a lookup. Refused: the API permanently refuses this generation. Failed: it "
+            "permanently refuses a write that the generation does not depend on. Outdated: it "
+            "refuses an older generation. Conflict: the recorded state was outdated. Observed: "
+            "like Conflict, and the failure also shows the current object, or shows that none "
+            "exists. Retired: the replaced object no longer exists."
         ),
     ] = "Retry"
 
@@ -662,7 +679,7 @@ class ActionDoubted(_Event, frozen=True):
     action_id: _ActionId
     operation: _Operation
     attempt: Attempt
-    message: Annotated[str, about("Error of the call.")]
+    message: Annotated[str, description("Error from the call.")]
     unconfirmed: _IsUnconfirmed = False
 
 
@@ -671,26 +688,27 @@ class ActionAbandoned(_Event, frozen=True):
 
     action_id: _ActionId
     operation: _Operation
-    reason: Annotated[str, about("Reason why the action ended.")]
+    reason: Annotated[str, description("Reason why the action ended.")]
     in_doubt: Annotated[
-        bool, about("Whether a call may still be in progress, so the effect may appear later.")
+        bool,
+        description("Whether a call may still be in progress, so the effect may appear later."),
     ] = False
     unconfirmed: _IsUnconfirmed = False
 
 
 REPEATED_DRIFT: Final = "RepeatedDrift"
-"""Reason of a wait, and of its outcome, because another client repeatedly overwrote a repair."""
+"""Reason for a wait and its outcome: another client repeatedly overwrote a repair."""
 
 
 class RetryScheduled(_Event, frozen=True):
     """The resource waits for the next attempt of an action, or for the next read."""
 
-    at: Annotated[datetime, about("Time of the next attempt or read.")]
+    at: Annotated[datetime, description("Time of the next attempt or read.")]
     delay_seconds: _Delay
-    reason: Annotated[str, about("Class of the error, or another reason for the wait.")]
+    reason: Annotated[str, description("Class of the error, or another reason for the wait.")]
     action_id: Annotated[
         str | None,
-        about("Id of the action that is retried. null: no action is in progress."),
+        description("Id of the retried action; null if no action is in progress."),
     ] = None
 
 
@@ -701,10 +719,10 @@ class RenewalScheduled(_Event, frozen=True):
     objects with the same ``renewal_time`` at the same time.
     """
 
-    renewal_time: Annotated[datetime, about("Time at which the object requires a renewal.")]
+    renewal_time: Annotated[datetime, description("Time at which the object requires a renewal.")]
     at: Annotated[
         datetime,
-        about("Time of the next decision, which is at or slightly after the renewal time."),
+        description("Time of the next decision, which is at or slightly after the renewal time."),
     ]
     delay_seconds: _Delay
 
@@ -714,14 +732,16 @@ class ProgressNoted(_Event, frozen=True):
 
     mark: Annotated[
         str,
-        about(
-            "Value that changes whenever the object makes progress. Empty: no progress is expected."
+        description(
+            "Value that changes whenever the object makes progress; empty if none is expected."
         ),
     ]
-    since: Annotated[datetime, about("Time of the latest progress.")]
+    since: Annotated[datetime, description("Time of the latest progress.")]
     at: Annotated[
         datetime | None,
-        about("Time by which more progress is expected. null: no deadline, or it has passed."),
+        description(
+            "Time by which more progress is expected; null without a deadline, or after it."
+        ),
     ] = None
     delay_seconds: _Delay = 0.0
 
@@ -729,7 +749,7 @@ class ProgressNoted(_Event, frozen=True):
 class ApiThrottled(_Event, frozen=True):
     """The API of a ``ProviderConfig`` accepts no calls before ``until``."""
 
-    until: Annotated[datetime, about("Time until which Reconciler makes no calls.")]
+    until: Annotated[datetime, description("Time until which Reconciler makes no calls.")]
     delay_seconds: _Delay
     message: ApiErrorText = ""
 
@@ -740,25 +760,23 @@ class BreakerOpened(_Event, frozen=True):
     After ``until``, one call is made as a probe.
     """
 
-    until: Annotated[datetime, about("Time of the probe.")]
+    until: Annotated[datetime, description("Time of the probe.")]
     delay_seconds: _Delay
-    failures: Annotated[int, about("Number of consecutive failures.")]
+    failures: Annotated[int, description("Number of consecutive failures.")]
     message: ApiErrorText = ""
 
 
 class BreakerProbed(_Event, frozen=True):
     """The process ``by`` probes the API of an open breaker, and must finish before ``until``.
 
-    After a process that stopped before it finished, another one may probe.
+    If the process stops before it finishes, another one may probe.
     """
 
-    until: Annotated[datetime, about("Time at which the probe must have finished.")]
+    until: Annotated[datetime, description("Time at which the probe must have finished.")]
     delay_seconds: _Delay
     by: Annotated[
         str,
-        about(
-            "Process that makes the probe. Empty: the process stopped before it finished the probe."
-        ),
+        description("Process that makes the probe; empty if it stopped before it finished."),
     ]
 
 
@@ -773,8 +791,8 @@ class TwinDetected(_Event, frozen=True):
     nothing to the API until an operator approves.
     """
 
-    objects: Annotated[tuple[NewerObject, ...], about("The first few of the newer objects.")]
-    total: Annotated[int, about("Number of newer objects.")]
+    objects: Annotated[tuple[NewerObject, ...], description("The first few of the newer objects.")]
+    total: Annotated[int, description("Number of newer objects.")]
 
 
 class ListingsFailed(_Event, frozen=True):
@@ -784,14 +802,14 @@ class ListingsFailed(_Event, frozen=True):
     this ``ProviderConfig``.
     """
 
-    kind: Annotated[str, about("Kind of the objects.")]
-    failure: Annotated[ListingFailure, about("Last complete listing, and the error.")]
+    kind: Annotated[str, description("Kind of the objects.")]
+    failure: Annotated[ListingFailure, description("Last complete listing, and the error.")]
 
 
 class ListingsResumed(_Event, frozen=True):
     """A listing of a kind completed after ``ListingsFailed``, or no resource uses the kind."""
 
-    kind: Annotated[str, about("Kind of the objects.")]
+    kind: Annotated[str, description("Kind of the objects.")]
 
 
 OutcomeName = Literal[
@@ -820,32 +838,35 @@ class Condition(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
 
     type: Annotated[
         ConditionType,
-        about(
+        description(
             "Converged: the object is as declared. Ready: the object is usable, according to its "
             "kind. Degraded: calls fail. Paused: the policy stops all actions."
         ),
     ]
-    status: Annotated[Literal["True", "False", "Unknown"], about("Whether the condition holds.")]
-    reason: Annotated[str, about("Reason in one word.")]
-    message: Annotated[str, about("Explanation for an operator.")] = ""
-    observed_generation: Annotated[int, about("Generation that the condition describes.")] = 0
+    status: Annotated[
+        Literal["True", "False", "Unknown"], description("Whether the condition holds.")
+    ]
+    reason: Annotated[str, description("Reason in one word.")]
+    message: Annotated[str, description("Explanation for an operator.")] = ""
+    observed_generation: Annotated[int, description("Generation that the condition describes.")] = 0
 
 
 class OutcomeRecorded(_Event, frozen=True):
     """The outcome of a generation: the public result, to which other services subscribe."""
 
-    outcome: Annotated[OutcomeName, about("State of the resource.")]
-    generation: Annotated[int, about("Generation that the outcome describes.")]
-    reason: Annotated[str, about("Reason in one word.")]
-    message: Annotated[str, about("Explanation for an operator.")] = ""
+    outcome: Annotated[OutcomeName, description("State of the resource.")]
+    generation: Annotated[int, description("Generation that the outcome describes.")]
+    reason: Annotated[str, description("Reason in one word.")]
+    message: Annotated[str, description("Explanation for an operator.")] = ""
     conditions: Annotated[
-        tuple[Condition, ...], about("Conditions of the resource, as in Kubernetes.")
+        tuple[Condition, ...], description("Conditions of the resource, as in Kubernetes.")
     ] = ()
     action_id: Annotated[
-        str | None, about("Id of the action that led to the outcome. null: none did.")
+        str | None, description("Id of the action that led to the outcome; null if none did.")
     ] = None
     confirms_write: Annotated[
-        bool, about("Whether the object has the content of an update whose result was unknown.")
+        bool,
+        description("Whether the object has the content of an update whose result was unknown."),
     ] = False
 
 
@@ -907,7 +928,7 @@ def log_class(event: ResourceEvent) -> LogClass:
 
 
 def log_place(event: ResourceEvent) -> str:
-    """Return the last part of an event's subject. That of an action contains its configuration."""
+    """Return the last part of an event's subject, which for an action names its configuration."""
     match event:
         case ActionDecided() | ActionRetried() | LookupDecided():
             return f"action.{event.action.provider_config}"
@@ -920,22 +941,22 @@ def log_place(event: ResourceEvent) -> str:
 class LogEvent(msgspec.Struct, frozen=True, gc=False):
     """An event of the log in its envelope: CloudEvents 1.0, structured JSON, with extensions.
 
-    Attribute names are lower case and joined, as CloudEvents requires.
+    Attribute names are in lower case without separators, as CloudEvents requires.
     """
 
-    id: Annotated[str, about("Id of the event: RESOURCE@VERSION.")]
-    source: Annotated[str, about("Always reconciler.")]
-    type: Annotated[str, about("CloudEvents type: reconciler.resource.EVENT.")]
+    id: Annotated[str, description("Id of the event: RESOURCE@VERSION.")]
+    source: Annotated[str, description("Always reconciler.")]
+    type: Annotated[str, description("CloudEvents type: reconciler.resource.EVENT.")]
     subject: ResourceName
-    time: Annotated[datetime, about("Time at which the decider recorded the event.")]
+    time: Annotated[datetime, description("Time at which the decider recorded the event.")]
     resourceversion: Annotated[
-        int, about("Number of the event in the history of its resource, without gaps.")
+        int, description("Number of the event in the history of its resource, without gaps.")
     ]
-    data: Annotated[ResourceEvent, about("The event.")]
-    causationid: Annotated[str, about("Id of the intake message that caused the event.")] = ""
-    causationposition: Annotated[int, about("Position of that message in the intake.")] = 0
-    actor: Annotated[str, about("Source of that message.")] = ""
-    specversion: Annotated[str, about("Version of CloudEvents.")] = "1.0"
+    data: Annotated[ResourceEvent, description("The event.")]
+    causationid: Annotated[str, description("Id of the intake message that caused the event.")] = ""
+    causationposition: Annotated[int, description("Position of that message in the intake.")] = 0
+    actor: Annotated[str, description("Source of that message.")] = ""
+    specversion: Annotated[str, description("Version of CloudEvents.")] = "1.0"
 
     @property
     def key(self) -> ResourceKey:

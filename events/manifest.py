@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 
-from events.described import about
 from events.field_hints import field_error
+from events.field_types import description
 from events.names import DEFAULT_NAMESPACE, ResourceKey, check_token
 
 EXTERNAL_NAME_ANNOTATION = "reconciler/external-name"
@@ -31,7 +31,7 @@ MAX_LABEL_BYTES = 8 * 1024
 objects."""
 
 MAX_POLICY_ENTRIES = 256
-"""Maximum number of entries in a list of a policy: the row of the resource contains them."""
+"""Maximum number of entries in a policy's list, because the resource's row contains them."""
 
 Fields = dict[str, Any]
 Token = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,63}(?!\n)$")]
@@ -56,24 +56,24 @@ class ManifestStruct(
 class Metadata(ManifestStruct, frozen=True):
     """Name, namespace, labels and annotations of a resource."""
 
-    name: Annotated[str, about("Name of the resource.")]
-    namespace: Annotated[str, about("Namespace of the resource.")] = DEFAULT_NAMESPACE
+    name: Annotated[str, description("Name of the resource.")]
+    namespace: Annotated[str, description("Namespace of the resource.")] = DEFAULT_NAMESPACE
     labels: Annotated[
-        dict[str, str], about("Labels, which Reconciler also writes to the object.")
+        dict[str, str], description("Labels, which Reconciler also writes to the object.")
     ] = {}
     annotations: Annotated[
-        dict[str, str], about("Annotations, for clients and for Reconciler.")
+        dict[str, str], description("Annotations, for clients and for Reconciler.")
     ] = {}
 
 
 class Manifest(ManifestStruct, frozen=True):
     """A declaration of one resource."""
 
-    api_version: Annotated[str, about("API version of the kind.")]
-    kind: Annotated[str, about("Kind of the resource.")]
-    metadata: Annotated[Metadata, about("Identity, labels and annotations.")]
+    api_version: Annotated[str, description("API version of the kind.")]
+    kind: Annotated[str, description("Kind of the resource.")]
+    metadata: Annotated[Metadata, description("Identity, labels and annotations.")]
     spec: Annotated[
-        Fields, about("Desired state: providerConfigRef, policy and the fields of the kind.")
+        Fields, description("Desired state: providerConfigRef, policy and the fields of the kind.")
     ] = {}
 
     @property
@@ -92,7 +92,7 @@ Deletion = Literal["Delete", "Orphan"]
 Mode = Literal["Present", "Absent", "CreateOnly", "ObserveOnly"]
 Adoption = Literal["Adopt", "Refuse"]
 ApprovalLevel = Literal["Never", "Deletions", "Always"]
-"""Actions that require approval, from the least to the most strict level."""
+"""Actions that require approval, from the least to the strictest level."""
 
 
 class Policy(ManifestStruct, frozen=True):
@@ -147,7 +147,8 @@ class Policy(ManifestStruct, frozen=True):
     referenced_from: Annotated[
         tuple[TokenOrAll, ...],
         msgspec.Meta(
-            description="Other namespaces that may reference this resource. *: every namespace."
+            description="Other namespaces that may reference this resource. * means every "
+            "namespace."
         ),
     ] = ()
 
@@ -171,7 +172,7 @@ class Declaration(msgspec.Struct, frozen=True, gc=False):
 
 
 def config_named_in(spec: Fields) -> str:
-    """Return the name of the ProviderConfig in a spec, or the default; empty if it is invalid."""
+    """Return the name of a spec's ProviderConfig, or the default; empty if it is invalid."""
     reference = spec.get("providerConfigRef")
     if reference is None:
         return DEFAULT_PROVIDER_CONFIG
@@ -186,7 +187,7 @@ def split_manifest(manifest: Manifest) -> Declaration:
     """
     fields = dict(manifest.spec)
     reference = fields.pop("providerConfigRef", None)
-    policy = fields.pop("policy", None)
+    declared_policy = fields.pop("policy", None)
     try:
         config = (
             DEFAULT_PROVIDER_CONFIG
@@ -200,12 +201,12 @@ def split_manifest(manifest: Manifest) -> Declaration:
     except ValueError as error:
         raise InvalidManifestError(f"spec.providerConfigRef: {error}") from None
     try:
-        decided = Policy() if policy is None else msgspec.convert(policy, Policy)
+        policy = Policy() if declared_policy is None else msgspec.convert(declared_policy, Policy)
     except msgspec.ValidationError as error:
         raise InvalidManifestError(field_error(error, Policy, "spec.policy")) from None
     for name, entries in (
-        ("ignoreFields", decided.ignore_fields),
-        ("referencedFrom", decided.referenced_from),
+        ("ignoreFields", policy.ignore_fields),
+        ("referencedFrom", policy.referenced_from),
     ):
         if len(entries) > MAX_POLICY_ENTRIES:
             raise InvalidManifestError(
@@ -222,4 +223,4 @@ def split_manifest(manifest: Manifest) -> Declaration:
             f"metadata.labels: {label_bytes} bytes exceed the limit of {MAX_LABEL_BYTES}; declare "
             "fewer or shorter ones, or use annotations"
         )
-    return Declaration(config, decided, external_name, fields, labels)
+    return Declaration(config, policy, external_name, fields, labels)

@@ -15,7 +15,7 @@ import msgspec
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 _FINALIZER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
-_SHOWN_CHARACTERS = 80
+_MAX_QUOTED_CHARACTERS = 80
 
 DEFAULT_NAMESPACE = "default"
 SYSTEM_NAMESPACE = "system"
@@ -24,7 +24,8 @@ SYSTEM_NAMESPACE = "system"
 KIND_DEFINITION_KIND: Final = "KindDefinition"
 PROVIDER_CONFIG_KIND: Final = "ProviderConfig"
 _SYSTEM_KINDS: Final = (KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND)
-"""In the order of their dependencies: a ProviderConfig may use the provider of a defined kind."""
+"""These are in the order of their dependencies: a ProviderConfig may use the provider of a "
+"defined kind."""
 
 
 def system_rank(kind: str) -> int:
@@ -35,15 +36,15 @@ def system_rank(kind: str) -> int:
     return _SYSTEM_KINDS.index(kind) if kind in _SYSTEM_KINDS else len(_SYSTEM_KINDS)
 
 
-def namespace_of_kind(kind: str, otherwise: str) -> str:
-    """Return the namespace of a kind's resources: the system namespace, or ``otherwise``."""
-    return SYSTEM_NAMESPACE if kind in _SYSTEM_KINDS else otherwise
+def namespace_of_kind(kind: str, default: str) -> str:
+    """Return the namespace of a kind's resources: the system namespace, or ``default``."""
+    return SYSTEM_NAMESPACE if kind in _SYSTEM_KINDS else default
 
 
 class InvalidNameError(ValueError):
     """A name is invalid as a token of a subject.
 
-    The message states the name and the allowed characters.
+    The message contains the name and the allowed characters.
     """
 
 
@@ -59,7 +60,7 @@ def check_token(value: str, *, what: str) -> str:
     """
     if not is_token(value):
         raise InvalidNameError(
-            f"{what} {_shown(value)} is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -"
+            f"{what} {_quote(value)} is not allowed; use 1 to 63 of the characters A-Z a-z 0-9 _ -"
         )
     return value
 
@@ -68,14 +69,16 @@ def check_finalizer(value: str) -> str:
     """Return ``value`` if it is a valid finalizer name. Raises ``InvalidNameError`` otherwise."""
     if _FINALIZER.fullmatch(value) is None:
         raise InvalidNameError(
-            f"finalizer {_shown(value)} is not allowed; use 1 to 128 of the characters A-Z a-z "
+            f"finalizer {_quote(value)} is not allowed; use 1 to 128 of the characters A-Z a-z "
             "0-9 . _ / -, and start and end with a letter or digit"
         )
     return value
 
 
-def _shown(value: str) -> str:
-    return repr(value if len(value) <= _SHOWN_CHARACTERS else value[:_SHOWN_CHARACTERS] + "...")
+def _quote(value: str) -> str:
+    return repr(
+        value if len(value) <= _MAX_QUOTED_CHARACTERS else value[:_MAX_QUOTED_CHARACTERS] + "..."
+    )
 
 
 class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
@@ -111,16 +114,16 @@ class ResourceKey(msgspec.Struct, frozen=True, gc=False, order=True):
         return f"{self.namespace}/{self.kind}/{self.name}"
 
 
-def name_for_external(external_name: str, place: str = "") -> str:
+def name_for_external(external_name: str, location: str = "") -> str:
     """Return the resource name for an object of an external API.
 
     It is the same text if that is a valid token. Otherwise it consists of the valid characters and
-    a digest, which distinguishes similar names. With ``place``, the digest also covers the place.
-    This is for a name that a resource with another place already has.
+    a digest, which distinguishes similar names. With ``location``, the digest also covers it, in
+    case a resource at another location already has the name.
     """
-    if not place and _TOKEN.fullmatch(external_name) is not None:
+    if not location and _TOKEN.fullmatch(external_name) is not None:
         return external_name
-    whole = f"{place}/{external_name}" if place else external_name
+    whole = f"{location}/{external_name}" if location else external_name
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", external_name).strip("-")[:40]
     return f"{readable}-{digest}" if readable else digest

@@ -13,18 +13,18 @@ from events.names import PROVIDER_CONFIG_KIND, SYSTEM_NAMESPACE, ResourceKey
 
 _PREFIX: Final = f"{SYSTEM_NAMESPACE}/{PROVIDER_CONFIG_KIND}/"
 
-_PERCENT_COUNTS_FROM = 10  # objects; in smaller scopes only the count applies
+_MIN_OBJECTS_FOR_PERCENT = 10  # in smaller scopes, only the count applies
 
-LEAST_SECONDS = 0.01
-"""Minimum of an interval, in seconds. Shorter ones cause hot loops."""
+MIN_SECONDS = 0.01
+"""Minimum interval, in seconds. Shorter intervals cause hot loops."""
 
 MAX_SECONDS = 366 * 86_400
-"""Maximum of an interval, in seconds. Some timers cannot measure longer ones."""
+"""Maximum interval, in seconds. Some timers cannot measure longer intervals."""
 
 MAX_OBJECTS = 1_000_000_000
-"""Maximum of a count of objects. No API has more, so a guard with this number never holds."""
+"""Maximum number of objects. No API has more, so a guard with this number never holds."""
 
-_Seconds = Annotated[float, msgspec.Meta(ge=LEAST_SECONDS, le=MAX_SECONDS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=MIN_SECONDS, le=MAX_SECONDS)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 NamespacePattern = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_*-]{1,63}(?!\n)$")]
 
@@ -40,14 +40,14 @@ def is_config(key: ResourceKey) -> bool:
 
 
 def config_name(resource: str) -> str | None:
-    """Return the name of a ProviderConfig from ``namespace/kind/name``; None for another kind."""
+    """Return the name of a ProviderConfig from ``namespace/kind/name``; None for other kinds."""
     return resource.removeprefix(_PREFIX) if resource.startswith(_PREFIX) else None
 
 
 def may_contain_secret(subject: str) -> bool:
     """Return whether a rejected message may contain a secret, because it concerns a ProviderConfig.
 
-    Users sometimes put tokens there. A dead letter of such a message contains only the reason.
+    Users sometimes put tokens there. The dead letter of such a message contains only the reason.
     """
     tokens = subject.split(".")
     return tokens[0] in ("in", "rec") and PROVIDER_CONFIG_KIND in tokens
@@ -71,15 +71,14 @@ class CredentialsRef(ManifestStruct, frozen=True):
 class Tls(ManifestStruct, frozen=True):
     """TLS files where the worker and the observer run. Verification is always on.
 
-    ``ca_file``: trusted authorities instead of the system's. ``certificate_file`` and ``key_file``:
-    the client certificate, if the API requires one.
+    ``ca_file``: CAs to trust instead of the system's. ``certificate_file`` and ``key_file``: the
+    client certificate, if the API requires one.
     """
 
     ca_file: Annotated[
         str | None,
         msgspec.Meta(
-            description="Path of the certificate authorities (PEM) to trust instead of the "
-            "system's."
+            description="Path of the CA certificates (PEM) to trust instead of the system's."
         ),
     ] = None
     certificate_file: Annotated[
@@ -93,13 +92,13 @@ class Tls(ManifestStruct, frozen=True):
 
 
 class Scope(ManifestStruct, frozen=True):
-    """Objects of the external API that a ProviderConfig covers, and whether Reconciler owns all."""
+    """Objects of the external API that a ProviderConfig covers, and their mode."""
 
     mode: Annotated[
         Literal["Shared", "Exclusive"],
         msgspec.Meta(
             description="Shared: Reconciler leaves undeclared objects alone. Exclusive: it "
-            "deletes them, within the deletion guard."
+            "deletes them, within the limits of the deletion guard."
         ),
     ] = "Shared"
     prefix: Annotated[
@@ -133,7 +132,7 @@ Ownership = Literal["Log", "Prefix", "Label", "Strict"]
 class LossGuard(ManifestStruct, frozen=True):
     """Limits beyond which a listing is not trusted, because too many owned objects are missing.
 
-    The guard applies if both limits are exceeded. Such a listing probably comes from another or an
+    The guard applies if both limits are exceeded. Such a listing probably comes from a different or
     empty API.
     """
 
@@ -169,8 +168,10 @@ class DeletionGuard(ManifestStruct, frozen=True):
 
     def allows(self, count: int, total: int) -> bool:
         """Return whether ``count`` of ``total`` objects may be deleted without approval."""
-        is_share_too_big = total >= _PERCENT_COUNTS_FROM and count * 100 > total * self.max_percent
-        return count <= self.max_count and not is_share_too_big
+        exceeds_percent = (
+            total >= _MIN_OBJECTS_FOR_PERCENT and count * 100 > total * self.max_percent
+        )
+        return count <= self.max_count and not exceeds_percent
 
 
 class Retry(ManifestStruct, frozen=True):
@@ -190,8 +191,8 @@ class Limits(ManifestStruct, frozen=True):
     """Limits for calls to the external API.
 
     ``concurrency`` applies to each process. ``requests_per_second`` and ``burst`` apply to all
-    processes together, and to all configurations of one API and account. By default, there is no
-    such rate.
+    processes together, and to all configurations of one API and account. By default, requests are
+    not limited.
     """
 
     concurrency: Annotated[

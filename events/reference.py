@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
-from events.described import Target, about
 from events.field_hints import field_error
+from events.field_types import Target, description
 from events.intake import OnWithdrawal, TargetState
 from events.manifest import Fields, InvalidManifestError, ManifestStruct, Token
 from events.names import SYSTEM_NAMESPACE, InvalidNameError, ResourceKey
@@ -22,10 +22,10 @@ from events.secret import SecretRef
 REFERENCE_KIND: Final = "ShapeRef"
 MAX_REFERENCES: Final = 64
 MAX_SECRETS: Final = 64
-"""Maximum number of secrets of a spec. Shared processes read each one every few seconds."""
+"""Maximum number of secrets in a spec. Shared processes read each one every few seconds."""
 
 MAX_FIELD_CHARACTERS: Final = 16 * 1024
-"""Maximum length of all referenced fields of a spec: the row and the outcomes contain them."""
+"""Maximum total length of a spec's referenced fields, which rows and outcomes contain."""
 
 _REF: Final = "$ref"
 _SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
@@ -36,10 +36,10 @@ class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
     """A reference to a resource or its fields, with the effect on a withdrawal of that resource."""
 
     target: Target
-    fields: Annotated[tuple[str, ...], about("Fields whose values the spec uses.")] = ()
+    fields: Annotated[tuple[str, ...], description("Fields whose values the spec uses.")] = ()
     on_withdrawal: Annotated[
         OnWithdrawal,
-        about(
+        description(
             "Effect on the withdrawal of the referenced resource. Keep: its object stays. Release: "
             "Reconciler releases it. Ignore: no effect."
         ),
@@ -49,14 +49,14 @@ class Reference(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defa
 def may_refer(target: ResourceKey, namespace: str, permitted: Collection[str]) -> bool:
     """Return whether references from a namespace to a resource are permitted.
 
-    References from its own namespace and from operators are always permitted. Others require a
-    permission of the resource, because a reference can keep an object that its owner has withdrawn.
+    References from its own namespace and from operators are always permitted. Others require the
+    resource's permission, because a reference can keep an object that its owner has withdrawn.
     """
     return namespace in (target.namespace, SYSTEM_NAMESPACE, *permitted) or "*" in permitted
 
 
 class FieldReference(ManifestStruct, frozen=True):
-    """Written form of a reference."""
+    """The written form of a reference."""
 
     target: str = msgspec.field(name=_REF)
     field: str
@@ -84,7 +84,7 @@ class ReferenceSpec(ManifestStruct, frozen=True):
     ] = "Keep"
 
 
-def reliance(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
+def shape_reference(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
     """Return the reference in the checked fields of a ``ShapeRef``."""
     spec = msgspec.convert(fields, ReferenceSpec)
     target = ResourceKey(spec.target.namespace, spec.target.kind, spec.target.name)
@@ -94,7 +94,7 @@ def reliance(fields: Fields, _namespace: str) -> tuple[Reference, ...]:
 def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
     """Return the references of a spec. Raises ``InvalidManifestError`` for an invalid one."""
     wanted: dict[str, list[str]] = {}
-    for path, place in _places(fields, _REF, "spec"):
+    for path, place in _find_marked(fields, _REF, "spec"):
         target, field = _read(path, place, namespace)
         if field not in wanted.setdefault(target, []):
             wanted[target].append(field)
@@ -114,7 +114,7 @@ def references_in(fields: Fields, namespace: str) -> tuple[Reference, ...]:
 def secrets_in(fields: Fields) -> tuple[str, ...]:
     """Return the secrets of a spec, each as its ``place``. Raises ``InvalidManifestError``."""
     places: dict[str, None] = {}
-    for path, place in _places(fields, _SECRET, "spec"):
+    for path, place in _find_marked(fields, _SECRET, "spec"):
         try:
             secret = msgspec.convert(place, SecretRef)
         except msgspec.ValidationError as error:
@@ -131,7 +131,9 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
 
 def resolved_secrets_in(fields: Fields) -> tuple[SecretRef, ...]:
     """Return the secrets of resolved fields, each with the digest of its desired value."""
-    return tuple(msgspec.convert(place, SecretRef) for _, place in _places(fields, _SECRET, ""))
+    return tuple(
+        msgspec.convert(place, SecretRef) for _, place in _find_marked(fields, _SECRET, "")
+    )
 
 
 def has_reference(value: object) -> bool:
@@ -139,7 +141,7 @@ def has_reference(value: object) -> bool:
     return _has(value, (_REF,))
 
 
-def refers_to_anything(fields: Fields) -> bool:
+def has_reference_or_secret(fields: Fields) -> bool:
     """Return whether a spec contains a reference or a secret. Most specs contain none."""
     return _has(fields, (_REF, _SECRET))
 
@@ -193,17 +195,17 @@ def value_of(field: str, external_name: str, uid: str | None, outputs: Fields) -
     return value
 
 
-def _places(value: object, mark: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _find_marked(value: object, mark: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(value, list):
         for number, each in enumerate(cast("list[object]", value)):
-            yield from _places(each, mark, f"{path}[{number}]")
+            yield from _find_marked(each, mark, f"{path}[{number}]")
     elif isinstance(value, dict):
         place = cast("dict[str, Any]", value)
         if mark in place:
             yield path, place
             return
         for name, each in place.items():
-            yield from _places(each, mark, f"{path}.{name}")
+            yield from _find_marked(each, mark, f"{path}.{name}")
 
 
 def _read(path: str, place: dict[str, Any], namespace: str) -> tuple[str, str]:

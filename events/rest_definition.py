@@ -43,8 +43,8 @@ class Call(ManifestStruct, frozen=True):
     path: Annotated[
         _Path,
         msgspec.Meta(
-            description="Path, appended to the endpoint. {name} and {uid} are replaced. "
-            "Empty: the endpoint itself."
+            description="Path, appended to the endpoint. {name} and {uid} are replaced. If it is "
+            "empty, the endpoint itself is called."
         ),
     ]
     method: Annotated[
@@ -67,8 +67,8 @@ class Call(ManifestStruct, frozen=True):
     success: Annotated[
         Statuses,
         msgspec.Meta(
-            description="Status codes that indicate success. Default: 200, also 201 for create, "
-            "and also 204 without shows."
+            description="Status codes that indicate success. Default: 200, for create also 201, "
+            "and without shows also 204."
         ),
     ] = ()
     absent: Annotated[
@@ -84,8 +84,8 @@ class Call(ManifestStruct, frozen=True):
     shows: Annotated[
         Place,
         msgspec.Meta(
-            description="Path of the object in the response; . is the whole response. Without it, "
-            "Reconciler reads the object afterwards."
+            description="Path of the object in the response; . is the whole response. Without "
+            "it, Reconciler reads the object after the call."
         ),
     ] = ""
 
@@ -124,7 +124,10 @@ class Listing(ManifestStruct, frozen=True):
 
     path: Annotated[
         _Path,
-        msgspec.Meta(description="Path, appended to the endpoint. Empty: the endpoint itself."),
+        msgspec.Meta(
+            description="Path, appended to the endpoint. If it is empty, the endpoint itself is "
+            "called."
+        ),
     ]
     method: Annotated[Method | None, msgspec.Meta(description="HTTP method. Default: GET.")] = None
     query: Annotated[_Query, msgspec.Meta(description="Query parameters.")] = {}  # noqa: RUF012
@@ -191,7 +194,7 @@ class Reading(ManifestStruct, frozen=True):
 
 
 class NamePlace(ManifestStruct, frozen=True):
-    """Where an object has its name, and which parts of the name only the API uses.
+    """Where an object stores its name, and which parts of the name only the API uses.
 
     ``prefix`` and ``suffix`` are added to a name for the API, and removed from names that it
     returns. ``matches`` is a regular expression for valid names. It is evaluated in linear time.
@@ -215,7 +218,7 @@ class NamePlace(ManifestStruct, frozen=True):
 class MetadataField(ManifestStruct, frozen=True):
     """Where an object stores its metadata: labels, uid and the key of its last action.
 
-    A ``Map`` of strings, or one ``Text``. Templates read it as ``metadata``.
+    It is a ``Map`` of strings, or one ``Text``. Templates read it as ``metadata``.
     """
 
     at: Annotated[Place, msgspec.Meta(description="Path of the metadata in the object.")]
@@ -286,10 +289,10 @@ class RestSpec(ManifestStruct, frozen=True):
     """How objects look in the API, and which requests read and write them.
 
     ``document`` is a template over ``spec``: the desired object in the API's own format. Without
-    it, each field is at its ``to``. The same paths are read, or those in ``shown``. ``unordered``
-    are lists without a significant order. ``immutable`` are paths that cannot change. ``where``
+    it, each field is written to its ``to``. It is read there, or at its path in ``shown``. The
+    lists in ``unordered`` have no significant order. ``immutable`` paths cannot change. ``where``
     decides whether a listed object is of this kind. ``condition`` restricts a write to the version
-    that was read. ``headers`` are part of every request.
+    that was read. Every request contains ``headers``.
     """
 
     read: Annotated[Reading, msgspec.Meta(description="Request that reads one object.")]

@@ -1,7 +1,7 @@
 """The published language as JSON Schema (2020-12) and as an AsyncAPI 3.0 document.
 
-Both are generated from the structs and the subjects, so they cannot differ from the code. Pure: the
-caller writes the files.
+Both are generated from the structs and the subjects, so they cannot differ from the code. The
+module is pure: the caller writes the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from events.reference import ReferenceSpec
 from events.subjects import REPLY_HEADER
 
 VERSION: Final = "1.0.0"
-"""Version of the published language. Raise it with every change that a reader can notice."""
+"""Version of the published language. Increase it with every change that a reader can notice."""
 
 JSON_SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _TITLE: Final = "Event-sourced reconciler"
@@ -43,7 +43,7 @@ def json_schema() -> Schema:
 def asyncapi() -> Schema:
     """Return the AsyncAPI 3.0 document, from the perspective of Reconciler.
 
-    ``receive``: messages of other services. ``send``: messages of Reconciler.
+    ``receive``: messages from other services. ``send``: messages from Reconciler.
     """
     channels = {channel.name: _channel(channel) for channel in _channels()}
     return {
@@ -61,7 +61,7 @@ def asyncapi() -> Schema:
 
 # --- schemas
 
-_PLAIN: Final[tuple[object, ...]] = (
+_SCHEMA_TYPES: Final[tuple[object, ...]] = (
     Reply,
     DeadLetterRecord,
     LogEvent,
@@ -77,7 +77,7 @@ _PLAIN: Final[tuple[object, ...]] = (
 
 def _definitions(prefix: str) -> Schema:
     _, structs = msgspec.json.schema_components(
-        cast("Any", _PLAIN), schema_hook=_schema_of, ref_template=prefix + "{name}"
+        cast("Any", _SCHEMA_TYPES), schema_hook=_schema_of, ref_template=prefix + "{name}"
     )
     envelopes = {
         _envelope_name(name): _cloud_event(name, {"$ref": f"{prefix}{struct.__name__}"})
@@ -85,7 +85,7 @@ def _definitions(prefix: str) -> Schema:
     }
     parts = [{"$ref": prefix + struct.__name__} for struct in _members(ListingPart)]
     envelopes[_envelope_name(LISTING_TYPE)] = _cloud_event(LISTING_TYPE, {"anyOf": parts})
-    definitions: Schema = _tidied(msgspec.to_builtins({**structs, **envelopes}))
+    definitions: Schema = _tidy(msgspec.to_builtins({**structs, **envelopes}))
     _require_event_constants(definitions["LogEvent"])
     return dict(sorted(definitions.items()))
 
@@ -121,22 +121,22 @@ def _require_event_constants(schema: Schema) -> None:
     schema["properties"]["type"]["pattern"] = r"^reconciler\.resource\.[A-Za-z]+$"
 
 
-def _tidied(schema: Any) -> Any:
+def _tidy(schema: Any) -> Any:
     """Return a schema that contains JSON values only.
 
-    Without OpenAPI's ``discriminator``, which neither format defines (tags are constants anyway),
-    and with descriptions that are not indented.
+    It omits OpenAPI's ``discriminator``, which neither format defines (tags are constants anyway),
+    and the indentation of descriptions.
     """
     if isinstance(schema, dict):
         return {
             key: cleandoc(value)
             if key == "description" and isinstance(value, str)
-            else _tidied(value)
+            else _tidy(value)
             for key, value in cast("Schema", schema).items()
             if not (key == "discriminator" and isinstance(value, dict))
         }
     if isinstance(schema, (list, tuple)):
-        return [_tidied(each) for each in cast("list[Any]", schema)]
+        return [_tidy(each) for each in cast("list[Any]", schema)]
     return schema
 
 
@@ -260,13 +260,13 @@ def _channels() -> list[_Channel]:
     ]
 
 
-_ANSWERED: Final = frozenset({"desired", "finalizer", "approval"})
+_WITH_REPLY: Final = frozenset({"desired", "finalizer", "approval"})
 _SENT: Final = frozenset({"reply", "outcome", "rejection", "log", "action", "deadletter"})
 _PARAMETERS: Final[dict[str, Schema]] = {
     "replyTo": {"description": "An inbox: a subject that starts with _INBOX."},
     "class": {"enum": ["fact"], "description": "Class of the event."},
     "outcome": {"enum": list(get_args(OutcomeName)), "description": "Outcome of the generation."},
-    "size": {"description": "Upper limit of the message's size in bytes, a power of two."},
+    "size": {"description": "Upper limit on the message's size in bytes, a power of two."},
     "stage": {"enum": list(get_args(Stage)), "description": "Stage that rejected the message."},
 }
 
@@ -290,7 +290,7 @@ def _operation(name: str, channel: Schema) -> Schema:
             {"$ref": f"#/channels/{name}/messages/{each}"} for each in channel["messages"]
         ],
     }
-    if name in _ANSWERED:
+    if name in _WITH_REPLY:
         operation["reply"] = {
             "address": {"location": f"$message.header#/{REPLY_HEADER}"},
             "channel": {"$ref": "#/channels/reply"},
@@ -309,7 +309,7 @@ def _message(name: str) -> Schema:
         "contentType": "application/cloudevents+json" if is_event else "application/json",
         "payload": {"$ref": f"#/components/schemas/{name}"},
     }
-    if any(name in channel.messages for channel in _channels() if channel.name in _ANSWERED):
+    if any(name in channel.messages for channel in _channels() if channel.name in _WITH_REPLY):
         message["headers"] = _HEADERS
     return message
 

@@ -1,4 +1,4 @@
-"""References to secrets, which a spec, an output and the log contain instead of a secret."""
+"""References to secrets, which specs, outputs and the log contain instead of the values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SECRET_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 class SecretRef(
     msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A secret by its name in a store: ``{"$secret": "db-password", "store": "files"}``.
+    """A reference to a secret in a store: ``{"$secret": "db-password", "store": "files"}``.
 
     ``digest`` distinguishes the values of the secret. It is keyed, so that a reader of the log
     cannot test passwords against it, and a declaration must not contain it. ``namespace`` is the
-    namespace of the secret. Empty: that of the resource with the reference.
+    secret's namespace; if it is empty, the namespace of the resource that contains the reference.
     """
 
     name: str = msgspec.field(name="$secret")

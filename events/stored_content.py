@@ -27,7 +27,7 @@ from events.names import SYSTEM_NAMESPACE, ResourceKey
 COMPOSED_CONTENT_KIND: Final = "ComposedContent"
 
 COMPOSED_KINDS: Final = frozenset({COMPOSED_SET_KIND, COMPOSED_CONTENT_KIND})
-"""Reconciler's own kinds, with which providers of composed kinds write into the log."""
+"""Reconciler's own kinds, which the providers of composed kinds write into the log."""
 
 CONTENT: Final = "content"
 """Field of an object with stored content: the digest of the content."""
@@ -36,7 +36,7 @@ HEAD: Final = "head"
 """Output of an object that follows a source: the newest revision, with its content."""
 
 MAX_PARTS: Final = 2000
-"""Maximum number of parts. One event contains the generation of each."""
+"""Maximum number of parts. One event contains the generations of all parts."""
 
 _MAX_CHUNK_BYTES: Final = 128 * 1024
 _USUAL_CHUNK_BYTES: Final = 32 * 1024
@@ -47,7 +47,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Part(NamedTuple):
-    """One part of a content and its origin: ``deploy/web.yaml:14``."""
+    """One part of the content and its origin, such as ``deploy/web.yaml:14``."""
 
     manifest: Manifest
     origin: str = ""
@@ -73,19 +73,19 @@ class ComposedContentSpec(ManifestStruct, frozen=True):
 
 
 class StoredContent(NamedTuple):
-    """A content as it is stored. Its digest identifies an index, which lists the chunks."""
+    """Content in its stored form. Its digest identifies an index, which lists the chunks."""
 
     digest: str
     documents: Mapping[str, ComposedContentSpec]
 
 
 def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
-    """Return a content, divided into chunks. Raises ``InvalidManifestError`` if it is too large."""
+    """Return content divided into chunks. Raises ``InvalidManifestError`` if it is too large."""
     if len(parts) > MAX_PARTS:
         raise InvalidManifestError(
             f"{parent}: {len(parts)} parts are more than the limit of {MAX_PARTS}; divide the set"
         )
-    chunks = [_chunk(parent, each) for each in _divided(parts)]
+    chunks = [_chunk(parent, each) for each in _divide(parts)]
     documents = {_name(each): each for each in chunks}
     index = ComposedContentSpec(parent, chunks=tuple(documents))
     return StoredContent(_name(index), {**documents, _name(index): index})
@@ -134,8 +134,8 @@ def parts_of(chunks: Iterable[ComposedContentSpec]) -> Iterator[Part]:
             yield Part(manifest_of(name, chunk.manifests[digest]), chunk.origins.get(name, ""))
 
 
-def _divided(parts: Sequence[Part]) -> list[list[Part]]:
-    """Divide parts by a digest of their names, so that other changes move no part."""
+def _divide(parts: Sequence[Part]) -> list[list[Part]]:
+    """Divide parts by a digest of their names, so that a change to one part moves no other."""
     sizes = {
         str(each.manifest.key): len(_encoder.encode(each.manifest)) + len(each.origin.encode())
         for each in parts
@@ -154,7 +154,7 @@ def _divided(parts: Sequence[Part]) -> list[list[Part]]:
         for each in sorted(parts, key=lambda part: str(part.manifest.key)):
             buckets.setdefault(_bucket(str(each.manifest.key), number), []).append(each)
         heaviest = max(
-            (sum(sizes[str(each.manifest.key)] for each in some) for some in buckets.values()),
+            (sum(sizes[str(each.manifest.key)] for each in bucket) for bucket in buckets.values()),
             default=0,
         )
         if heaviest <= _MAX_CHUNK_BYTES:

@@ -15,7 +15,7 @@
 ``fired.<ns>.<kind>.<name>``           the timer that fired, which the intake stream stores
 ``state.<ns>.<kind>.<name>``           cached state of a resource
 ``rate.<limit>``                       time up to which the calls of a rate limit are reserved
-``deadletter.<stage>.<ns>.<bytes>``    dead letters, with an upper limit of their size; one more
+``deadletter.<stage>.<ns>.<bytes>``    dead letters, with an upper limit on their size; one more
                                        token identifies a dead letter that is stored only once
 ``deadletter.handled``                 retries and dismissals of dead letters
 ``discarded``                          numbers of messages without a dead letter
@@ -34,7 +34,7 @@ Intake = Literal["desired", "finalizer", "approval", "reference", "observed", "r
 INTAKE_KINDS: tuple[Intake, ...] = get_args(Intake)
 LogClass = Literal["fact", "action", "outcome"]
 
-BY_CLIENTS: tuple[Intake, ...] = ("desired", "finalizer", "approval")
+CLIENT_MESSAGES: tuple[Intake, ...] = ("desired", "finalizer", "approval")
 """Messages that users and services publish. Only Reconciler's roles publish the others."""
 
 REPLY_HEADER = "Reconciler-Reply-To"
@@ -45,14 +45,14 @@ USER_SIGN = "="
 """Separator between the kind of a message and its user. No name contains it."""
 
 _INTAKE_TOKENS = 6
-_WHAT_PLACE = 2
+_WHAT_INDEX = 2
 _PUBLISHED_TOKENS = 5
 _LOG_TOKENS = 5
 
 NO_NAMESPACE = "="
 """Namespace of messages without one, such as those with an invalid subject."""
 
-_NAMESPACE_PLACES = {
+_NAMESPACE_INDEXES = {
     "in": (_INTAKE_TOKENS, 3),
     "rec": (_PUBLISHED_TOKENS, 2),
     "log": (_LOG_TOKENS, 1),
@@ -75,13 +75,13 @@ EVERY_STORED_INTAKE = "in.>"
 def intake_kind_of(subject: str) -> str:
     """Return the kind of an intake message from its stored subject, such as ``desired``."""
     parts = subject.split(".", 3)
-    return parts[2].partition(USER_SIGN)[0] if len(parts) > _WHAT_PLACE else ""
+    return parts[2].partition(USER_SIGN)[0] if len(parts) > _WHAT_INDEX else ""
 
 
 def user_of(subject: str) -> str:
     """Return the user in a subject; empty if it contains none."""
     parts = subject.split(".", 3)
-    return parts[_WHAT_PLACE].partition(USER_SIGN)[2] if len(parts) > _WHAT_PLACE else ""
+    return parts[_WHAT_INDEX].partition(USER_SIGN)[2] if len(parts) > _WHAT_INDEX else ""
 
 
 def stored_tokens(subject: str) -> str:
@@ -90,9 +90,9 @@ def stored_tokens(subject: str) -> str:
 
 
 def actor(user: str, source: str) -> str:
-    """Return the actor: ``user=source`` for a verified user, else the source.
+    """Return the actor: ``user=source`` for a verified user, or else the source.
 
-    A source that contains = without a verified user is anonymous.
+    Without a verified user, a source that contains = is anonymous.
     """
     if user:
         return f"{user}{USER_SIGN}{source}"
@@ -157,7 +157,7 @@ def rate(limit: str) -> str:
 def deadletter(stage: str, namespace: str, size: int | str, dedup_key: str = "") -> str:
     """Return the subject of a dead letter.
 
-    ``size``: one of a few upper limits of its size in bytes, because the server counts messages by
+    ``size``: one of a few upper limits on its size in bytes, because the server counts messages by
     subject, not bytes. ``dedup_key``: a token that identifies the cause, if the same message would
     otherwise become a dead letter repeatedly.
     """
@@ -188,7 +188,7 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
             f"subject {subject!r} is not of the form rec.<what>.<namespace>.<kind>.<name>; "
             "each part may use the characters A-Z a-z 0-9 _ -"
         )
-    what, sign, user = parts[_WHAT_PLACE].partition(USER_SIGN)
+    what, sign, user = parts[_WHAT_INDEX].partition(USER_SIGN)
     if sign:
         check_token(user, what="user")
     for known in INTAKE_KINDS:
@@ -202,11 +202,11 @@ def parse_stored_intake(subject: str) -> tuple[Intake, ResourceKey]:
 def namespace_of(subject: str) -> str:
     """Return the namespace in a subject of the intake or the log, or ``NO_NAMESPACE``."""
     parts = subject.split(".")
-    tokens, place = _NAMESPACE_PLACES.get(parts[0], (0, 0))
+    tokens, index = _NAMESPACE_INDEXES.get(parts[0], (0, 0))
     if len(parts) != tokens:
         return NO_NAMESPACE
     try:
-        return check_token(parts[place], what="namespace")
+        return check_token(parts[index], what="namespace")
     except InvalidNameError:
         return NO_NAMESPACE
 
@@ -214,8 +214,8 @@ def namespace_of(subject: str) -> str:
 def parse_intake(subject: str) -> tuple[Intake, ResourceKey]:
     """Parse ``rec.<what>.<ns>.<kind>.<name>``. Raises like ``parse_stored_intake``."""
     prefix, _, rest = subject.partition(".")
-    is_one = prefix == "rec" and subject.count(".") == _PUBLISHED_TOKENS - 1
-    return parse_stored_intake(f"in.0.{rest}" if is_one else subject)
+    is_published = prefix == "rec" and subject.count(".") == _PUBLISHED_TOKENS - 1
+    return parse_stored_intake(f"in.0.{rest}" if is_published else subject)
 
 
 def parse_log(subject: str) -> ResourceKey:

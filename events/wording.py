@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun, such as ``1 place`` and ``2 places``.
+    """Return a number with its noun, such as ``1 file`` and ``2 files``.
 
-    `many`: the plural, if it is not the singular with an s.
+    `many` is the plural, if it is not the singular with an s.
     """
     return f"{number} {one if number == 1 else many or f'{one}s'}"

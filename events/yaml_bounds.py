@@ -1,7 +1,7 @@
-"""Limits of a YAML document, checked before any value is built.
+"""Limits on a YAML document, checked before any value is built.
 
-The composer in C recurses for each level, without a limit. Aliases expand a few words to many
-values. Of two equal keys, the first would be lost. The events of the parser show all of these.
+The composer in C recurses for each level, without a limit. Aliases expand a few words into
+many values. Of two equal keys, the first would be lost. The events of the parser show all of these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MERGE: Final = "<<"
 class _Open:
     """A list or a mapping that has not ended, with expanded aliases.
 
-    ``size`` is the number of its values so far, and ``characters`` the length of its texts.
+    ``size`` is the number of its values so far, and ``characters`` their total length.
     """
 
     anchor: str | None
@@ -36,7 +36,7 @@ class _Open:
     is_key_next: bool = True
 
     def add(self, size: int, characters: int) -> str:
-        """Add a value. Return the problem, or an empty text."""
+        """Add a value. Return the problem, or an empty string."""
         self.size += size
         self.characters += characters
         if self.size > MAX_VALUES:
@@ -50,7 +50,7 @@ def find_yaml_problem(text: str, loader: Any) -> tuple[int, str] | None:
     """Return the first problem and its line, counted from 0. Raises ``yaml.YAMLError``."""
     sizes: dict[str, tuple[int, int]] = {}
     opened = [_Open(None, is_mapping=False)]
-    parse: Any = vars(yaml)["parse"]  # it has no types
+    parse: Any = vars(yaml)["parse"]  # it is untyped
     events: Iterable[yaml.Event] = parse(text, Loader=loader)
     for event in events:
         mark: Any = event.start_mark

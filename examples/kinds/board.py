@@ -16,7 +16,7 @@ from reconciler.composites.components import (
     Component,
     ComponentsOutputs,
     Part,
-    composed,
+    compose_components,
     ready,
     summary,
 )
@@ -70,7 +70,7 @@ def compose(board: ResourceKey, spec: Fields, observed: ExternalObject | None) -
         return [Part(shape(board, "badge", "Hexagon", values["color"]), "Created")]
 
     parts = {"frame": frame, "corners": corners, "badge": badge}
-    return composed(
+    return compose_components(
         [Component(name, parts[name], spec[name]["enabled"], spec[name]) for name in parts],
         observed,
     )

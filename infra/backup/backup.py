@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from nats.aio.client import Client
 
-from events.integrity import DIGEST_HEADER, LogChains, LogDamage, Recorded
+from events.integrity import DIGEST_HEADER, LogChains, LogDamage, RecordedEvent
 from events.subjects import intake_kind_of
 from infra.backup.file import BackupWriter, Header, SavedMessage, new_backup
 from infra.bus.streams import (
@@ -93,11 +93,11 @@ async def save_log(
     )
 
 
-def recorded(message: StoredMessage | SavedMessage) -> Recorded:
+def recorded(message: StoredMessage | SavedMessage) -> RecordedEvent:
     """Return the fields for the integrity check of the log."""
     position = message.seq if isinstance(message, StoredMessage) else message.position
     digest = (message.headers or {}).get(DIGEST_HEADER, "")
-    return Recorded(position, message.subject, message.payload, digest)
+    return RecordedEvent(position, message.subject, message.payload, digest)
 
 
 async def _log(nc: Client) -> StreamState | None:

@@ -19,7 +19,7 @@ from events.integrity import (
     LogChains,
     LogDamage,
     LogDamagedError,
-    Recorded,
+    RecordedEvent,
 )
 from events.log import LogEvent, log_place
 from events.names import ResourceKey
@@ -521,5 +521,5 @@ def _by_version(messages: Iterable[StoredMessage]) -> dict[int, StoredMessage]:
     return by_version
 
 
-def _to_recorded(message: StoredMessage) -> Recorded:
-    return Recorded(message.seq, message.subject, message.payload, digest_of(message))
+def _to_recorded(message: StoredMessage) -> RecordedEvent:
+    return RecordedEvent(message.seq, message.subject, message.payload, digest_of(message))

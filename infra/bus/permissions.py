@@ -113,7 +113,7 @@ def principal_permissions(principal: Principal, inboxes: Sequence[str]) -> Permi
     if principal == "operator":
         granted += [
             USER_INFO_SUBJECT,
-            *_declaration_subjects(inboxes[0], _ALL_RESOURCES, subjects.BY_CLIENTS),
+            *_declaration_subjects(inboxes[0], _ALL_RESOURCES, subjects.CLIENT_MESSAGES),
         ]
     return Permissions(tuple(granted), _own_inboxes(inboxes))
 

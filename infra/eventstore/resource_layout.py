@@ -15,7 +15,7 @@ from eventsourcing.persistence import (
 
 from events import subjects
 from events.envelope import InvalidMessageError, decode_log
-from events.integrity import HistoryChain, LogDamage, LogDamagedError, Recorded
+from events.integrity import HistoryChain, LogDamage, LogDamagedError, RecordedEvent
 from events.log import LogEvent, log_place
 from events.names import InvalidNameError, ResourceKey
 from infra.jetstream.reads import StoredMessage
@@ -122,7 +122,9 @@ class ResourceLayout:
         for message in messages:
             if lte is not None and len(notifications) + (after.version or 0) >= lte:
                 break  # later events are not requested, and may be damaged
-            recorded = Recorded(message.seq, message.subject, message.payload, digest_of(message))
+            recorded = RecordedEvent(
+                message.seq, message.subject, message.payload, digest_of(message)
+            )
             try:
                 event = chain.take(recorded, resource)
             except LogDamagedError as error:

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from events.excerpt import quoted
+from events.excerpt import quote
 from reconciler.errors import (
     NotDoneError,
     ProviderError,
@@ -157,7 +157,7 @@ def decode_object(external_name: str, response: Response, decoder: msgspec.json.
     body = decode_body(response, decoder)
     if body.name != external_name:
         raise build_unusable_error(
-            response, f"it describes {quoted(body.name)}, not {external_name!r}"
+            response, f"it describes {quote(body.name)}, not {external_name!r}"
         )
     return body
 

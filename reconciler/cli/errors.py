@@ -13,7 +13,7 @@ from typing import cast
 import msgspec
 
 from events.envelope import InvalidMessageError
-from events.excerpt import shortened
+from events.excerpt import shorten
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
 from infra.components import ComponentError
@@ -93,7 +93,7 @@ def _with_flags(line: str, tokens: Sequence[str]) -> str:
 
 def one_line(error: BaseException) -> str:
     """Return an error as one line, with its class if it is unexpected."""
-    text = harmless(shortened(" ".join(_message_of(error).split()))) or type(error).__name__
+    text = harmless(shorten(" ".join(_message_of(error).split()))) or type(error).__name__
     if isinstance(error, EXPECTED):
         return text
     return (

@@ -14,7 +14,7 @@ import msgspec
 from cyclopts import Parameter
 from nats.aio.client import Client
 
-from events.provider_config import LEAST_SECONDS, MAX_SECONDS
+from events.provider_config import MAX_SECONDS, MIN_SECONDS
 from infra.jetstream.access import Access
 from infra.jetstream.errors import (
     BusUnavailableError,
@@ -150,8 +150,8 @@ def up(
     """
     check_extra("server", "`reconciler up`")
     configure_logs(logs.log_level)
-    if resync is not None and not LEAST_SECONDS <= resync <= MAX_SECONDS:
-        limits = f"{LEAST_SECONDS} to {MAX_SECONDS}"
+    if resync is not None and not MIN_SECONDS <= resync <= MAX_SECONDS:
+        limits = f"{MIN_SECONDS} to {MAX_SECONDS}"
         raise UsageError(f"--resync {resync:g}: must be {limits} seconds")
     if not 0 <= latency_ms <= _MAX_LATENCY_MS:
         raise UsageError(f"--latency-ms {latency_ms:g}: must be 0 to {_MAX_LATENCY_MS}")

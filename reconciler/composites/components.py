@@ -1,8 +1,8 @@
 """Components and parts, from which a composed kind is built.
 
 A part is a manifest with a desired state and optional hooks. A component has a name, a flag, values
-and a function that returns its parts. `composed` returns the content of an object with these
-components. `summary` and `ready` compute its outputs and its readiness (ADR 0052).
+and a function that returns its parts. `compose_components` returns the content of an object with
+these components. `summary` and `ready` compute its outputs and its readiness (ADR 0052).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from reconciler.provider.kind import READY, Readiness
 
 COMPONENTS: Final = "components"
 
-_MADE_ONCE: Final = "CreateOnly"
+_CREATE_ONLY: Final = "CreateOnly"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Part:
     ``state``: ``Present`` keeps the resource as the manifest declares, ``Absent`` withdraws it, and
     ``Created`` creates it once and then leaves it unchanged. The hooks are pure, and must not
     change the namespace, kind or name. ``before_create`` changes the manifest of a missing
-    resource, ``before_update`` that of an existing one, given the declared manifest. Their result
-    stays until the manifest changes.
+    resource. ``before_update`` changes that of an existing one, and also gets its declared
+    manifest. Their result is kept until the manifest changes.
     """
 
     manifest: Manifest
@@ -56,19 +56,19 @@ class Part:
 class Component:
     """Parts that are enabled and disabled together.
 
-    ``waiting``: a prerequisite without which the parts cannot be computed. Meanwhile they stay
-    unchanged.
+    ``waiting_for``: a missing prerequisite without which the parts cannot be computed. Until it is
+    met, they stay unchanged.
     """
 
     name: str
     parts: Callable[[Fields], Iterable[Part]]
     enabled: bool = True
     values: Fields = field(default_factory=dict[str, Any])
-    waiting: str = ""
+    waiting_for: str = ""
 
 
 class ComponentStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Number of required and of ready parts of a component, and the reason why it is not ready."""
+    """Numbers of required and ready parts of a component, and the reason why it is not ready."""
 
     parts: Annotated[int, msgspec.Meta(description="Number of parts that must exist.")]
     ready: Annotated[int, msgspec.Meta(description="Number of parts that are ready.")]
@@ -87,26 +87,26 @@ class ComponentsOutputs(msgspec.Struct, frozen=True):
     children: Annotated[dict[str, Any], msgspec.Meta(description="Outcome of each part.")] = {}
     leaving: Annotated[
         list[str],
-        msgspec.Meta(description="Parts whose declaration was withdrawn and that still exist."),
+        msgspec.Meta(description="Withdrawn parts that still exist."),
     ] = []
 
 
 class _HookDigests(msgspec.Struct, frozen=True, rename={"source": "from", "result": "as"}):
-    """Digests of a manifest before its hooks, and of the result of the hooks."""
+    """Digests of a manifest before and after its hooks."""
 
     source: str
     result: str
 
 
-class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Data in the content of an object in addition to its resources."""
+class CompositionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Data that an object's content holds in addition to its resources."""
 
     components: dict[str, list[str]] = {}
     hooked: dict[str, _HookDigests] = {}
     waiting: dict[str, str] = {}
 
     @classmethod
-    def of(cls, fields: Fields) -> Recorded:
+    def of(cls, fields: Fields) -> CompositionRecord:
         """Return the recorded data; empty if another client made it invalid."""
         try:
             return msgspec.convert(fields, cls)
@@ -114,7 +114,7 @@ class Recorded(msgspec.Struct, frozen=True, omit_defaults=True):
             return cls()
 
 
-def composed(components: Iterable[Component], observed: ExternalObject | None) -> Fields:
+def compose_components(components: Iterable[Component], observed: ExternalObject | None) -> Fields:
     """Return the content of an object with these components, given its observed state.
 
     Raises ``InvalidManifestError``, which names the component.
@@ -126,13 +126,13 @@ def composed(components: Iterable[Component], observed: ExternalObject | None) -
 
 
 def is_usable(child: Child) -> bool:
-    """Return whether a resource is ready. One that is created once counts as ready afterwards."""
-    return child.ready or (child.outcome, child.reason) == ("Drifted", _MADE_ONCE)
+    """Return whether a resource is ready. One created only once counts as ready after that."""
+    return child.ready or (child.outcome, child.reason) == ("Drifted", _CREATE_ONLY)
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
     """Return the status of each component, for the outputs."""
-    recorded = Recorded.of(fields)
+    recorded = CompositionRecord.of(fields)
     statuses = {
         name: _component_status(names, children, recorded.waiting.get(name, ""))
         for name, names in recorded.components.items()
@@ -142,24 +142,26 @@ def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
 
 def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     """Return whether all parts are usable, and all withdrawn parts are deleted."""
-    children, recorded = children_of(existing), Recorded.of(fields)
+    children, recorded = children_of(existing), CompositionRecord.of(fields)
     blocked: list[tuple[bool, str]] = []
     for component, names in recorded.components.items():
-        by = _component_status(names, children, recorded.waiting.get(component, "")).blocked_by
+        status = _component_status(names, children, recorded.waiting.get(component, ""))
         is_stuck = any(children.get(name, Child()).outcome in STUCK for name in names)
-        blocked += [(not is_stuck, f"{component}: {by}")] if by else []
+        if status.blocked_by:
+            blocked.append((not is_stuck, f"{component}: {status.blocked_by}"))
     usable = sum(is_usable(children.get(name, Child())) for name in fields[CHILDREN])
-    far = f"{usable} of {len(fields[CHILDREN])} parts are ready"
+    progress = f"{usable} of {len(fields[CHILDREN])} parts are ready"
     if blocked:
-        moves, why = min(blocked, key=itemgetter(0))  # prefers a stuck component
-        return Readiness(False, "Progressing" if moves else "Stalled", f"{far}; {why}")
+        is_progressing, why = min(blocked, key=itemgetter(0))  # prefers a stuck component
+        reason = "Progressing" if is_progressing else "Stalled"
+        return Readiness(False, reason, f"{progress}; {why}")
     if leaving := existing.outputs.get("leaving"):
-        return Readiness(False, "Progressing", f"{far}; {leaving[0]} is still being deleted")
+        return Readiness(False, "Progressing", f"{progress}; {leaving[0]} is still being deleted")
     return READY
 
 
 def _component_status(
-    names: Iterable[str], children: Mapping[str, Child], waiting: str
+    names: Iterable[str], children: Mapping[str, Child], waiting_for: str
 ) -> ComponentStatus:
     """Return the counts of a component's parts, and its first blocker."""
     known = {name: children.get(name) for name in names}
@@ -168,8 +170,8 @@ def _component_status(
         for name, child in known.items()
         if child is None or not is_usable(child)
     ]
-    by = min(blocked)[1] if blocked else ""  # stuck parts first
-    return ComponentStatus(len(known), len(known) - len(blocked), by or waiting)
+    blocker = min(blocked)[1] if blocked else ""  # stuck parts first
+    return ComponentStatus(len(known), len(known) - len(blocked), blocker or waiting_for)
 
 
 def _blocker(name: str, child: Child | None) -> str:
@@ -180,7 +182,7 @@ def _blocker(name: str, child: Child | None) -> str:
 
 
 class _Current:
-    """The observed parts: digests of all declarations, and manifests of our own."""
+    """The observed parts: digests of all declarations, and manifests of our own declarations."""
 
     def __init__(self, observed: ExternalObject | None) -> None:
         fields: Fields = {} if observed is None else observed.fields
@@ -191,7 +193,7 @@ class _Current:
             for name, digest in digests.items()
             if name not in statuses or statuses[name].outcome != REFUSED
         }
-        recorded = Recorded.of(fields)
+        recorded = CompositionRecord.of(fields)
         self.components, self.hooked = recorded.components, recorded.hooked
         ours = {name: each.result for name, each in self.hooked.items()}
         # A digest other than ours belongs to another client's declaration.
@@ -224,7 +226,7 @@ class _Content:
         content = content_of(self._manifests)
         content[CHILDREN] |= self._unchanged
         components = {name: sorted(each) for name, each in self._components.items()}
-        recorded = Recorded(components, self._hooked, self._waiting)
+        recorded = CompositionRecord(components, self._hooked, self._waiting)
         return {**content, **msgspec.to_builtins(recorded)}
 
     def add(self, component: Component) -> None:
@@ -238,10 +240,10 @@ class _Content:
         if not component.enabled:
             return
         self._components[name] = []
-        if component.waiting:
-            self._waiting[name] = component.waiting
+        if component.waiting_for:
+            self._waiting[name] = component.waiting_for
             for child in self._current.components.get(name, []):
-                self._take(child, component)
+                self._assign(child, component)
                 self._keep(child)
             return
         for part in _parts_of(component):
@@ -250,7 +252,7 @@ class _Content:
 
     def _add_part(self, part: Part, component: Component) -> None:
         name = _name_of(part.manifest, component)
-        self._take(name, component)
+        self._assign(name, component)
         if part.state != "Created":
             self._manifests.append(self._desired_manifest(part, name, component))
         elif name in self._current.children:
@@ -259,7 +261,7 @@ class _Content:
             created = _call_hook("before_create", part.before_create, component, part.manifest)
             self._manifests.append(_with_create_only(created))
 
-    def _take(self, name: str, component: Component) -> None:
+    def _assign(self, name: str, component: Component) -> None:
         """Assign a resource to a component.
 
         Raises ``InvalidManifestError`` if it is already assigned.
@@ -295,11 +297,9 @@ class _Content:
         if name not in self._current.children or declared is None:
             manifest = _call_hook("before_create", part.before_create, component, part.manifest)
         elif digests is not None and digests.source == source:
-            manifest = (
-                # a hook runs once for each change of the manifest, or its own result would trigger
-                # it again
-                declared
-            )
+            # A hook runs once for each change to the manifest. Otherwise, its own result would
+            # trigger it again.
+            manifest = declared
         else:
             manifest = _call_hook(
                 "before_update", part.before_update, component, part.manifest, declared
@@ -320,15 +320,15 @@ def _parts_of(component: Component) -> list[Part]:
 
 
 def _call_hook(
-    what: str, hook: Callable[..., Manifest] | None, component: Component, *given: Manifest
+    hook_name: str, hook: Callable[..., Manifest] | None, component: Component, *inputs: Manifest
 ) -> Manifest:
-    """Return the result of a hook for a manifest, or the manifest itself without a hook."""
-    manifest = given[0]
+    """Return the result of a hook for a manifest, or the manifest itself if there is no hook."""
+    manifest = inputs[0]
     if hook is None:
         return manifest
-    where = f"component {component.name!r}: {what} of {manifest.key}"
+    where = f"component {component.name!r}: {hook_name} of {manifest.key}"
     try:
-        result = hook(*given)
+        result = hook(*inputs)
         key = result.key
     except Exception as error:  # any error of the author's code is a failure of this resource only
         raise InvalidManifestError(f"{where} failed: {_describe_error(error)}") from error
@@ -361,7 +361,7 @@ def _with_create_only(manifest: Manifest) -> Manifest:
     declared_policy: object = manifest.spec.get("policy", {})
     if manifest.api_version == RECONCILER_API_VERSION or not isinstance(declared_policy, dict):
         return manifest  # it has no object, or will be rejected
-    policy = {"mode": _MADE_ONCE, **cast("Fields", declared_policy)}
+    policy = {"mode": _CREATE_ONLY, **cast("Fields", declared_policy)}
     return msgspec.structs.replace(manifest, spec={**manifest.spec, "policy": policy})
 
 

@@ -110,9 +110,7 @@ class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
     children: Annotated[dict[str, Any], msgspec.Meta(description="Outcome of each container.")] = {}
     leaving: Annotated[
         list[str],
-        msgspec.Meta(
-            description="Containers whose declaration was withdrawn and that still exist."
-        ),
+        msgspec.Meta(description="Withdrawn containers that still exist."),
     ] = []
 
 
@@ -130,10 +128,9 @@ def template_hash(template: Mapping[str, Any]) -> str:
 
 
 def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
-    """Return the containers that must exist now: one step of a rolling update at a time.
+    """Return the containers that must exist now, for one step of a rolling update.
 
-    If a rolling update is paused, the existing containers stay. Before and after one, ``replicas``
-    applies.
+    While a rolling update is paused, the existing containers stay. Otherwise, ``replicas`` applies.
     """
     fields = msgspec.convert(spec, DeploymentFields)
     declared = template_hash(spec["template"])
@@ -193,14 +190,14 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
     old = len(children) - len(updated) + len(existing.outputs.get("leaving", []))
     if number == wanted == len(updated) and not old:
         return READY
-    far = f"{number} of {wanted} containers are ready"
-    far += f", {old} with the old template remain" if old else ""
+    progress = f"{number} of {wanted} containers are ready"
+    progress += f", {old} with the old template remain" if old else ""
     for name, child in updated.items():
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
-            return Readiness(False, STALLED, f"{far}; {why}")
+            return Readiness(False, STALLED, f"{progress}; {why}")
     waits = blocker(updated)
-    return Readiness(False, "Progressing", f"{far}; {waits}" if waits else far)
+    return Readiness(False, "Progressing", f"{progress}; {waits}" if waits else progress)
 
 
 def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
@@ -209,8 +206,8 @@ def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
     if deadline_seconds is None or spec["paused"]:  # a paused update has no deadline
         return None
     parts = [(name, each.ready) for name, each in sorted(children_of(existing).items())]
-    standing = _encoder.encode([parts, existing.outputs.get("leaving", [])])
-    return Progress(hashlib.blake2b(standing, digest_size=8).hexdigest(), deadline_seconds)
+    content = _encoder.encode([parts, existing.outputs.get("leaving", [])])
+    return Progress(hashlib.blake2b(content, digest_size=8).hexdigest(), deadline_seconds)
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
@@ -236,7 +233,7 @@ def _last_to_go(replica: Replica) -> tuple[bool, int]:
 
 
 def _replica(name: str, child: Child | None = None) -> Replica | None:
-    """Parse a container's name, ``…-<template>-<number>``; None if it has another form."""
+    """Parse a container's name, ``…-<template>-<number>``. Return None for any other form."""
     _, _, rest = name.rpartition("/")
     parts = rest.rsplit("-", 2)
     if len(parts) != _PARTS or not parts[2].isdecimal():

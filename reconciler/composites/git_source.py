@@ -155,7 +155,7 @@ class GitSourceOutputs(StoredOutputs, frozen=True, rename="camel"):
 
 
 def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> Fields:
-    """Return the content of the newest valid commit, or the current one until there is another."""
+    """Return the content of the newest valid commit, or else the current content."""
     source = {name: value for name, value in spec.items() if name != _DEPENDS_ON}
     if observed is None:
         return {SOURCE: source, CHILDREN: {}}
@@ -170,7 +170,7 @@ def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) ->
 
 
 def uses(spec: Fields) -> Sequence[HostUse]:
-    """Return the repositories and renderers of the host that a source uses (ADR 0060).
+    """Return the host's repositories and renderers that a source uses (ADR 0060).
 
     A host name is checked again at each connection, when it is resolved.
     """
@@ -210,7 +210,7 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
 
 
 def removes(fields: Fields, existing: ExternalObject) -> Removal:
-    """Return the number of resources that a commit would withdraw, and the number of all."""
+    """Return the number of resources that a commit would withdraw, and the total number."""
     head: Mapping[str, Any] = existing.outputs.get(HEAD, {})
     if fields.get(CONTENT) in (None, existing.fields.get(CONTENT)):
         return Removal()

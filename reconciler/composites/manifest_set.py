@@ -19,7 +19,7 @@ class ManifestSetFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     content: Annotated[
         _Digest,
-        msgspec.Meta(description="Digest of the content that `reconciler apply --set` has stored."),
+        msgspec.Meta(description="Digest of the content that `reconciler apply --set` stored."),
     ]
 
 

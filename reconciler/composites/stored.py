@@ -17,7 +17,7 @@ _MAX_NAMED: Final = 10
 
 
 class StoredOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """Counts of the resources. ``waiting`` names some that are not ready, with the reason."""
+    """Counts of the resources. ``waiting`` names some that are not ready, with their reasons."""
 
     resources: Annotated[int, msgspec.Meta(description="Number of resources.")]
     ready: Annotated[int, msgspec.Meta(description="Number of resources that are ready.")]
@@ -27,7 +27,7 @@ class StoredOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ] = {}
     leaving: Annotated[
         list[str],
-        msgspec.Meta(description="Resources whose declaration was withdrawn and that still exist."),
+        msgspec.Meta(description="Withdrawn resources that still exist."),
     ] = []
 
 
@@ -47,13 +47,13 @@ def ready(_fields: Fields, existing: ExternalObject) -> Readiness:
     outputs: Mapping[str, Any] = existing.outputs
     waiting: Mapping[str, str] = outputs.get("waiting", {})
     number, total = outputs.get("ready", 0), outputs.get("resources", 0)
-    far = f"{number} of {total} resources are ready"
+    progress = f"{number} of {total} resources are ready"
     for name, why in waiting.items():
-        stuck = why.partition(":")[0] in STUCK
-        return Readiness(False, "Stalled" if stuck else "Progressing", f"{far}; {name} is {why}")
+        reason = "Stalled" if why.partition(":")[0] in STUCK else "Progressing"
+        return Readiness(False, reason, f"{progress}; {name} is {why}")
     leaving: list[str] = outputs.get("leaving", [])
     if leaving:
-        return Readiness(False, "Progressing", f"{far}; {leaving[0]} is still being deleted")
+        return Readiness(False, "Progressing", f"{progress}; {leaving[0]} is still being deleted")
     return READY
 
 

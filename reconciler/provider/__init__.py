@@ -33,8 +33,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     listings show an effect; a ``ProviderConfig`` can raise it. A decision depends on each of these
     fields (ADR 0003).
 
-    They also decide what follows an action of unknown result (ADR 0012). Without keys and unique
-    names, a creation must not be repeated before a lookup. Without labels as well, only an operator
+    They also determine what follows an unknown result (ADR 0012). Without keys and unique names, a
+    creation must not be repeated before a lookup. Without labels as well, only an operator
     can find out what the call did.
     """
 
@@ -48,7 +48,7 @@ class Capabilities(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Effect of a write: the object as the API shows it afterwards; None after a deletion.
+    """Effect of a write: the object as the API then shows it, or None after a deletion.
 
     ``replayed``: the API returned its stored response to an earlier call with the same key.
     ``absent``: a deletion found no object, because an earlier call or another client had deleted
@@ -70,30 +70,30 @@ class Provider(Protocol):
         """Create ``action.external_name`` with the action's fields and labels, under its key.
 
         Never overwrite an object. Raise ``ConflictError`` if an object of that name exists that
-        this key did not create: with this obstacle, or without one if it no longer exists. A call
-        that still runs under the key is an ``UnknownResultError``.
+        this key did not create. Add that object as the obstacle, unless it no longer exists. Raise
+        ``UnknownResultError`` if a call with the key is still running.
         """
         ...
 
     async def update(self, action: Action) -> Effect:
-        """Replace the object's fields and labels if it still is ``action.uid`` at its version.
+        """Replace the object's fields and labels if it still has the action's uid and version.
 
         Raises ``NotFoundError``, or ``ConflictError`` with the object that exists now.
         """
         ...
 
     async def delete(self, action: Action) -> Effect:
-        """Delete the object if it still is ``action.uid``. A missing one is a success, ``absent``.
+        """Delete the object if it still has the action's uid. If it is missing, return ``absent``.
 
-        Raises ``ConflictError`` with the obstacle if another object has the name now.
+        Raises ``ConflictError`` with the obstacle if another object now has the name.
         """
         ...
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one object. None proves that it does not exist.
 
-        ``uid`` identifies the object where the API assigns the ids and names are not unique. An API
-        with unique names reads the object of the name. Without a uid, any object of the name.
+        ``uid`` identifies the object if the API assigns ids and names are not unique. An API with
+        unique names reads the object by name. Without a uid, any object with the name is read.
         """
         ...
 
@@ -119,23 +119,22 @@ class Provider(Protocol):
 class WatchingProvider(Provider, Protocol):
     """A provider of an API that reports changes: its kind declares ``watch``.
 
-    A report is a hint: the next complete listing begins earlier, and nothing else follows from it.
+    A report is only a hint, after which the next complete listing begins earlier.
     """
 
     async def changes(self, after: str | None) -> str:
-        """Wait some time for a change after the mark ``after``, and return the newest mark.
+        """Wait for a limited time for a change after the mark ``after``. Return the newest mark.
 
-        One call: it ends before ``limits.request_timeout_seconds``, with the same mark if nothing
-        has changed. Without a mark, it returns the newest one immediately. Marks are defined by the
-        API; only their equality counts. The call must not occupy a connection that other calls
-        need.
+        The call ends before ``limits.request_timeout_seconds``, with the same mark if nothing has
+        changed. Without a mark, it returns the newest mark immediately. The API defines marks, and
+        only their equality counts. The call must not occupy a connection that other calls need.
         """
         ...
 
 
 @runtime_checkable
 class LoggingProvider(Provider, Protocol):
-    """A provider whose objects write output for people, such as a container."""
+    """A provider whose objects write output for users, such as containers."""
 
     def logs(
         self, uid: str, *, follow: bool = False, tail: int | None = None
@@ -150,7 +149,7 @@ class LoggingProvider(Provider, Protocol):
 
 @runtime_checkable
 class MeasuredProvider(Provider, Protocol):
-    """A provider that can read values that change continually: counters, ages, backlogs.
+    """A provider that can read values that change continually, such as counters and backlogs.
 
     Such readings are not outputs: they are never recorded, and shown only on request.
     """

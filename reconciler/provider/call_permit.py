@@ -1,4 +1,4 @@
-"""Permission to call an external API: a provider asks its permit before each request (ADR 0073)."""
+"""Permission to call an external API. A provider awaits it before each request (ADR 0073)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final, Protocol
 from reconciler.errors import NotCalledError
 
 READ_VALID_SECONDS: Final = 3.0
-"""Age up to which a write may rely on a read, plus two intervals of a rate limit.
+"""Maximum age of a read that a write relies on, plus two intervals of a rate limit.
 
-Less than a lease: a worker that was suspended in between must not act on an outdated read.
+It is less than a lease, so that a worker does not act on an outdated read after a suspension.
 """
 
 
@@ -27,11 +27,11 @@ class CallGate(Protocol):
 
     @property
     def pace_seconds(self) -> float:
-        """Interval between two requests under a rate limit, in seconds; 0.0 without one."""
+        """Interval between two requests in seconds, or 0.0 if there is no rate limit."""
         ...
 
     async def wait(self, *, goes_first: bool = False) -> None:
-        """Wait until the next request may be sent, ahead of all waiting requests or behind them.
+        """Wait until the next request may be sent, before or after all waiting requests.
 
         Raises ``NotCalledError`` if the wait would be too long.
         """
@@ -39,7 +39,7 @@ class CallGate(Protocol):
 
 
 class CallRecord:
-    """Whether a request of one action changed the API: a later failure does not undo it."""
+    """Whether a request of one action changed the API, which a later failure does not undo."""
 
     __slots__ = ("has_written",)
 
@@ -48,7 +48,7 @@ class CallRecord:
 
 
 CALL_GATE: ContextVar[CallGate | None] = ContextVar("call_gate", default=None)
-"""Gate of the requests of the current task. Roles set it; without one, nothing waits."""
+"""Gate for the requests of the current task. Roles set it. Without a gate, no request waits."""
 
 CALL_RECORD: ContextVar[CallRecord | None] = ContextVar("call_record", default=None)
 """Record of the action that the current task executes. Workers set it."""
@@ -95,7 +95,7 @@ class CallPermit:
 
     @contextmanager
     def outside_of_action(self) -> Generator[None]:
-        """Make writes that are not part of the effect of the action, such as shared chains."""
+        """Exclude writes that are not part of the action's effect, such as shared chains."""
         token = CALL_RECORD.set(None)
         try:
             yield

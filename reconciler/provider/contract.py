@@ -12,10 +12,10 @@
         def endpoint(self) -> str:
             return "http://127.0.0.1:8080"
 
-What a case needs that the kind's ``Capabilities`` do not declare makes it skip, with the reason.
-`reconciler.provider.http_faults` has the cases of what happens on the way to an HTTP API. They need
-the extra ``contract``: ``pip install '.[contract]'`` in a clone. No module of the product imports
-them.
+A case is skipped, with the reason, if it needs something that the kind's ``Capabilities`` do not
+declare. `reconciler.provider.http_faults` has cases for faults between the client and an HTTP API.
+Both need the extra ``contract``: ``pip install '.[contract]'`` in a clone. No module of the product
+imports them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MARK: Final = (
     "NamedObjects then recognizes an earlier attempt"
 )
 _UID: Final = (
-    "ExternalObject.uid must tell an object from its replacement, and stay the same in an update; "
+    "ExternalObject.uid must differ between an object and its replacement, but not in an update; "
     "call check_uid before a write, or use NamedObjects"
 )
 _VERSION: Final = (
@@ -75,7 +75,7 @@ _VERSION: Final = (
     "version; NamedObjects compares it"
 )
 _LABELS: Final = "write action.labels, and show exactly these as ExternalObject.labels"
-_REPLAYED: Final = "return Effect(..., replayed=True) for the kept response to a repeated call"
+_REPLAYED: Final = "return Effect(..., replayed=True) for the stored response to a repeated call"
 _OBSTACLE: Final = (
     "raise ConflictError with the existing object as obstacle; NamedObjects or with_obstacle do it"
 )
@@ -103,10 +103,10 @@ _NOT_DONE: Final = (
 
 
 def expect(actual: object, expected: object, remedy: str, context: str = "") -> None:
-    """Fail with both values, and with what the author of a provider must do."""
+    """Fail with both values and the remedy for the author of the provider."""
     if actual != expected:
-        place = f" ({context})" if context else ""
-        pytest.fail(f"{remedy}{place}\n  expected: {expected!r}\n  actual:   {actual!r}")
+        context = f" ({context})" if context else ""
+        pytest.fail(f"{remedy}{context}\n  expected: {expected!r}\n  actual:   {actual!r}")
 
 
 class RaisedError:
@@ -118,7 +118,7 @@ class RaisedError:
 
 @contextmanager
 def raises(*errors: type[ProviderError], remedy: str) -> Generator[RaisedError]:
-    """Fail unless a call raises one of these classes, with what the author must do."""
+    """Fail with the remedy unless a call raises one of these classes."""
     raised = RaisedError()
     expected = " or ".join(each.__name__ for each in errors)
     try:
@@ -151,12 +151,12 @@ class Connect(Protocol):
 
 
 class ContractCase:
-    """Inputs of each case. Subclasses name the kind, and where its API is.
+    """Inputs to each case. Subclasses set the kind, and the endpoint of its API.
 
     ``fields`` and ``other_fields`` are two valid specs that differ. ``refused_fields`` replace some
-    of ``fields`` such that the API refuses to create the object, before it creates anything. If no
-    fields do, override ``refused_create``, or state the reason in ``never_refused``. ``allow`` is
-    what the kind may use of the host.
+    of ``fields``, so that the API refuses to create the object before it creates anything. If no
+    fields can, override ``refused_create``, or state the reason in ``never_refused``. ``allow``
+    lists the parts of the host that the kind may use.
     """
 
     kind: Kind
@@ -210,7 +210,7 @@ class ContractCase:
             pytest.skip(f"{self.kind.name} declares no listing")
 
     def can(self, *capabilities: Capability) -> bool:
-        """Return whether the kind declares one of some capabilities."""
+        """Return whether the kind declares at least one of these capabilities."""
         return any(getattr(self.kind.capabilities, each) for each in capabilities)
 
     def needs(self, *capabilities: Capability) -> None:
@@ -264,18 +264,17 @@ class ContractCase:
         return require_object(effect.object)
 
     def may_be_own(self, observed: ExternalObject | None, writer: Action) -> bool:
-        """Return whether the API shows no object of an action, or none that another client may have
-        made."""
+        """Return whether an object, if there is one, shows that an action wrote it."""
         if observed is None or observed.written_by == writer.idempotency_key:
             return True
         if self.can("labels"):
             return writer.labels.items() <= observed.labels.items()
-        return observed.written_by is None  # nothing but the API knows the key
+        return observed.written_by is None  # only the API stores the key
 
     async def read_and_list(
         self, provider: Provider, name: str, uid: str | None = None
     ) -> list[ExternalObject]:
-        """Return what a read and a listing show for a name."""
+        """Return the objects that a read and a listing show for a name."""
         observed = await provider.read(name, uid)
         listed_objects = await listing(provider, Scope(prefix=name)) if self.kind.lists else []
         return [*([] if observed is None else [observed]), *listed_objects]
@@ -307,7 +306,7 @@ class ContractCase:
 
 
 class ProviderContract(ContractCase):
-    """The promises of ``reconciler.provider.Provider``, for any transport to its API."""
+    """The contract of ``reconciler.provider.Provider``, for any transport to its API."""
 
     pytestmark = pytest.mark.asyncio
 
@@ -668,7 +667,7 @@ class _CutBefore:
 
 
 async def is_cut(request: int, call: Awaitable[object]) -> bool:
-    """End a call before its request of that number. Return whether it makes so many requests."""
+    """Interrupt a call before the request with this number. Return whether it got that far."""
     token = CALL_GATE.set(_CutBefore(request))
     try:
         await call
@@ -713,7 +712,7 @@ async def repeat(call: Awaitable[Effect]) -> ExternalObject | None:
 async def listing(
     provider: Provider, scope: Scope, *, page_size: int = 100
 ) -> list[ExternalObject]:
-    """List a scope completely."""
+    """Return all objects in a scope."""
     return [
         observed async for page in provider.pages(scope, page_size=page_size) for observed in page
     ]

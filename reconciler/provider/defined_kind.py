@@ -1,4 +1,4 @@
-"""The kind of a definition, together with the kind beneath it: an installed one, or an engine's."""
+"""The kind of a definition and its underlying kind, which is installed or from an engine."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def build_defined_kind(kinds: KindRegistry, name: str, fields: Fields, generatio
             "use another name"
         )
     check_declarable(spec)
-    return kind_of(name, spec, generation, _base_kind(kinds, name, spec))
+    return kind_of(name, spec, generation, _underlying(kinds, name, spec))
 
 
-def _base_kind(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
+def _underlying(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kind:
     if sum(each is not None for each in (spec.over, spec.rest, spec.composition)) != 1:
         raise InvalidManifestError(
             "spec: set exactly one of over (an installed kind), rest (how to call an HTTP API) "

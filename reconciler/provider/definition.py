@@ -1,4 +1,4 @@
-"""Builds the kind of a ``KindDefinition`` over another kind (ADR 0033, ADR 0049)."""
+"""Builds the kind of a ``KindDefinition`` from its underlying kind (ADR 0033, ADR 0049)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from events.kind_definition import (
     normalize_value,
 )
 from events.manifest import Fields, InvalidManifestError
-from events.reference import refers_to_anything
+from events.reference import has_reference_or_secret
 from reconciler.provider.kind import DefinedKind, Kind
 
 _TYPES: Final[Mapping[FieldType, Any]] = {
@@ -46,11 +46,11 @@ _API_VERSION: Final = re.compile(r"[a-z0-9.-]{1,63}/v[a-z0-9]{1,15}")
 _RESERVED: Final = ("providerConfigRef", "policy")
 
 
-def kind_of(name: str, spec: KindDefinitionSpec, generation: int, base: Kind) -> DefinedKind:
+def kind_of(name: str, spec: KindDefinitionSpec, generation: int, underlying: Kind) -> DefinedKind:
     """Return the kind that a definition describes. Raises ``InvalidManifestError``.
 
-    It has the objects, the capabilities and the provider of the kind beneath. Only the declared
-    fields and the names of the objects are its own.
+    It has the objects, the capabilities and the provider of the underlying kind. Only the declared
+    fields and the object names differ.
     """
     if _API_VERSION.fullmatch(spec.api_version) is None:
         raise InvalidManifestError(
@@ -58,16 +58,16 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, base: Kind) ->
             "badges/v1"
         )
     if spec.over is not None:
-        _check_fields(spec, base)
+        _check_fields(spec, underlying)
 
     def over_fields(fields: Fields) -> Fields:
-        return base.checked_fields(map_fields(spec, fields))
+        return underlying.checked_fields(map_fields(spec, fields))
 
     def document(fields: Fields) -> Fields:
-        return base.object_fields(normalize_fields(spec.fields, fields))
+        return underlying.object_fields(normalize_fields(spec.fields, fields))
 
     values: dict[str, Any] = {
-        **{each.name: getattr(base, each.name) for each in dataclasses.fields(Kind)},
+        **{each.name: getattr(underlying, each.name) for each in dataclasses.fields(Kind)},
         "name": name,
         "api_version": spec.api_version,
         "provider": spec.provider,
@@ -75,7 +75,7 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, base: Kind) ->
     }
     return DefinedKind(
         **values,
-        base=base,
+        underlying=underlying,
         source=DefinitionRef(generation, spec.digest),
         maps=document if spec.over is None else over_fields,
         name_prefix=spec.name_prefix,
@@ -155,9 +155,9 @@ def _bounds(field: DefinedField, about: str) -> msgspec.Meta:
 
 
 def check_declarable(spec: KindDefinitionSpec) -> None:
-    """Check the fields as far as this is possible without the kind beneath.
+    """Check the fields as far as possible without the underlying kind.
 
-    Raises ``InvalidManifestError``. This check comes first, so that the later ones work on few
+    Raises ``InvalidManifestError``. This check comes first, so that the later checks process few
     fields.
     """
     every = _every_field(spec.fields, "spec.fields", 1)
@@ -181,13 +181,13 @@ def _every_field(
     fields: Mapping[str, DefinedField], location: str, depth: int
 ) -> Iterator[tuple[str, int, str, DefinedField]]:
     for name, field in fields.items():
-        place = f"{location}.{name}"
-        yield place, depth, name, field
+        path = f"{location}.{name}"
+        yield path, depth, name, field
         if depth > MAX_DEPTH:
             return
-        yield from _every_field(field.fields, f"{place}.fields", depth + 1)
+        yield from _every_field(field.fields, f"{path}.fields", depth + 1)
         if field.items is not None:
-            yield from _every_field({"items": field.items}, place, depth + 1)
+            yield from _every_field({"items": field.items}, path, depth + 1)
 
 
 def _check_shape(location: str, field: DefinedField) -> None:
@@ -227,7 +227,7 @@ def _check_shape(location: str, field: DefinedField) -> None:
 
 
 def _check_fields(spec: KindDefinitionSpec, base: Kind) -> None:
-    base_fields = {each.encode_name: each for each in msgspec.structs.fields(base.schema)}
+    underlying = {each.encode_name: each for each in msgspec.structs.fields(base.schema)}
     writers = dict.fromkeys(spec.constants, "spec.constants")
     for name, field in spec.fields.items():
         location, target = f"spec.fields.{name}", field.to or name
@@ -237,27 +237,27 @@ def _check_fields(spec: KindDefinitionSpec, base: Kind) -> None:
             )
         writers[target] = location
     for target, location in writers.items():
-        if target not in base_fields:
-            names = ", ".join(base_fields)
+        if target not in underlying:
+            names = ", ".join(underlying)
             raise InvalidManifestError(
                 f"{location}: {base.name} has no field {target!r}; use one of {names}"
             )
-    for target, each in base_fields.items():
+    for target, each in underlying.items():
         if each.required and target not in writers:
             raise InvalidManifestError(
                 f"spec.fields: {base.name} requires {target!r}; map a field to it, or set it in "
                 "spec.constants"
             )
     for target, value in spec.constants.items():
-        if refers_to_anything({target: value}):
+        if has_reference_or_secret({target: value}):
             raise InvalidManifestError(
                 f"spec.constants.{target}: must not contain a reference or a secret"
             )
-        _check_type(f"spec.constants.{target}", value, base_fields[target].type)
+        _check_type(f"spec.constants.{target}", value, underlying[target].type)
 
 
 def _check_values(location: str, field: DefinedField) -> None:
-    """Check that the allowed values and the default can be declared at all."""
+    """Check that the allowed values and the default are valid declarations."""
     for value in field.values:
         _check_type(
             f"{location}.values", [value] if field.type == "Strings" else value, _TYPES[field.type]

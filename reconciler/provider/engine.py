@@ -1,4 +1,4 @@
-"""Engines: they build the kind beneath a definition that is not over an installed kind."""
+"""Engines, which build the underlying kind of a definition without an installed kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPOSITION = "composition"
 
 
 class Engine(Protocol):
-    """Builds the kind beneath: how its API is called, and which fields its objects have."""
+    """Builds the underlying kind: how to call its API, and which fields its objects have."""
 
     def __call__(self, name: str, spec: KindDefinitionSpec) -> Kind:
         """Build the kind of a definition. Raises ``InvalidManifestError`` with a remedy."""

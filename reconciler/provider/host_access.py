@@ -1,4 +1,4 @@
-"""Uses of the host: which fields use the machine behind an API, and the addresses of that machine.
+"""Uses of the host: the fields that use the machine behind an API, and that machine's addresses.
 
 Everything here is pure. ``ProviderConfig.spec.allow`` is compared with the uses of a kind before an
 action is decided, and with addresses again when a connection is opened (ADR 0060).
@@ -17,7 +17,7 @@ from events.manifest import Fields
 _METADATA: Final = frozenset(
     {"100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"}
 )
-"""Addresses at which clouds give credentials to a machine, in addition to link-local addresses."""
+"""Addresses at which clouds serve credentials to a machine, in addition to link-local addresses."""
 
 _WITH_IPV4_AT_THE_END: Final = (
     ipaddress.ip_network("::/96"),
@@ -30,7 +30,7 @@ _NOWHERE: Final = (
     ipaddress.ip_network("255.255.255.255/32"),
     ipaddress.ip_network("fec0::/10"),
 )
-""""This network", which Linux takes for loopback; broadcast; site-local addresses of old IPv6."""
+""""This network", which Linux treats as loopback, broadcast, and deprecated site-local IPv6."""
 
 
 class HostUse(NamedTuple):
@@ -43,7 +43,7 @@ class HostUse(NamedTuple):
 
 
 def uses_nothing(_fields: Fields) -> Sequence[HostUse]:
-    """Return no use of the host: the default of kinds."""
+    """Return no uses of the host, which is the default for kinds."""
     return ()
 
 
@@ -53,7 +53,7 @@ def first_refused(uses: Sequence[HostUse], allow: Allow) -> HostUse | None:
 
 
 def is_host_address(address: str) -> bool:
-    """Return whether an IP address reaches the machine that connects, or no specific machine.
+    """Return whether an IP address reaches the connecting machine, or no specific machine.
 
     These are loopback, link-local, unspecified, multicast and broadcast addresses, metadata
     services of clouds, and IPv6 addresses that stand for such an IPv4 address.

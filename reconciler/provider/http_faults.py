@@ -1,6 +1,6 @@
-"""Faults between a client and an HTTP API, as test cases: see `reconciler.provider.contract`.
+"""Faults between a client and an HTTP API, as test cases (see `reconciler.provider.contract`).
 
-A proxy before the real API disturbs single requests.
+A proxy in front of the real API disrupts single requests.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from reconciler.provider.contract import (
 )
 
 IMPATIENT_SECONDS: Final = 2.0
-"""Time limit for what never arrives. Half of it must suffice for a connection, on a busy machine
-too."""
+"""Timeout for responses that never arrive. Half of it must suffice to connect, even on a busy
+machine."""
 
 _CLASSES: Final = (
     "classify failures as HttpApi and refusal do: NotDoneError or RefusedError only if nothing was "
@@ -63,7 +63,7 @@ _SECRET: Final = (
 
 
 class Fault(Enum):
-    """What happens to a request. Bytes in its place are a response that the API never sent."""
+    """A fault of a request. Bytes instead of a fault are a response that the API never sent."""
 
     NONE = auto()
     LOSE_REPLY = auto()  # the API executes it, then the connection is cut
@@ -170,7 +170,7 @@ class Proxy:
 
 
 def _closing(head: str) -> bytes:
-    """Add to a head that its connection ends, so that no second request uses it."""
+    """Make a head close its connection, so that no second request uses it."""
     lines = [line for line in head.split("\r\n") if not line.lower().startswith("connection:")]
     return "\r\n".join([*lines, "Connection: close"]).encode("latin-1")
 
@@ -185,7 +185,7 @@ async def _read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 
 
 class HttpFaultContract(ContractCase):
-    """The promises of a provider when the connection to its HTTP API fails.
+    """The contract of a provider when the connection to its HTTP API fails.
 
     ``secret_header`` is the form in which its requests carry the secret ``s3cr3t``, in lower case.
     """
@@ -195,7 +195,7 @@ class HttpFaultContract(ContractCase):
 
     @pytest_asyncio.fixture
     async def proxy(self, endpoint: str) -> AsyncIterator[Proxy]:
-        """A proxy before the API."""
+        """A proxy in front of the API."""
         async with Proxy(endpoint) as running:
             yield running
 

@@ -1,8 +1,8 @@
 """Kinds: what can be declared, and the registry that finds them.
 
 A *kind* is one small module: the schema of its fields as a ``msgspec`` struct, a factory of its
-provider, and pure functions with the knowledge that is specific to the kind. It registers itself as
-an entry point of the group ``reconciler.kinds``. No other part of the project refers to it.
+provider, and pure functions with the knowledge that is specific to the kind. It is registered as an
+entry point in the group ``reconciler.kinds``. No other part of the project refers to it.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from events.reference import (
     Reference,
     ReferenceSpec,
     has_reference,
+    has_reference_or_secret,
     references_in,
-    refers_to_anything,
-    reliance,
     secrets_in,
+    shape_reference,
 )
 from events.stored_content import COMPOSED_CONTENT_KIND, ComposedContentSpec
 from reconciler.errors import ConfigurationError, UnknownKindError
@@ -54,7 +54,7 @@ from reconciler.provider.host_access import HostUse, uses_nothing
 ENTRY_POINT_GROUP = "reconciler.kinds"
 
 MAX_GROWTH_BYTES = 64 * 1024
-"""Bytes that references, values and a definition may add to the fields of a declaration."""
+"""Maximum number of bytes that references, values and a definition may add to declared fields."""
 
 _HINT_INTERVAL = timedelta(seconds=5)
 _NEWLY_INSTALLED = "restart the roles, because these kinds were installed after they started"
@@ -62,7 +62,7 @@ _NOT_INSTALLED = "install its package where the roles run, then restart the role
 
 
 class Readiness(NamedTuple):
-    """Whether an object can be used, with a reason of one word and a message for people."""
+    """Whether an object can be used, with a one-word reason and a message for users."""
 
     is_ready: bool
     reason: str
@@ -72,12 +72,11 @@ class Readiness(NamedTuple):
 READY = Readiness(True, "Ready")
 
 STALLED = "Stalled"
-"""Reason of an object that will not become ready by itself, or has made no progress for a long
-time."""
+"""Reason for an object that will not become ready by itself, or has made no progress for long."""
 
 
 class Progress(NamedTuple):
-    """Progress of an object that is not ready. Another ``mark`` is progress.
+    """Progress of an object that is not ready. A changed ``mark`` means progress.
 
     Without progress for ``deadline_seconds``, the object is stalled.
     """
@@ -99,7 +98,7 @@ def _always_ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
 
 
 class Removal(NamedTuple):
-    """Number of resources that a composed object would lose, and who made this change."""
+    """Number of resources that a composed object would lose, and the author of the change."""
 
     lost_count: int = 0
     total: int = 0
@@ -107,7 +106,7 @@ class Removal(NamedTuple):
 
 
 def removes_nothing(_fields: Fields, _observed: ExternalObject) -> Removal:
-    """Count no removed parts: the author of this change named them in the manifest."""
+    """Count no removed parts, because the author of the change named them in the manifest."""
     return Removal()
 
 
@@ -132,21 +131,21 @@ class Kind:
     """Name of the API family, which ``ProviderConfig.spec.provider`` selects."""
 
     namespace: str | None = None
-    """The only namespace in which it may be declared; None for any."""
+    """The only namespace in which it may be declared; None if it may be any."""
 
     capabilities: Capabilities | None = None
-    """What the API can do; None without an external API."""
+    """What the API can do; None if there is no external API."""
 
     connect: ProviderFactory | None = None
-    """Builds the client of the API; None without an external API. See ``lazy``."""
+    """Builds the client of the API; None if there is no external API. See ``lazy``."""
 
     normalize: Callable[[Fields], Fields] = field(default=_as_it_is)
     """Returns the canonical form of fields, so that two spellings of one value are equal."""
 
     comparable: Callable[[Fields], Fields] | None = None
-    """Returns what is compared of desired or observed fields, such as a digest of the content.
+    """Returns the part of desired or observed fields to compare, such as a digest of the content.
 
-    None compares all fields.
+    If it is None, all fields are compared.
     """
 
     name_problem: Callable[[str], str | None] = field(default=_any_name)
@@ -158,7 +157,7 @@ class Kind:
     refers: Callable[[Fields, str], Sequence[Reference]] | None = field(default=references_in)
     """Returns the references of a spec in a namespace.
 
-    None where the references in a spec belong to the parts of a composition.
+    It is None if the references in a spec belong to the parts of a composition.
     """
 
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=_always_ready)
@@ -169,29 +168,29 @@ class Kind:
     certificate."""
 
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None
-    """Returns the progress of an object that is not ready; None for one without a deadline."""
+    """Returns the progress of an object that is not ready; None if it has no deadline."""
 
     immutable: frozenset[str] = frozenset()
     """Paths of the fields that the API cannot change in place, and ``labels`` for the labels.
 
-    A change of one replaces the object.
+    A change to one of them replaces the object.
     """
 
     has_second_name: bool = False
-    """Whether the replacement of an object can exist beside it under another name until ready."""
+    """Whether an object and its replacement can exist side by side, under different names."""
 
     loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)
-    """Describes which data of an object a write of these fields destroys; None is a deletion.
+    """Describes the data of an object that writing fields destroys. Fields are None to delete it.
 
     An action that destroys data requires approval.
     """
 
     uses: Callable[[Fields], Sequence[HostUse]] = field(default=uses_nothing)
-    """Returns what fields use of the host, which ``ProviderConfig.spec.allow`` must permit."""
+    """Returns the host access that fields need, which ``ProviderConfig.spec.allow`` must permit."""
 
     @property
     def definition(self) -> DefinitionRef | None:
-        """The ``KindDefinition`` of a `DefinedKind`; None for an installed kind."""
+        """The ``KindDefinition`` of a `DefinedKind`, or None for an installed kind."""
         return None
 
     @property
@@ -214,7 +213,7 @@ class Kind:
 
     @property
     def has_spec_of_its_own(self) -> bool:
-        """Whether ``spec`` has the fields of the object itself, without a conversion."""
+        """Whether ``spec`` has the fields of the object itself, without a mapping."""
         return True
 
     @property
@@ -224,7 +223,7 @@ class Kind:
 
     @property
     def extra(self) -> str:
-        """The extra of this distribution that its provider requires; empty for none."""
+        """The extra of this distribution that its provider requires; empty if it requires none."""
         return str(getattr(self.connect, "extra", ""))
 
     def references(self, fields: Fields, namespace: str) -> Sequence[Reference]:
@@ -245,7 +244,7 @@ class Kind:
         return self.capabilities is None or self.capabilities.listing
 
     def checked_fields(self, fields: Fields) -> Fields:
-        """Validate and canonicalise the kind's fields; raises ``InvalidManifestError``."""
+        """Validate and canonicalize the kind's fields. Raises ``InvalidManifestError``."""
         try:
             canonical = msgspec.convert(fields, self.schema)
         except msgspec.ValidationError as error:
@@ -273,17 +272,17 @@ class Kind:
         return name
 
     def object_fields(self, fields: Fields) -> Fields:
-        """Return the fields that an object should have, for checked ones. Raises as above."""
+        """Return the object's fields for checked fields. Raises ``InvalidManifestError``."""
         return fields
 
     def check_declared(self, fields: Fields) -> Fields:
-        """Validate declared fields, and canonicalise those without references. Raises as above.
+        """Validate declared fields, and canonicalize those without references. Raises as above.
 
-        What the kind beneath a defined one refuses is refused as well.
+        A defined kind also refuses what its underlying kind refuses.
         """
         if (
             self.refers is not None
-            and refers_to_anything(fields)
+            and has_reference_or_secret(fields)
             and (secrets_in(fields) or has_reference(fields))
         ):
             return self.checked_with_references(fields)
@@ -292,9 +291,9 @@ class Kind:
         return canonical
 
     def checked_with_references(self, fields: Fields) -> Fields:
-        """Validate fields of which some are references, as far as they are known. Raises as above.
+        """Validate the fields whose values are already known. Raises as above.
 
-        The others are checked when their values are known.
+        Fields with references are checked when their values are known.
         """
         schema_fields = {each.encode_name: each for each in msgspec.structs.fields(self.schema)}
         for name, value in fields.items():
@@ -320,7 +319,7 @@ class ComposedKind(Kind):
     """A kind whose object is a set of other resources (ADR 0050)."""
 
     composes: Callable[[ResourceKey, Fields, ExternalObject | None], Fields]
-    """Returns the set, from the spec and from the object, whose outputs are the parts' states."""
+    """Returns the set for a spec and the current object, whose outputs are the parts' states."""
 
     removes: Callable[[Fields, ExternalObject], Removal] = field(default=removes_nothing)
     """Counts the resources that this set would withdraw; the deletion guard may hold them."""
@@ -332,20 +331,20 @@ class ComposedKind(Kind):
 
     @property
     def has_spec_of_its_own(self) -> bool:
-        """Whether ``spec`` has the fields of the object: the set is composed of them."""
+        """Always false, because the set is composed from ``spec``."""
         return False
 
     def object_name(self, namespace: str, name: str) -> str:
-        """Return the name of the set: of two namespaces, it may be the same."""
+        """Return the name of the set, which is unique across namespaces."""
         return f"{namespace}.{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind(Kind):
-    """A kind of an engine: its ``KindDefinition`` describes how to call the API."""
+    """A kind that an engine provides. Its ``KindDefinition`` describes how to call the API."""
 
     maps: Callable[[Fields], Fields]
-    """Returns the fields of the object for those of the spec."""
+    """Returns the fields of the object for the fields of the spec."""
 
     shown_paths: frozenset[str]
     """See ``shows``."""
@@ -365,7 +364,7 @@ class EngineKind(Kind):
 
     @property
     def has_spec_of_its_own(self) -> bool:
-        """Whether ``spec`` has the fields of the object: they are mapped."""
+        """Always false, because the fields are mapped."""
         return False
 
     def object_fields(self, fields: Fields) -> Fields:
@@ -375,22 +374,22 @@ class EngineKind(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefinedKind(Kind):
-    """A kind that a ``KindDefinition`` describes, over an installed kind or an engine's."""
+    """A kind that a ``KindDefinition`` describes, based on an installed kind or an engine."""
 
-    base: Kind
-    """The kind beneath, with the same objects, provider and capabilities."""
+    underlying: Kind
+    """The underlying kind, with the same objects, provider and capabilities."""
 
     source: DefinitionRef
     """Generation and digest of its definition."""
 
     maps: Callable[[Fields], Fields]
-    """Returns the fields of the object for those of the spec."""
+    """Returns the fields of the object for the fields of the spec."""
 
     name_prefix: str = ""
     """Prefix of the name of each object."""
 
     is_withdrawn: bool = False
-    """Whether its definition was withdrawn: existing resources can only be withdrawn."""
+    """Whether its definition was withdrawn, so that resources can only be withdrawn."""
 
     @property
     def definition(self) -> DefinitionRef | None:
@@ -400,26 +399,26 @@ class DefinedKind(Kind):
     @property
     def composition(self) -> ComposedKind | None:
         """How the object is composed of other resources; None if it is not."""
-        return self.base.composition
+        return self.underlying.composition
 
     @property
     def shows(self) -> frozenset[str]:
         """Paths that its provider shows in every object."""
-        return self.base.shows
+        return self.underlying.shows
 
     @property
     def protocol(self) -> str:
-        """Digest of the protocol of the engine's kind beneath."""
-        return self.base.protocol
+        """Digest of the protocol of the underlying kind."""
+        return self.underlying.protocol
 
     @property
     def has_spec_of_its_own(self) -> bool:
-        """Whether ``spec`` has the fields of the object: they are mapped."""
+        """Always false, because the fields are mapped."""
         return False
 
     def object_name(self, namespace: str, name: str) -> str:
-        """Return the name of the object beneath."""
-        return self.base.object_name(namespace, self.name_prefix + name)
+        """Return the name of the underlying kind's object."""
+        return self.underlying.object_name(namespace, self.name_prefix + name)
 
     def object_fields(self, fields: Fields) -> Fields:
         """Map the fields. Raises ``InvalidManifestError`` if the result is too large."""
@@ -432,14 +431,14 @@ def _map_fields(maps: Callable[[Fields], Fields], fields: Fields) -> Fields:
     return mapped
 
 
-def check_growth(declared: Fields, mapped: Fields) -> None:
+def check_growth(declared: Fields, resolved: Fields) -> None:
     """Raise ``InvalidManifestError`` for fields that are much larger than their declaration.
 
     Events and calls contain them. Hundreds of short declarations, each with the same value in many
     places, would fill the memory of a decider.
     """
     try:
-        growth = len(msgspec.json.encode(mapped)) - len(msgspec.json.encode(declared))
+        growth = len(msgspec.json.encode(resolved)) - len(msgspec.json.encode(declared))
     # other code refuses values that JSON cannot represent
     except (OverflowError, TypeError, ValueError):
         return
@@ -467,11 +466,11 @@ def _check_config(fields: Fields) -> Fields:
 
 
 def _without_secret(fields: Fields) -> Fields:
-    """Return a ProviderConfig's fields. Refuse what may be a secret in the place of a reference.
+    """Return a ProviderConfig's fields. Refuse a possible secret instead of a reference.
 
-    Accepted fields stay in the log permanently. So the URL of an endpoint has no password and no
-    query, and no user but a role of PostgreSQL. The name of a variable or a file must look like
-    one, because tokens have other characters. The refusal does not repeat them.
+    Accepted fields stay in the log permanently. Therefore, an endpoint's URL must have no password,
+    no query, and no user except a PostgreSQL role. The name of a variable or file must look like
+    one, because tokens have other characters. The refusal does not repeat the value.
     """
     reference = cast("dict[str, str | None]", fields.get("credentialsRef") or {})
     env, file = reference.get("env"), reference.get("file")
@@ -500,7 +499,7 @@ PROVIDER_CONFIG = Kind(
     namespace=SYSTEM_NAMESPACE,
     normalize=_check_config,
 )
-"""The configuration of an external API. It is a kind, and declared like every other."""
+"""The configuration of an external API. It is a kind, and declared like any other."""
 
 COMPOSED_SET = Kind(
     name=COMPOSED_SET_KIND,
@@ -516,7 +515,7 @@ COMPOSED_CONTENT = Kind(
     schema=ComposedContentSpec,
     refers=None,
 )
-"""A portion of the parts of a large composed resource; see ``ComposedSet``."""
+"""A chunk of the parts of a large composed resource; see ``ComposedSet``."""
 
 KIND_DEFINITION = Kind(
     name=KIND_DEFINITION_KIND,
@@ -525,19 +524,19 @@ KIND_DEFINITION = Kind(
     namespace=SYSTEM_NAMESPACE,
     refers=None,
 )
-"""A kind that is defined at run time. It is a kind itself, and declared like every other."""
+"""A kind that is defined at run time. It is itself a kind, and declared like any other."""
 
 REFERENCE = Kind(
     name=REFERENCE_KIND,
     api_version=RECONCILER_API_VERSION,
     schema=ReferenceSpec,
-    refers=reliance,
+    refers=shape_reference,
 )
 """The dependency of a client on a resource of another client."""
 
 
 class KindRegistry(Mapping[str, Kind]):
-    """The kinds that this process knows, by name: installed ones, and those defined in the log."""
+    """The kinds of this process, by name: installed kinds, and kinds that the log defines."""
 
     def __init__(
         self,
@@ -558,12 +557,12 @@ class KindRegistry(Mapping[str, Kind]):
         self._hint = ""
 
     def copy(self) -> KindRegistry:
-        """Return a registry of its own for a process, without defined kinds."""
+        """Return a separate registry for a process, without defined kinds."""
         installed = (kind for kind in self._kinds.values() if kind.definition is None)
         return KindRegistry(installed, installed=self._installed, at_start=self._at_start)
 
     def define(self, kind: Kind) -> None:
-        """Add a defined kind, and replace an older definition of it."""
+        """Add a defined kind, and replace its older definition."""
         self._kinds[kind.name] = kind
         if kind.protocol:
             self._definitions[kind.name, kind.protocol] = kind
@@ -572,7 +571,7 @@ class KindRegistry(Mapping[str, Kind]):
     def as_defined(self, name: str, digest: str) -> Kind:
         """Return a kind whose API calls follow the definition with this digest.
 
-        Without a digest, or if an installed kind makes the calls, it is the newest. Raises
+        Without a digest, or if an installed kind makes the calls, return the newest kind. Raises
         ``UnknownKindError`` for a definition that this process has not read yet.
         """
         newest = self[name]
@@ -612,7 +611,7 @@ class KindRegistry(Mapping[str, Kind]):
         return len(self._kinds)
 
     def check(self, manifest: Manifest) -> None:
-        """Check a manifest by its kind; raises ``InvalidManifestError`` or ``UnknownKindError``."""
+        """Check a manifest by its kind. Raises ``InvalidManifestError`` or ``UnknownKindError``."""
         kind = self[manifest.kind]
         if manifest.api_version != kind.api_version:
             raise InvalidManifestError(
@@ -637,11 +636,10 @@ class KindRegistry(Mapping[str, Kind]):
     def missing_hint(self, now: datetime) -> str:
         """Describe the remedy for a kind or a provider that is not registered here.
 
-        It distinguishes what was installed after the start of this process from what is not
-        installed.
+        It depends on whether the kind was installed after the start of this process.
         """
         checked_at = self._checked_at
-        # Any client can cause this often; and a clock may be set back.
+        # Any client can cause this often, and a clock may be set back.
         if checked_at is None or abs(now - checked_at) >= _HINT_INTERVAL:
             self._checked_at = now
             installed = frozenset(() if self._installed is None else self._installed())
@@ -650,7 +648,7 @@ class KindRegistry(Mapping[str, Kind]):
         return self._hint
 
     def of_provider(self, provider: str) -> list[Kind]:
-        """All kinds of one API family."""
+        """Return all kinds of one provider."""
         return [
             kind for kind in self._kinds.values() if kind.is_external and kind.provider == provider
         ]
@@ -663,8 +661,8 @@ def _installed_names() -> frozenset[str]:
 def installed_kinds() -> KindRegistry:
     """Load every kind that an installed distribution registers.
 
-    Raises ``TypeError`` for an entry point that is not a ``Kind``, which is a packaging error; and
-    ``ConfigurationError`` if none is registered, because the installation is incomplete.
+    Raises ``TypeError`` for an entry point that is not a ``Kind``, which is a packaging error.
+    Raises ``ConfigurationError`` if none is registered, because the installation is incomplete.
     """
     kinds: list[Kind] = []
     entries = entry_points(group=ENTRY_POINT_GROUP)

@@ -1,4 +1,4 @@
-"""Libraries of extras: imported when they are used, and named when they are missing."""
+"""Libraries from extras, which are imported on use and named in errors if they are missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_ON_WINDOWS: Final = re.compile(r"sys_platform != ['\"]win32")
 
 @dataclass(frozen=True)
 class LazyProvider:
-    """The class of a provider, by its name. It takes the ``options`` as keyword arguments."""
+    """A named provider class, which takes the ``options`` as keyword arguments."""
 
     target: str
     extra: str = ""
@@ -53,7 +53,7 @@ def lazy(target: str, *, extra: str = "", **options: Any) -> LazyProvider:
 
 
 def load(target: str, *, extra: str) -> Any:
-    """Import what ``module:name`` names; raises ``MissingExtraError``."""
+    """Import the object ``module:name``. Raises ``MissingExtraError``."""
     with _explain_import_error(target, extra):
         return _import(target)
 
@@ -61,7 +61,7 @@ def load(target: str, *, extra: str) -> Any:
 def check_extra(extra: str, user: str) -> None:
     """Raise ``MissingExtraError`` unless everything that an extra requires is installed.
 
-    ``user``: what requires it, as the message names it.
+    ``user`` is the subject of the message: the component that requires the extra.
     """
     for name in _distributions(extra):
         try:

@@ -1,4 +1,4 @@
-"""Listings: all pages of a scope, or an exception."""
+"""Listings, which return all pages of a scope or raise an exception."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from events.excerpt import quoted, some
+from events.excerpt import quote, some
 from events.external import ExternalObject
 from events.provider_config import Scope
 from reconciler.errors import NotDoneError, UnreadableObjectsError
 
 _TURN_SECONDS: Final = 0.01
-"""Of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up to a
-second if these iterate over long lists."""
+"""Length of one turn of the event loop. One object takes 0.1 ms if its kind has expressions, and up
+to a second if these iterate over long lists."""
 
 _SMALL_BYTES: Final = 16 * 1024
 """A smaller object is converted within one turn of the event loop."""
@@ -24,8 +24,7 @@ _SMALL_BYTES: Final = 16 * 1024
 _MAX_REASON_CHARACTERS: Final = 500
 
 MAX_TOKEN_CHARACTERS: Final = 8192
-"""Of the token of a page, which the client sends back. Servers accept request lines of this length.
-"""
+"""Maximum length of a page token, which the client sends back in a request line."""
 
 _Item = TypeVar("_Item")
 
@@ -42,25 +41,25 @@ class Unreadable:
     def convert_or_record(
         self,
         convert: Callable[[], _Item],
-        place: Callable[[], tuple[str | None, str | None] | None],
+        identify: Callable[[], tuple[str | None, str | None] | None],
     ) -> _Item | None:
-        """Return a converted object; on any failure, remember the object and return None.
+        """Return a converted object. On any failure, record the object and return None.
 
-        ``place`` returns its name and uid, None for an unknown one; or None for an object that does
-        not belong to the listing. If ``place`` raises, the name is unknown.
+        ``identify`` returns the name and uid, each None if unknown, or returns None for an object
+        that does not belong to the listing. If ``identify`` raises, the name is unknown.
         """
         try:
             return convert()
-        except Exception as error:  # noqa: BLE001 - whatever the object is, others are shown
+        except Exception as error:  # noqa: BLE001 - one object must not hide the others
             identity: tuple[str | None, str | None] | None = None, None
             with suppress(Exception):
-                identity = place()
+                identity = identify()
             if identity is not None:
                 self.add(*identity, f"{type(error).__name__}: {error}")
             return None
 
     def add(self, name: str | None, uid: str | None, reason: str) -> None:
-        """Remember an object that cannot be shown; None for an unknown name or uid."""
+        """Record an object that cannot be shown. An unknown name or uid is None."""
         self._reasons[name, uid] = reason[:_MAX_REASON_CHARACTERS]
 
     @property
@@ -73,7 +72,7 @@ class Unreadable:
         return any(each in (None, name) for each, _ in self._reasons)
 
     def check(self) -> None:
-        """Raise ``UnreadableObjectsError`` if there is any, after the last page."""
+        """Raise ``UnreadableObjectsError`` after the last page if any object was recorded."""
         if self._reasons:
             descriptions = [
                 f"{_describe(name)}: {reason}" for (name, _), reason in self._reasons.items()
@@ -84,12 +83,12 @@ class Unreadable:
 
 
 def _describe(name: str | None) -> str:
-    return "an object without a name" if name is None else quoted(name)
+    return "an object without a name" if name is None else quote(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Item]):
-    """One page, and the API's token of the next one; None or empty after the last."""
+    """One page and the token of the next page, which is None or empty on the last page."""
 
     objects: Sequence[_Item]
     next: str | None
@@ -133,10 +132,7 @@ async def follow_pages(
 
 
 async def convert_by_size(function: Callable[[], _Item], size_bytes: int) -> _Item:
-    """Convert an object of this size; a large one in a thread.
-
-    It would block the event loop.
-    """
+    """Convert an object. A large one is converted in a thread, because it would block the loop."""
     return await asyncio.to_thread(function) if size_bytes > _SMALL_BYTES else function()
 
 

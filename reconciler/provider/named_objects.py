@@ -1,4 +1,4 @@
-"""A base for providers of APIs with unique names and a readable mark of the last writer (ADR 0073).
+"""A base class for providers of APIs with unique names and a mark of the last writer (ADR 0073).
 
 You write how to find, create, update, delete and list objects in the types of your API. The base
 compares uids, versions and keys, and turns each outcome into the result that `Provider` defines.
@@ -36,7 +36,7 @@ class Native(Protocol):
         ...
 
     def as_object(self) -> ExternalObject:
-        """Convert it, with its uid, version, labels and the key of its last writer."""
+        """Convert the object, with its uid, version, labels and the key of its last writer."""
         ...
 
 
@@ -45,7 +45,7 @@ _N = TypeVar("_N", bound=Native)
 
 @dataclass(frozen=True, slots=True)
 class ExistingObject(Generic[_N]):
-    """An existing object: in the type of the API, and as Reconciler shows it.
+    """An existing object, in the type of the API and in Reconciler's form.
 
     ``read_at``: ``time.monotonic()`` before the read. Pass it on to the requests that write.
     """
@@ -65,7 +65,7 @@ class NamedObjects(ABC, Generic[_N]):
     """
 
     noun: ClassVar[str]
-    """What messages call an object, such as ``"volume"``."""
+    """Noun for an object in messages, such as ``"volume"``."""
 
     # --- written by the author of the kind
 
@@ -75,11 +75,11 @@ class NamedObjects(ABC, Generic[_N]):
 
     @abstractmethod
     async def find(self, external_name: str) -> _N | None:
-        """Read the object of a name. None proves that it does not exist."""
+        """Read the object with a name. None proves that it does not exist."""
 
     @abstractmethod
     async def create_object(self, action: Action) -> _N:
-        """Create ``action.external_name`` with the key as mark, and return the object.
+        """Create ``action.external_name`` with the key as its mark, and return the object.
 
         Never overwrite: if the API does not refuse an existing name, read it first. An API that
         returns the existing object instead needs no check: the base compares the key.
@@ -89,7 +89,7 @@ class NamedObjects(ABC, Generic[_N]):
     async def update_object(self, action: Action, existing: ExistingObject[_N]) -> _N:
         """Write the fields, the labels and the key to the object that was found, and return it.
 
-        It has the uid and the version of the action. Bind the write to them where the API can.
+        The object has the action's uid and version. Bind the write to them if the API can.
         """
 
     @abstractmethod
@@ -102,8 +102,8 @@ class NamedObjects(ABC, Generic[_N]):
     ) -> AsyncIterator[Sequence[_N]]:
         """List all objects page by page. The listing is complete if no exception ends it.
 
-        The base filters by ``scope``; the API may do it, too. Add what cannot be read to
-        ``unreadable``, so that it hides no other object.
+        The base filters by ``scope``, and the API may do so, too. Add objects that cannot be read
+        to ``unreadable``, so that they hide no other object.
         """
 
     @abstractmethod
@@ -111,9 +111,9 @@ class NamedObjects(ABC, Generic[_N]):
         """Close connections."""
 
     async def complete_object(self, action: Action, existing: ExistingObject[_N]) -> _N:
-        """Complete what an earlier attempt of the same creation or update has begun.
+        """Complete what an earlier attempt of the same creation or update began.
 
-        Override it if one of them needs several requests, of which an early one writes the key. A
+        Override this if one of them needs several requests, and an early one writes the key. A
         repeat that finds its key ends here.
         """
         del action
@@ -127,7 +127,7 @@ class NamedObjects(ABC, Generic[_N]):
     # --- `Provider`
 
     async def create(self, action: Action) -> Effect:
-        """Create the object; an earlier attempt of the same action is a success."""
+        """Create the object. If an earlier attempt of the action created it, return that object."""
         self.check_name(action.external_name)
         try:
             created = await self.__convert(await self.create_object(action))

@@ -39,7 +39,7 @@ class SecretStore(Protocol):
         """Return a secret, or None if it is missing or the namespace ``reader`` may not read it.
 
         The two cases must look the same, so that no namespace can find out what another one has.
-        Raises ``ConfigurationError`` if the secret cannot be read as it is, ``NotDoneError`` if the
+        Raises ``ConfigurationError`` if the secret cannot be read, and ``NotDoneError`` if the
         store does not respond. Neither error contains a secret.
         """
         ...
@@ -49,7 +49,7 @@ class SecretStore(Protocol):
         ...
 
     async def remove(self, key: SecretKey) -> None:
-        """Remove a generated secret. A missing one is a success."""
+        """Remove a generated secret. Succeeds if it is already missing."""
         ...
 
 
@@ -72,7 +72,7 @@ class SecretStores:
 class Secrets:
     """The secrets that a provider may use: the credential of its API, and those in the stores.
 
-    ``key`` keys the digests: all processes need the same one.
+    ``key`` keys the digests. All processes need the same key.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Secrets:
         self._read: dict[tuple[str, SecretKey], dict[str, str]] = {}
 
     async def value(self, reference: SecretRef, namespace: str) -> str:
-        """Read a secret for a resource of a namespace. It is hidden in all output after this.
+        """Read a secret for a resource in a namespace. All later output hides the value.
 
         Raises ``ConfigurationError`` if it is missing or not granted, and the errors of its store.
         """
@@ -101,7 +101,7 @@ class Secrets:
         return value
 
     def known_values(self, reference: SecretRef, namespace: str) -> list[str]:
-        """Return all values with which this process has read a secret, the current one too."""
+        """Return all values of a secret that this process has read, including the current one."""
         return [*self._read.get((reference.store, _key(reference, namespace)), {}).values()]
 
     async def find(self, reference: SecretRef, namespace: str) -> SecretRef | None:
@@ -111,7 +111,7 @@ class Secrets:
         return None if value is None else replace(reference, digest=self.digest(value))
 
     async def keep(self, reference: SecretRef, value: str, namespace: str) -> SecretRef:
-        """Store a generated secret of a namespace; return the reference with its digest."""
+        """Store a generated secret of a namespace, and return the reference with its digest."""
         self._check_key()
         key = _own(reference, namespace)
         self._note(reference.store, key, value)
@@ -119,16 +119,16 @@ class Secrets:
         return replace(reference, digest=self.digest(value))
 
     async def remove(self, reference: SecretRef, namespace: str) -> None:
-        """Remove a generated secret of a namespace. A missing one is a success."""
+        """Remove a generated secret of a namespace. Succeeds if it is already missing."""
         await self._store(reference.store).remove(_own(reference, namespace))
 
     def has_other_value(self, reference: SecretRef, namespace: str) -> bool:
-        """Return whether this process has read a secret, but not with the value of this digest."""
+        """Return whether this process has read a secret, but not the value with this digest."""
         values = self._read.get((reference.store, _key(reference, namespace)), {})
         return bool(reference.digest and values) and reference.digest not in values
 
     def digest(self, value: str) -> str:
-        """Return the digest of a value, which allows comparisons only; empty without a key."""
+        """Return the digest of a value, which only allows comparisons; empty without a key."""
         if not self._key:
             return ""
         keyed = hashlib.blake2b(value.encode(), digest_size=_DIGEST_BYTES, key=self._key)

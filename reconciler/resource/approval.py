@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from events.hold import A_PLAN_WAITS, Hold
+from events.hold import PLAN_HOLDS, Hold
 from events.intake import Approved
 from events.log import Action, ActionDecided, ApprovalRefused, ApprovalRequested, HoldApproved
 from events.manifest import ApprovalLevel, stricter
@@ -59,7 +59,7 @@ def require_approval(
 def decide_about(data: Approved, command: Command, state: ResourceState) -> CommandResult:
     """Approve or reject the waiting plan, or refuse a decision about any other one."""
     request, outcome = state.holds.approval, state.outcome
-    is_waiting = outcome is not None and outcome.reason in A_PLAN_WAITS
+    is_waiting = outcome is not None and outcome.reason in PLAN_HOLDS
     if request is None or not is_waiting:
         return refuse(state, command, "NotHeld", "no action of the resource waits for approval")
     if data.decision == "Abandon":

@@ -15,7 +15,7 @@ from events.log import (
 from events.manifest import REASON_ANNOTATION, Declaration, InvalidManifestError, split_manifest
 from events.names import KIND_DEFINITION_KIND, InvalidNameError
 from events.provider_config import is_config
-from events.reference import refers_to_anything, secrets_in
+from events.reference import has_reference_or_secret, secrets_in
 from reconciler.provider.kind import DefinedKind, Kind
 from reconciler.resource.cycle import find_cycle
 from reconciler.resource.difference import value_at
@@ -165,7 +165,7 @@ def _build_spec_declared(
     annotations = dict(manifest.metadata.annotations)
     annotation_reason = annotations.pop(REASON_ANNOTATION, "")  # the reason is not desired state
     fields = kind.check_declared(declaration.fields)
-    has_secrets = kind.refers is not None and refers_to_anything(declaration.fields)
+    has_secrets = kind.refers is not None and has_reference_or_secret(declaration.fields)
     secrets = secrets_in(declaration.fields) if has_secrets else ()
     references = tuple(kind.references(fields, context.key.namespace))
     if any(each.target == str(context.key) for each in references):

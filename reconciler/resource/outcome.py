@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from events.excerpt import shortened
+from events.excerpt import shorten
 from events.log import Condition, OutcomeName, OutcomeRecorded
 from reconciler.provider.kind import Readiness
 from reconciler.resource.state import ResourceState
@@ -23,7 +23,7 @@ def outcome_to_record(state: ResourceState, conclusion: Conclusion) -> OutcomeRe
         outcome=conclusion.outcome,
         generation=state.desired.generation,
         reason=str(conclusion.reason),  # converts a `Hold`
-        message=shortened(conclusion.message),
+        message=shorten(conclusion.message),
         conditions=conditions(state, conclusion),
         action_id=conclusion.action_id,
     )
@@ -42,10 +42,10 @@ def conditions(state: ResourceState, conclusion: Conclusion) -> tuple[Condition,
     name, reason, message = (
         conclusion.outcome,
         str(conclusion.reason),
-        shortened(conclusion.message),
+        shorten(conclusion.message),
     )
     ready = conclusion.ready or Readiness(name == "Converged", reason, message)
-    why = shortened(ready.message)
+    why = shorten(ready.message)
     result = [
         Condition("Converged", _to_status(name in _CONVERGED), reason, message, generation),
         Condition("Ready", _to_status(ready.is_ready), ready.reason, why, generation),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from events.excerpt import shortened
+from events.excerpt import shorten
 from events.hold import Hold
 from events.intake import IntakeData, Reply, WaitPurpose
 from events.log import (
@@ -221,5 +221,5 @@ def refuse(
     state: ResourceState, command: Command, reason: str, message: str, *events: ResourceEvent
 ) -> CommandResult:
     """Return a negative reply with its reason."""
-    reply = Reply(False, reason, state.desired.generation, command.position, shortened(message))
+    reply = Reply(False, reason, state.desired.generation, command.position, shorten(message))
     return CommandResult(events, reply)

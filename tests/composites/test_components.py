@@ -14,7 +14,7 @@ from events.composition import CHILDREN, Child, children_of, manifests_of
 from events.composition_definition import PartState
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
-from reconciler.composites.components import Component, Part, composed, ready, summary
+from reconciler.composites.components import Component, Part, compose_components, ready, summary
 
 READY = Child("Converged", ready=True)
 OTHERS = "another declaration, of generation 2"
@@ -36,7 +36,7 @@ class Object:
 
     def compose_from(self, *components: Component, **standing: Child) -> Fields:
         """Have it made of some components, and tell how each resource stands."""
-        content = composed(components, self.there)
+        content = compose_components(components, self.there)
         self.show(content, {f"default/Block/{name}": each for name, each in standing.items()})
         return content
 
@@ -106,7 +106,7 @@ def test_what_was_refused_was_never_created():
     )
     assert specs(content)["a"]["color"] == "Blue"
     its.show(content, {"default/Block/a": Child("Refused")})
-    waiting = its.compose_from(Component("one", lambda _values: [], waiting="for two"))
+    waiting = its.compose_from(Component("one", lambda _values: [], waiting_for="for two"))
     assert waiting[CHILDREN] == content[CHILDREN]
 
 
@@ -246,14 +246,16 @@ BAD: list[tuple[list[Component], str]] = [
 @pytest.mark.parametrize(("components", "message"), BAD)
 def test_bad_input_names_the_component(components: list[Component], message: str):
     with pytest.raises(InvalidManifestError) as caught:
-        composed(components, None)
+        compose_components(components, None)
     assert str(caught.value).startswith(message)
 
 
 def test_of_two_that_name_one_resource_only_one_may_be_there():
     off = component("two", Part(block("a", "Blue")), enabled=False)
     absent = component("three", Part(block("a", "Green"), "Absent"))
-    assert colors(composed([component("one", Part(block("a"))), off, absent], None)) == {"a": "Red"}
+    assert colors(compose_components([component("one", Part(block("a"))), off, absent], None)) == {
+        "a": "Red"
+    }
 
 
 # --- how it stands
@@ -322,7 +324,7 @@ def test_it_is_not_ready_while_a_part_is_missing_or_still_goes():
 def test_a_waiting_component_keeps_its_parts_and_names_what_it_waits_for():
     its = Object()
     content_before = its.compose_from(ONE, TWO)
-    waits = Component("one", lambda _values: [], waiting="waits for two")
+    waits = Component("one", lambda _values: [], waiting_for="waits for two")
     content = its.compose_from(waits, TWO)
     assert content == {**content_before, "waiting": {"one": "waits for two"}}
     assert its.there is not None

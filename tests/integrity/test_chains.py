@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.envelope import encode_log
-from events.integrity import LogChains, LogDamage, Problem, Recorded, next_digest
+from events.integrity import LogChains, LogDamage, Problem, RecordedEvent, next_digest
 from events.log import LogEvent, log_place
 from events.names import ResourceKey
 from events.subjects import log
@@ -20,15 +20,15 @@ FOO = ResourceKey("default", "Shape", "foo")
 BAR = ResourceKey("default", "Shape", "bar")
 
 
-def recorded(history: Sequence[LogEvent]) -> list[Recorded]:
+def recorded(history: Sequence[LogEvent]) -> list[RecordedEvent]:
     """A history as the log has it, from position 1 on."""
-    records: list[Recorded] = []
+    records: list[RecordedEvent] = []
     digest = ""
     for position, event in enumerate(history, 1):
         payload = encode_log(event)
         digest = next_digest(digest, payload)
         subject = log(event.key, log_place(event.data))
-        records.append(Recorded(position, subject, payload, digest))
+        records.append(RecordedEvent(position, subject, payload, digest))
     return records
 
 
@@ -40,7 +40,7 @@ class Pass:
     damage: list[LogDamage] = field(default_factory=list[LogDamage])
 
 
-def passed(stored: Sequence[Recorded], *, after: int = 0, most: int | None = None) -> Pass:
+def passed(stored: Sequence[RecordedEvent], *, after: int = 0, most: int | None = None) -> Pass:
     result = Pass()
     chains = LogChains(result.damage.append, after=after, most=most)
     for one in stored:
@@ -50,11 +50,11 @@ def passed(stored: Sequence[Recorded], *, after: int = 0, most: int | None = Non
     return result
 
 
-def at(stored: Recorded, position: int) -> Recorded:
+def at(stored: RecordedEvent, position: int) -> RecordedEvent:
     return replace(stored, position=position)
 
 
-def renumbered(stored: Sequence[Recorded]) -> list[Recorded]:
+def renumbered(stored: Sequence[RecordedEvent]) -> list[RecordedEvent]:
     return [at(one, position) for position, one in enumerate(stored, 1)]
 
 
@@ -64,12 +64,12 @@ def test_a_sound_history_has_no_damage() -> None:
     assert len(records.sound) == 5
 
 
-def _changed(stored: list[Recorded]) -> list[Recorded]:
+def _changed(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     payload = stored[2].payload.replace(b"AsDeclared", b"AsDecIared")
     return [*stored[:2], replace(stored[2], payload=payload), *stored[3:]]
 
 
-def _of_a_newer_release(stored: list[Recorded]) -> list[Recorded]:
+def _of_a_newer_release(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     content = json.loads(stored[2].payload)
     content["type"] = "reconciler.resource.ShapeTeleported"
     content["data"]["event"] = "ShapeTeleported"
@@ -77,17 +77,17 @@ def _of_a_newer_release(stored: list[Recorded]) -> list[Recorded]:
     return [*stored[:2], newer, *stored[3:]]
 
 
-def _misplaced(stored: list[Recorded]) -> list[Recorded]:
+def _misplaced(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     alien = replace(recorded(events(BAR, 1, 1))[0], subject=stored[2].subject, position=3)
     return [*stored[:2], alien, *stored[3:]]
 
 
-def _on_another_class(stored: list[Recorded]) -> list[Recorded]:
+def _on_another_class(stored: list[RecordedEvent]) -> list[RecordedEvent]:
     other_record = replace(stored[2], subject=log(FOO, "action"))
     return [*stored[:2], other_record, *stored[3:]]
 
 
-Damages = Callable[[list[Recorded]], list[Recorded]]
+Damages = Callable[[list[RecordedEvent]], list[RecordedEvent]]
 CASES: list[tuple[Problem, Damages, str]] = [
     ("Missing", lambda s: renumbered([*s[:2], *s[3:]]), "expected event 3, found event 4"),
     ("Repeated", lambda s: renumbered([*s[:2], s[1], *s[2:]]), "expected event 3, found event 2"),
@@ -153,7 +153,7 @@ def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None
 
 
 def test_what_belongs_to_no_resource_is_reported() -> None:
-    result = passed([Recorded(1, "log.some.thing", b"hello", "")])
+    result = passed([RecordedEvent(1, "log.some.thing", b"hello", "")])
     assert [(each.problem, each.resource) for each in result.damage] == [("Misplaced", "")]
 
 

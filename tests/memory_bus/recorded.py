@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from events.integrity import HistoryChain, LogDamagedError, Recorded, next_digest
+from events.integrity import HistoryChain, LogDamagedError, RecordedEvent, next_digest
 from events.log import LogEvent, log_place
 from events.names import ResourceKey
 from events.subjects import log as log_subject
@@ -22,7 +22,7 @@ from tests.memory_bus.faults import DamageLog
 class RecordedLog:
     """Every position's event, or None where it was lost, and the digest of each kept cached."""
 
-    events: list[Recorded | None] = field(default_factory=list[Recorded | None])
+    events: list[RecordedEvent | None] = field(default_factory=list[RecordedEvent | None])
     _of_resource: dict[ResourceKey, list[int]] = field(default_factory=dict[ResourceKey, list[int]])
     _digests: dict[ResourceKey, str] = field(default_factory=dict[ResourceKey, str])
     _states: dict[ResourceKey, tuple[int, str]] = field(
@@ -34,7 +34,7 @@ class RecordedLog:
         digest = self._digests[key] = next_digest(self._digests.get(key, ""), payload)
         position = len(self.events) + 1
         subject = log_subject(key, log_place(event.data))
-        self.events.append(Recorded(position, subject, payload, digest))
+        self.events.append(RecordedEvent(position, subject, payload, digest))
         self._of_resource.setdefault(key, []).append(position)
 
     def keep(self, states: Mapping[ResourceKey, tuple[int, bytes]]) -> None:
@@ -80,7 +80,7 @@ class RecordedLog:
             return LoadedResource(plain.last_position, plain.cached, events, error.damage)
         return LoadedResource(plain.last_position, plain.cached, events)
 
-    def _there(self, key: ResourceKey, after: int, last: int) -> Iterable[Recorded]:
+    def _there(self, key: ResourceKey, after: int, last: int) -> Iterable[RecordedEvent]:
         for position in self._of_resource.get(key, ()):
             recorded = self.events[position - 1]
             if recorded is not None and after < position <= last:

@@ -291,7 +291,7 @@ def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
         name=kind.name,
         api_version=kind.api_version,
         schema=kind.schema,
-        base=kind,
+        underlying=kind,
         source=source,
         maps=dict,
     )

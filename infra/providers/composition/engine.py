@@ -136,7 +136,7 @@ def _compose(
     variables = {**about, _CHILDREN: child_statuses(forms, observed_fields, children_of(observed))}
     budget = Budget(variables)
     contents = [each.component(variables, budget) for each in parts]
-    content = components.composed(contents, observed)
+    content = components.compose_components(contents, observed)
     return (
         {**content, _INPUTS: {name: about[name] for name in input_names}}
         if input_names

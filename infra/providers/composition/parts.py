@@ -19,7 +19,7 @@ from events.field_hints import field_error
 from events.manifest import Fields, InvalidManifestError, Manifest
 from infra.providers.rest.expressions import Expression, ExpressionError, count_values
 from infra.providers.rest.places import Template
-from reconciler.composites.components import Component, Part, Recorded, is_usable
+from reconciler.composites.components import Component, CompositionRecord, Part, is_usable
 
 MAX_RESOURCES: Final = 500
 MAX_WORK: Final = 200_000
@@ -126,7 +126,7 @@ class PartTemplate:
             if not unready:
                 raise InvalidManifestError(f"{self._location}: {error}") from None
             waiting = f"waits for {some(unready)}: {error}"
-            return Component(self.name, _no_parts, waiting=waiting)
+            return Component(self.name, _no_parts, waiting_for=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
         budget.spend(self._location, self._switches, [None])
@@ -177,7 +177,7 @@ def child_statuses(
     are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
 ) -> dict[str, Any]:
     """Return the status of each part's resources, for expressions; by name if it has many."""
-    components = Recorded.of(fields).components
+    components = CompositionRecord.of(fields).components
     result: dict[str, Any] = {}
     for part, is_many in are_many.items():
         names = components.get(part, [])

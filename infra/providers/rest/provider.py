@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from events.excerpt import quoted
+from events.excerpt import quote
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -222,7 +222,7 @@ class RestProvider:
             return True
         # it moved to a later page, and another one may have moved back
         if uids[place] == candidate.uid:
-            unreadable.add(None, None, f"{quoted(candidate.name)} is listed twice")
+            unreadable.add(None, None, f"{quote(candidate.name)} is listed twice")
         else:
             unreadable.add(candidate.name, None, "several objects have this name")
         return False
@@ -254,9 +254,7 @@ class RestProvider:
         if observed is None:
             return None
         if protocol.ids_are_made and observed.uid != uid:
-            raise build_unusable_error(
-                response, f"it describes {quoted(observed.uid)}, not {uid!r}"
-            )
+            raise build_unusable_error(response, f"it describes {quote(observed.uid)}, not {uid!r}")
         return _ReadObject(observed, response.headers.get(_ETAG), read_at)
 
     def _convert_single(self, response: Response, content: Any, name: str) -> ExternalObject | None:
@@ -285,7 +283,7 @@ class RestProvider:
             return matches[0]
         if objects and self._protocol.read.placeholders:
             raise build_unusable_error(
-                response, f"it describes {quoted(objects[0].name)}, not {name!r}"
+                response, f"it describes {quote(objects[0].name)}, not {name!r}"
             )
         return None
 
@@ -310,7 +308,7 @@ class RestProvider:
             raise build_unusable_error(response, f"{type(error).__name__}: {error}") from error
         if observed.name != name:
             raise build_unusable_error(
-                response, f"it describes {quoted(observed.name)}, not {name!r}"
+                response, f"it describes {quote(observed.name)}, not {name!r}"
             )
         return observed
 
@@ -506,7 +504,7 @@ class RestProvider:
             )
             if uid is not None and observed.uid != uid:
                 raise build_unusable_error(
-                    response, f"it describes {quoted(observed.uid)}, not {uid!r}"
+                    response, f"it describes {quote(observed.uid)}, not {uid!r}"
                 )
             return Effect(observed, replayed=is_replay)
         await self._check_body(response)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
-from events.subjects import BY_CLIENTS, intake_kind_of, namespace_of
+from events.subjects import CLIENT_MESSAGES, intake_kind_of, namespace_of
 from reconciler.ports import IntakeDelivery
 
 MAX_MESSAGES_PER_TURN: Final = 500
@@ -129,7 +129,7 @@ class FairQueue:
         if partition is None or waiting is None:
             return False
         # A redelivered message was already within the quota.
-        if delivery.delivered > 1 or intake_kind_of(delivery.subject) not in BY_CLIENTS:
+        if delivery.delivered > 1 or intake_kind_of(delivery.subject) not in CLIENT_MESSAGES:
             return False
         quota, totals = self._quota, partition.all
         if waiting.messages >= quota.messages or waiting.bytes >= quota.bytes:

@@ -7,10 +7,10 @@ from datetime import datetime
 
 from events.dead_letter import sender_in
 from events.envelope import MAX_MESSAGE_BYTES, InvalidMessageError, decode_intake
-from events.excerpt import shortened
+from events.excerpt import shorten
 from events.intake import Reply
 from events.names import ResourceKey
-from events.subjects import BY_CLIENTS, Intake, actor, namespace_of, parse_stored_intake
+from events.subjects import CLIENT_MESSAGES, Intake, actor, namespace_of, parse_stored_intake
 from reconciler.ports import DeadLetter, DecisionSink, IntakeDelivery, Rejection
 from reconciler.resource.turn import Command
 
@@ -105,7 +105,7 @@ def _build_reply(letter: DeadLetter) -> Reply:
         resource = str(parse_stored_intake(delivery.subject)[1])
     except ValueError:
         resource = ""
-    reason_excerpt = shortened(letter.reason)
+    reason_excerpt = shorten(letter.reason)
     return Reply(False, reason, 0, delivery.position, reason_excerpt, resource, delivery.message_id)
 
 
@@ -115,6 +115,6 @@ def _build_rejections(letter: DeadLetter, now: datetime) -> list[Rejection]:
         intake, key = parse_stored_intake(letter.delivery.subject)
     except ValueError:
         return []
-    if intake not in BY_CLIENTS:
+    if intake not in CLIENT_MESSAGES:
         return []
     return [Rejection(key, _build_reply(letter), sender_in(letter.delivery.payload), now)]
