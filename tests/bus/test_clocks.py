@@ -66,7 +66,7 @@ async def test_an_action_that_is_overdue_is_found_whatever_the_clock_of_its_deci
 
     async def is_found() -> bool:
         found = await lost_actions(bus)
-        return (found.verdict, found.found) == ("fail", f"1 with an overdue retry: {key}")
+        return (found.verdict, found.details) == ("fail", f"1 with an overdue retry: {key}")
 
     await until(is_found)
 
@@ -107,7 +107,7 @@ async def test_a_clock_that_is_wrong_is_told_with_its_role(
         assert (found.verdict, found.remedy) == ("ok", "")
         return
     assert found.verdict == "fail"
-    assert found.found == (
+    assert found.details == (
         f"differ from the bus's clock: a decider ({told}), observer reconciler@a:1 ({told})"
     )
 

@@ -23,16 +23,16 @@ from infra.bus.copies import Copies
 from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
 from infra.jetstream.reads import StreamState
 from projections.status import StatusRow
-from reconciler.cli.api_standing import left_alone, unlisted
+from reconciler.cli.api_state import find_blocked_api, find_failed_listings
 from reconciler.cli.checks.apis import check_api
-from reconciler.cli.checks.bus import check_room, check_stage
+from reconciler.cli.checks.bus import check_stage, check_storage
 from reconciler.cli.checks.clocks import check_clock
-from reconciler.cli.checks.cluster import judge_copies
+from reconciler.cli.checks.cluster import judge_replicas
 from reconciler.cli.checks.finding import Finding
-from reconciler.cli.checks.log import check_held, check_ownership, check_watched
-from reconciler.cli.checks.room import judge_room
+from reconciler.cli.checks.log import check_holds, check_ownership, check_provider_configs
+from reconciler.cli.checks.space import judge_stream_limits
 from reconciler.cli.connection import BusOptions, Connection, UpFile, bus, read_up_file
-from reconciler.cli.doctor import diagnose, examine, look, room_first
+from reconciler.cli.doctor import diagnose, point_to_full_storage, run_check, run_checks
 from reconciler.cli.row_comparison import differences
 from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
@@ -56,7 +56,7 @@ def test_clocks(off: float, verdict: str) -> None:
 
 def test_a_tiny_difference_of_the_clocks_is_zero() -> None:
     now = NOON_SECONDS + 0.0001
-    assert check_clock(NOON, now, now).found.endswith("by +0.000 s")
+    assert check_clock(NOON, now, now).details.endswith("by +0.000 s")
 
 
 def test_a_server_that_is_slow_to_answer_has_no_wrong_clock() -> None:
@@ -77,11 +77,11 @@ async def test_a_server_that_does_not_answer_for_a_moment_is_asked_again(
             raise BusUnavailableError("no response")
         return [Finding("streams", "ok", "as required")]
 
-    assert [one.verdict for one in await look(check, looks=3, elects=True)] == ["ok"]
+    assert [one.verdict for one in await run_check(check, attempts=3, elects=True)] == ["ok"]
     for elects in (True, False):
         silent = [True, True]
         with pytest.raises(BusUnavailableError):
-            await look(check, looks=3, elects=elects)
+            await run_check(check, attempts=3, elects=elects)
 
 
 class _Moving:
@@ -106,15 +106,15 @@ async def test_another_server_of_a_cluster_is_asked_before_it_is_called_silent(
     async def bus(_: Connection) -> AsyncGenerator[_Moving]:
         yield nc
 
-    async def log_of(nc: _Moving) -> None:
+    async def open_log(nc: _Moving) -> None:
         looks.append(nc.moves)
         if len(looks) <= failures:
             raise BusUnavailableError("stream LOG_1 has no leader at the moment")
 
-    async def examine(*_: object, **__: object) -> list[Finding]:
+    async def run_checks(*_: object, **__: object) -> list[Finding]:
         return [Finding("streams", "ok", "as required")]
 
-    for each in (bus, log_of, examine):
+    for each in (bus, open_log, run_checks):
         monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
     found = await diagnose(Connection(nats_url="a:4222,b:4222"), full=False)
     assert [one.verdict for one in found] == [verdict]
@@ -146,7 +146,7 @@ async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
     at = Connection(nats_url="a:4222")
     found = await diagnose(at, full=False, monitoring_url="http://a:8222")
     assert found[-2] == health
-    assert found[-1].found == "JetStream is disabled on the server at a:4222"
+    assert found[-1].details == "JetStream is disabled on the server at a:4222"
     with pytest.raises(IncompatibleServerError):
         await diagnose(at, full=False)
 
@@ -156,17 +156,17 @@ async def test_without_a_monitoring_url_the_health_of_the_server_is_unknown(
 ) -> None:
     """A stream whose disk is full still responds to all requests but a publish."""
 
-    async def look(*_: object, **__: object) -> list[Finding]:
+    async def run_check(*_: object, **__: object) -> list[Finding]:
         return []
 
     def check_sync(_: Client) -> Finding:
         return Finding("sync", "ok", "unknown")
 
-    monkeypatch.setattr("reconciler.cli.doctor.look", look)
+    monkeypatch.setattr("reconciler.cli.doctor.run_check", run_check)
     monkeypatch.setattr("reconciler.cli.doctor.check_sync", check_sync)
-    found = await examine(cast("Client", None), full=False)
+    found = await run_checks(cast("Client", None), full=False)
     [health] = [one for one in found if one.check == "server health"]
-    assert health.found.startswith("unknown: a server reports a full disk only at its monitoring")
+    assert health.details.startswith("unknown: a server reports a full disk only at its monitoring")
 
 
 async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
@@ -186,7 +186,7 @@ async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
 
     monkeypatch.setattr("reconciler.cli.connection.connect", connect)
     monkeypatch.setattr("reconciler.cli.connection.require_jetstream", require_jetstream)
-    for each in ("warn_of_own_clock", "close"):
+    for each in ("warn_of_clock_difference", "close"):
         monkeypatch.setattr(f"reconciler.cli.connection.{each}", nothing)
     async with bus(Connection(nats_url="a:4222,b:4222")):
         assert nc.moves == 1
@@ -204,25 +204,25 @@ async def test_what_is_wrong_for_a_moment_is_not_told(monkeypatch: pytest.Monkey
     async def check() -> list[Finding]:
         return [check_stage("intake", "decider", [{"num_waiting": waiting.pop(0)}])]
 
-    assert [one.verdict for one in await look(check, looks=3)] == ["ok"]
+    assert [one.verdict for one in await run_check(check, attempts=3)] == ["ok"]
     waiting = [0, 0, 0]
-    assert [one.verdict for one in await look(check, looks=3)] == ["warn"]
+    assert [one.verdict for one in await run_check(check, attempts=3)] == ["warn"]
 
 
 def test_room() -> None:
-    assert check_room({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
-    nearly = check_room({"storage": 9_500_000, "limits": {"max_storage": 10_000_000}})
-    assert (nearly.verdict, "95%" in nearly.found) == ("warn", True)
-    too_little = check_room({"storage": 9_999_000, "limits": {"max_storage": 10_000_000}})
-    assert (too_little.verdict, "99%" in too_little.found) == ("fail", True)
-    full = check_room({"storage": 266, "limits": {"max_storage": 100}})
-    assert (full.verdict, "266%" in full.found) == ("fail", True)
+    assert check_storage({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
+    nearly = check_storage({"storage": 9_500_000, "limits": {"max_storage": 10_000_000}})
+    assert (nearly.verdict, "95%" in nearly.details) == ("warn", True)
+    too_little = check_storage({"storage": 9_999_000, "limits": {"max_storage": 10_000_000}})
+    assert (too_little.verdict, "99%" in too_little.details) == ("fail", True)
+    full = check_storage({"storage": 266, "limits": {"max_storage": 100}})
+    assert (full.verdict, "266%" in full.details) == ("fail", True)
     tiers = {
         "R1": {"storage": 5, "limits": {"max_storage": 100}},
         "R3": {"storage": 120, "limits": {"max_storage": 100}},
     }
-    of_a_cluster = check_room({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
-    assert (of_a_cluster.verdict, "120%" in of_a_cluster.found) == ("fail", True)
+    of_a_cluster = check_storage({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
+    assert (of_a_cluster.verdict, "120%" in of_a_cluster.details) == ("fail", True)
 
 
 def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
@@ -230,11 +230,11 @@ def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
     waiting = Finding("lost actions", "fail", "1 without a result: a", "Stop the workers, …")
     other = Finding("intake", "fail", "no decider", "Start one.")
     full = Finding("storage", "fail", "100% of the limit", "Give the account more storage.")
-    [_, lost, untouched] = room_first([full, waiting, other])
+    [_, lost, untouched] = point_to_full_storage([full, waiting, other])
     assert lost.remedy.startswith("Fix the check storage first")
     assert untouched == other
     nearly = msgspec.structs.replace(full, verdict="warn")
-    assert room_first([nearly, waiting, other]) == [nearly, waiting, other]
+    assert point_to_full_storage([nearly, waiting, other]) == [nearly, waiting, other]
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,11 @@ def test_a_stream_is_full_by_its_bytes_or_by_its_messages(
 ) -> None:
     messages, size = used
     state = StreamState(1, messages, messages, size, limits, "")
-    found = judge_room({"LOG_1": state, "INTAKE": msgspec.structs.replace(state, config={})})
+    found = judge_stream_limits(
+        {"LOG_1": state, "INTAKE": msgspec.structs.replace(state, config={})}
+    )
     assert found.verdict == verdict
-    assert ("LOG_1" in found.found, bool(found.remedy)) == (verdict != "ok",) * 2
+    assert ("LOG_1" in found.details, bool(found.remedy)) == (verdict != "ok",) * 2
 
 
 @pytest.mark.parametrize(
@@ -283,27 +285,27 @@ def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) ->
     consumer = {"num_pending": pending, "num_waiting": 0, "cluster": {"replicas": replicas}}
     found = check_stage("intake", "decider", [consumer])
     assert found.verdict == ("fail" if pending else "warn")
-    assert "server c of the cluster is down or does not respond" in found.found
+    assert "server c of the cluster is down or does not respond" in found.details
     assert found.remedy.startswith("First fix what the check `replicas` reports.")
 
 
 def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
     behind = Copies("LOG_1", 3, 3, "a", ("c (not up to date)",))
-    found = judge_copies([behind])
-    assert (found.verdict, "LOG_1 on c (not up to date)" in found.found) == ("warn", True)
+    found = judge_replicas([behind])
+    assert (found.verdict, "LOG_1 on c (not up to date)" in found.details) == ("warn", True)
     assert "restart those that do not respond" in found.remedy
     assert "disk" in found.remedy
 
 
 def test_a_stream_without_a_leader_may_have_one_soon() -> None:
     behind = Copies("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
-    found = judge_copies([behind, Copies("INTAKE", 3, 3, "", ())])
-    assert (found.verdict, found.found) == (
+    found = judge_replicas([behind, Copies("INTAKE", 3, 3, "", ())])
+    assert (found.verdict, found.details) == (
         "fail",
         "no leader: INTAKE; replicas are missing or outdated: LOG_1 on node-2 (offline)",
     )
-    found = judge_copies([Copies("LOG_1", 3, 3, "", ())])
-    assert (found.verdict, found.found) == ("fail", "no leader: LOG_1")
+    found = judge_replicas([Copies("LOG_1", 3, 3, "", ())])
+    assert (found.verdict, found.details) == ("fail", "no leader: LOG_1")
     assert found.remedy.startswith("Wait 10 seconds for an election, and run `reconciler doctor`")
 
 
@@ -312,13 +314,13 @@ def test_a_stream_without_a_leader_may_have_one_soon() -> None:
 )
 def test_a_stream_with_fewer_replicas_than_the_others_is_named(wanted: int, present: int) -> None:
     whole = [Copies(name, 3, 3, "a", ()) for name in ("INTAKE", "STATES")]
-    found = judge_copies([*whole, Copies("LOG_1", wanted, present, "a", ())])
-    assert (found.verdict, found.found) == ("warn", f"too few replicas: LOG_1 has {present} of 3")
+    found = judge_replicas([*whole, Copies("LOG_1", wanted, present, "a", ())])
+    assert (found.verdict, found.details) == ("warn", f"too few replicas: LOG_1 has {present} of 3")
     assert "`reconciler init --replicas 3`" in found.remedy
 
 
 def test_one_replica_of_each_stream_is_as_many_as_a_single_server_has() -> None:
-    found = judge_copies([Copies(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
+    found = judge_replicas([Copies(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
     assert found.verdict == "ok"
 
 
@@ -326,38 +328,38 @@ def test_an_api_that_is_left_alone_is_told_and_not_asked() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     later, over = noon + timedelta(seconds=9), noon - timedelta(seconds=9)
     billing = partial(StatusRow, "system", "ProviderConfig", "billing")
-    assert left_alone(None, noon) is None
-    assert left_alone(billing(throttled_until=over), noon) is None
-    throttled = left_alone(billing(throttled_until=later, throttled_seconds=9.0), noon)
+    assert find_blocked_api(None, noon) is None
+    assert find_blocked_api(billing(throttled_until=over), noon) is None
+    throttled = find_blocked_api(billing(throttled_until=later, throttled_seconds=9.0), noon)
     assert throttled is not None
-    assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.found) == ("warn", True)
+    assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.details) == ("warn", True)
     ahead = billing(throttled_until=noon + timedelta(hours=1), throttled_seconds=30.0)
-    assert left_alone(ahead, noon) is None, "a clock was set back since"
+    assert find_blocked_api(ahead, noon) is None, "a clock was set back since"
     for until in (over, later):  # an open breaker is open until its probe is answered
-        broken = left_alone(billing(breaker_until=until, message="open because"), noon)
+        broken = find_blocked_api(billing(breaker_until=until, message="open because"), noon)
         assert broken is not None
-        assert (broken.verdict, broken.found) == ("fail", "open because")
+        assert (broken.verdict, broken.details) == ("fail", "open because")
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
 
 
 def test_a_kind_that_is_not_listed_is_told_with_the_intervals_that_passed() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     since = noon - timedelta(minutes=6)
-    assert unlisted(None, 30.0, noon) is None
+    assert find_failed_listings(None, 30.0, noon) is None
     row = StatusRow("system", "ProviderConfig", "billing")
-    assert unlisted(row, 30.0, noon) is None
+    assert find_failed_listings(row, 30.0, noon) is None
     row.failed_listings = {"Shape": ListingFailure(since, "GET /shapes?page=2: 500")}
-    told = unlisted(row, 30.0, noon)
+    told = find_failed_listings(row, 30.0, noon)
     assert told is not None
     assert (told.check, told.verdict) == ("API billing", "fail")
-    assert told.found == (
+    assert told.details == (
         "no listing of Shape has completed since 2026-01-02T11:54:00Z (12 resync intervals): GET "
         "/shapes?page=2: 500"
     )
     assert "reconciler history system/ProviderConfig/billing" in told.remedy
-    told = unlisted(row, 3_600.0, noon)
+    told = find_failed_listings(row, 3_600.0, noon)
     assert told is not None
-    assert "(less than 1 resync interval)" in told.found
+    assert "(less than 1 resync interval)" in told.details
 
 
 @pytest.mark.parametrize(
@@ -380,7 +382,7 @@ async def test_a_configuration_that_no_kind_is_watched_by_is_told_with_the_reaso
     registry = KindRegistry([SHAPE, RECORD])
     pool = ProviderPool(registry, Configurations())
     told = await check_api(None, "zone", config, registry, pool)
-    assert (told.verdict, told.found) == ("warn", found)
+    assert (told.verdict, told.details) == ("warn", found)
     assert remedy in told.remedy
 
 
@@ -399,7 +401,7 @@ def never_end(connection: socket.socket, _head: bytes) -> None:
 async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
     answer: Answer, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.checks.apis._PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr("reconciler.cli.checks.apis._TIMEOUT_SECONDS", 2.0)
     registry = KindRegistry([SHAPE])
     with hostile_server(answer) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
@@ -409,7 +411,7 @@ async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
         told = await check_api(None, "zone", config, registry, pool)
         await pool.close()
     assert told.verdict == "fail"
-    assert found in told.found
+    assert found in told.details
 
 
 def plain_row(**values: object) -> StatusRow:
@@ -426,33 +428,33 @@ def test_ownership_that_nobody_wants_and_wishes_that_nobody_fulfils() -> None:
     leaving = row(owned=True, actionId="a")
     held = row(owned=True, outcome="Held", reason="Finalizers")
     owned, _ = check_ownership([leaving])
-    assert (owned.verdict, owned.found) == ("ok", "1, all in progress")
+    assert (owned.verdict, owned.details) == ("ok", "1, all in progress")
     owned, _ = check_ownership([held])
-    assert owned.found == "1: default/Shape/foo (Held, Finalizers)"
+    assert owned.details == "1: default/Shape/foo (Held, Finalizers)"
     _, wanted = check_ownership([row(declared=True)])
-    assert (wanted.verdict, wanted.found) == ("warn", "1: default/Shape/foo (Pending)")
+    assert (wanted.verdict, wanted.details) == ("warn", "1: default/Shape/foo (Pending)")
 
 
 def test_resources_whose_provider_config_was_withdrawn_are_told() -> None:
     config = plain_row(kind="ProviderConfig", name="second", declared=True)
     ours = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
     stranger = plain_row(name="bar", outcome="Unowned", providerConfig="third")
-    assert check_watched([config, ours, stranger]).verdict == "ok"
+    assert check_provider_configs([config, ours, stranger]).verdict == "ok"
     reference = plain_row(kind="ShapeRef", declared=True, outcome="Held")
-    assert check_watched([config, ours, reference]).verdict == "ok"
+    assert check_provider_configs([config, ours, reference]).verdict == "ok"
     gone = msgspec.structs.replace(config, declared=False)
-    found = check_watched([gone, ours, stranger])
-    assert (found.verdict, found.found) == ("warn", "1: default/Shape/foo (second)")
+    found = check_provider_configs([gone, ours, stranger])
+    assert (found.verdict, found.details) == ("warn", "1: default/Shape/foo (second)")
 
 
 def test_what_is_held_is_told_by_what_it_waits_for() -> None:
     well = plain_row(declared=True, owned=True, outcome="Converged")
-    assert check_held([well]).verdict == "ok"
+    assert check_holds([well]).verdict == "ok"
     doubted = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
     dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
-    found = check_held([well, dangling, *doubted])
+    found = check_holds([well, dangling, *doubted])
     assert found.verdict == "warn"
-    assert found.found == (
+    assert found.details == (
         "3 (2 LossGuard, 1 Dangling), for example default/ShapeRef/c, default/Shape/a"
     )
 

@@ -19,7 +19,7 @@ from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.bus import check_sources, check_stages
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.monitoring import check_health, check_monitoring
-from reconciler.cli.doctor import examine
+from reconciler.cli.doctor import run_checks
 from reconciler.cli.folded_log import replay_for_checks
 from tests.bus.histories import event
 from tests.scenarios.conftest import api_url, world
@@ -42,7 +42,7 @@ async def workers(nc: Client) -> Finding:
 
 
 async def findings(world: World) -> dict[str, Finding]:
-    return {each.check: each for each in await examine(world.nc, full=True)}
+    return {each.check: each for each in await run_checks(world.nc, full=True)}
 
 
 async def decided_and_not_called(world: World) -> None:
@@ -67,8 +67,8 @@ async def test_all_is_well_with_a_fleet_at_rest(world: World) -> None:
 
     troubles = [each for each in found.values() if each.verdict == "fail"]
     assert troubles == []
-    assert found["lost actions"].found == "none; 0 in flight, all accounted for"
-    assert found["log"].found.endswith("events read, none missing or changed")
+    assert found["lost actions"].details == "none; 0 in flight, all accounted for"
+    assert found["log"].details.endswith("events read, none missing or changed")
     assert found["timers"].verdict == found["streams"].verdict == "ok"
 
 
@@ -82,11 +82,11 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
 
     async def is_told() -> bool:  # once the projector has written the row of the configuration
         found = await workers(world.nc)
-        return (found.verdict, found.found) == ("fail", absent)
+        return (found.verdict, found.details) == ("fail", absent)
 
     await world.until(is_told, absent)
     waiting = await actions(world.nc)
-    assert (waiting.verdict, waiting.found) == ("ok", "none; 3 in flight, all accounted for")
+    assert (waiting.verdict, waiting.details) == ("ok", "none; 3 in flight, all accounted for")
 
     reader = JetStreamActionReader(world.nc)
     await reader.take_from("default", len(NAMES))
@@ -99,7 +99,7 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
 
     async def is_warned() -> bool:
         found = await workers(world.nc)
-        return (found.verdict, found.found) == ("warn", absent)
+        return (found.verdict, found.details) == ("warn", absent)
 
     await world.until(is_warned, absent)
 
@@ -107,12 +107,12 @@ async def test_actions_are_followed_to_the_worker_and_one_acknowledged_by_hand_i
     await world.nc.flush()
     lost = await actions(world.nc)
     assert lost.verdict == "fail"
-    assert "without a worker" in lost.found
+    assert "without a worker" in lost.details
 
     await reader.ack([taken[0], taken[2]])
     await world.nc.flush()
     lost = await actions(world.nc)
-    assert lost.found.startswith("3 without a worker and without a result: default/Shape/foo-0")
+    assert lost.details.startswith("3 without a worker and a result: default/Shape/foo-0")
 
     # The remedy that is told: hand all of it out again.
     await reader.close()
@@ -135,12 +135,12 @@ async def test_a_retry_without_its_timer_is_found(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded")
     await world.until_settled()
-    assert (await actions(world.nc)).found == "none; 1 in flight, all accounted for"
+    assert (await actions(world.nc)).details == "none; 1 in flight, all accounted for"
 
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
     found = await actions(world.nc)
-    assert (found.verdict, found.found) == (
+    assert (found.verdict, found.details) == (
         "warn",
         "1 with a retry and no timer: default/Shape/foo",
     )
@@ -160,8 +160,8 @@ async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: W
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
     found = await actions(world.nc)
-    assert (found.verdict, found.found) == ("ok", "none; 1 in flight, all accounted for")
-    assert "1 WrongProvider" in (await findings(world))["held"].found
+    assert (found.verdict, found.details) == ("ok", "none; 1 in flight, all accounted for")
+    assert "1 WrongProvider" in (await findings(world))["held"].details
 
 
 async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) -> None:
@@ -175,7 +175,7 @@ async def test_a_log_with_an_unreadable_event_and_a_gap_is_told(world: World) ->
     found = await findings(world)
 
     assert found["log"].verdict == "fail"
-    assert found["log"].found.startswith("damaged in 2 places")
+    assert found["log"].details.startswith("damaged in 2 places")
     assert found["stored rows"].verdict == "warn"
 
 
@@ -196,9 +196,9 @@ async def test_rows_that_somebody_changed_are_told(world: World) -> None:
 
     found = await findings(world)
     assert found["stored rows"].verdict == "fail"
-    assert found["stored rows"].found == "1 row differs from the log: status.default.Shape.foo"
+    assert found["stored rows"].details == "1 row differs from the log: status.default.Shape.foo"
     assert found["intake"].verdict == found["actions"].verdict == "warn"  # no role runs
-    assert "no decider pulls messages" in found["intake"].found
+    assert "no decider pulls messages" in found["intake"].details
 
 
 async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
@@ -210,7 +210,7 @@ async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
 
     found = (await findings(world))["dead letters"]
     assert found.verdict == "warn"
-    assert found.found.startswith("2 open (2 intake); oldest from 20")
+    assert found.details.startswith("2 open (2 intake); oldest from 20")
 
     for letter in await world.client.dead_letters():
         await world.client.dismiss_dead_letter(letter, note="a test")
@@ -228,7 +228,8 @@ async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_told(
 
     assert (found["API default"].verdict, found["API away"].verdict) == ("ok", "fail")
     assert (
-        found["streams"].found == f"differ from what this release requires: {DEADLETTERS} (max_age)"
+        found["streams"].details
+        == f"differ from the definitions of this release: {DEADLETTERS} (max_age)"
     )
 
 
@@ -243,7 +244,7 @@ async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> No
         assert (sync.verdict, disk.verdict, health.verdict) == (verdict, "ok", "ok")
     for check in (check_monitoring, check_health):
         (away,) = await check("http://127.0.0.1:1")
-        assert "does not respond" in away.found
+        assert "does not respond" in away.details
 
 
 def test_sources_that_lag_or_are_silent_are_told() -> None:
@@ -251,6 +252,6 @@ def test_sources_that_lag_or_are_silent_are_told() -> None:
         return {"sources": [{"name": TIMERS, "lag": lag, "active": active}]}
 
     assert check_sources(intake(0, 10**9)).verdict == "ok"
-    assert "is 9000 messages behind TIMERS" in check_sources(intake(9_000, 10**9)).found
-    assert "receives nothing from TIMERS" in check_sources(intake(0, -1)).found
+    assert "is 9000 messages behind TIMERS" in check_sources(intake(9_000, 10**9)).details
+    assert "receives nothing from TIMERS" in check_sources(intake(0, -1)).details
     assert check_sources(intake(0, 90 * 10**9)).verdict == "warn"

@@ -18,7 +18,7 @@ from events.names import ResourceKey
 from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
-from reconciler.cli.explain import explanation_of
+from reconciler.cli.explain import explain_kind
 from reconciler.provider.defined_kind import defined
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.provider.lazy import LazyProvider
@@ -208,7 +208,7 @@ def test_what_it_gives_is_found_where_it_is_read_and_kept_in_the_log():
         "ready": True,
     }
     assert kind.ready(made, seen).is_ready, "as the definition says it, with a part that is not"
-    fields = {each.field: each.about for each in explanation_of(kind).outputs}
+    fields = {each.field: each.about for each in explain_kind(kind).outputs}
     assert fields["title"] == "What it is."
     assert {"ready", "problem", "components", "children", "leaving"} < fields.keys()
 

@@ -21,7 +21,7 @@ import pytest
 from events.manifest import Manifest, Metadata
 from infra.embedded import EmbeddedServer
 from infra.jetstream.errors import BusError, StreamFullError
-from reconciler.cli.checks.room import check_disk
+from reconciler.cli.checks.space import check_disk
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
 from reconciler.wiring import connected, initialise
