@@ -131,7 +131,9 @@ async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one does whose disk is full: it responds, but its streams are not there."""
-    health = Finding("server health", "fail", "JetStream turned off, possibly by a full disk")
+    health = Finding(
+        "server health", "fail", "JetStream is disabled, possibly because of a full disk"
+    )
 
     @asynccontextmanager
     async def bus(_: Connection) -> AsyncGenerator[None]:

@@ -161,7 +161,7 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
             assert found["server health"]["status"] == "fail"
             # One stream is stuck, or all of JetStream has turned itself off by now.
             assert found["server health"]["details"].startswith(
-                ("disk full: ", "JetStream turned off, ")
+                ("disk full: ", "JetStream is disabled, ")
             )
 
             disk.resize(ROOMY)
