@@ -21,8 +21,8 @@ from events.intake import INTAKE_TYPES, LISTING_TYPE, ListingPart, Reply
 from events.log import LogEvent, ResourceEvent
 from events.schema import json_schema
 from events.stored_content import COMPOSED_KINDS
-from reconciler.cli.commands import COMMANDS, WITH_COMMANDS
-from reconciler.cli.explain import FieldExplanation, explanation_of
+from reconciler.cli.commands import COMMAND_GROUPS, COMMANDS
+from reconciler.cli.explain import FieldExplanation, explain_kind
 from reconciler.cli.main import main as run_command
 from reconciler.provider.kind import installed_kinds
 
@@ -72,10 +72,10 @@ def _fields() -> str:
         "## Every kind",
         "The spec of every kind also has these fields. [Configure the connection]"
         "(../how-to/configure-the-connection.md#set-the-policy-of-one-resource) has an example.",
-        _table(_COLUMNS, map(_row, explanation_of(kinds["Shape"]).common)),
+        _table(_COLUMNS, map(_row, explain_kind(kinds["Shape"]).common)),
     ]
     for name in sorted(kinds.keys() - COMPOSED_KINDS):
-        kind = explanation_of(kinds[name])
+        kind = explain_kind(kinds[name])
         provider = f", provider `{kind.provider}`" if kind.provider else ""
         lines += [
             f"## {kind.kind}",
@@ -240,7 +240,7 @@ def _commands() -> str:
 
 def _verbs(command: str) -> list[str]:
     """Return the names of the commands of a command; most have none."""
-    if command not in WITH_COMMANDS:
+    if command not in COMMAND_GROUPS:
         return []
     group: Iterable[str] = vars(import_module(f"reconciler.cli.{command}"))[command]
     return sorted(name for name in group if not name.startswith("-"))

@@ -1,4 +1,4 @@
-"""The application with all commands, each imported only when it is used."""
+"""The application with all commands. Each command is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cyclopts import App, Group, Parameter
 from cyclopts.help import DefaultFormatter
 
 from reconciler.cli.commands import (
+    BACKUP_GROUP,
+    COMMAND_GROUPS,
     COMMANDS,
     HELP,
-    KEEP,
-    LOOK,
-    RUN,
-    USE,
-    WITH_COMMANDS,
+    INSPECT_GROUP,
+    MANAGE_GROUP,
+    RUN_GROUP,
     import_path,
 )
 from reconciler.shadowing import DISTRIBUTION
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
     from rich.console import Console, ConsoleOptions
 
-_GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate((RUN, USE, LOOK, KEEP))}
+_GROUPS = {
+    name: Group(name, sort_key=place)
+    for place, name in enumerate((RUN_GROUP, MANAGE_GROUP, INSPECT_GROUP, BACKUP_GROUP))
+}
 
 
 class _HelpFormatter(DefaultFormatter):
-    """Wraps the description of each argument, option and command as one paragraph."""
+    """Prints the description of each argument, option and command as one paragraph."""
 
     def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
         """Print a panel."""
@@ -41,10 +44,10 @@ class _HelpFormatter(DefaultFormatter):
         super().__call__(console, options, panel)
 
 
-def build_app(chosen: str = "", *, console: Console | None = None) -> App:
+def build_app(command_name: str = "", *, console: Console | None = None) -> App:
     """Build the application with all commands, without importing them.
 
-    The ``chosen`` command gets its help from its docstring, the others get their line in the list.
+    The help of ``command_name`` is its docstring, and the help of other commands is their summary.
     Help is printed on the ``console``.
     """
     app = App(
@@ -61,21 +64,21 @@ def build_app(chosen: str = "", *, console: Console | None = None) -> App:
         default_parameter=Parameter(negative="", show_default=_shown_default),
     )
     for name, group, summary in COMMANDS:
-        if name in WITH_COMMANDS:
+        if name in COMMAND_GROUPS:
             app.command(import_path(name), name=name)
             continue
         app.command(
             import_path(name),
             name=name,
             group=_GROUPS[group],
-            help=None if name == chosen else summary,
+            help=None if name == command_name else summary,
             help_format="plaintext",
         )
     return app
 
 
-def group_of_commands(name: str, text: str) -> App:
-    """Build a command with subcommands that inherit its settings."""
+def command_group(name: str, text: str) -> App:
+    """Build a command whose subcommands inherit its settings."""
     return App(
         name=name,
         help=text,

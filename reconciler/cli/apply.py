@@ -15,8 +15,8 @@ from events.field_hints import closest
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, system_rank
 from infra.jetstream.errors import BusDeniedError
-from reconciler.cli.client import client_of
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.client import connect_client
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.manifests import Documents, read_all
@@ -24,9 +24,9 @@ from reconciler.cli.naming import check_names
 from reconciler.cli.options import Duration, Files, NamedPath, Output, Reason
 from reconciler.cli.results import (
     Result,
+    build_result,
     exit_status,
     print_results,
-    result_of,
     wait_for_results,
 )
 from reconciler.errors import UnknownKindError
@@ -38,10 +38,10 @@ from reconciler.sdk.client import Client
 if TYPE_CHECKING:
     from reconciler.sdk.plan import PlannedResource
 
-GOOD = ("Converged",)
+SUCCESS_OUTCOMES = ("Converged",)
 
-_CATCH_UP_SECONDS = 5.0
-_AGAIN_SECONDS = 0.2
+_CATCH_UP_TIMEOUT_SECONDS = 5.0
+_RETRY_SECONDS = 0.2
 
 
 def apply(
@@ -58,7 +58,7 @@ def apply(
     wait: bool = False,
     timeout: Duration = 60.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Declare the resources in files: YAML with one or more documents, or JSON.
 
@@ -66,7 +66,7 @@ def apply(
 
     Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
     or failed, 3 some not settled before the timeout. With --dry-run=server:
-    that of `reconciler plan`.
+    the same as `reconciler plan`.
 
     For example:
 
@@ -84,7 +84,7 @@ def apply(
         Apply a plan from `reconciler plan --out` instead of files. If the result would differ from
         the plan, `apply` declares nothing.
     namespace
-        Namespace of documents without one. A ProviderConfig is always in namespace system.
+        Default namespace for documents. A ProviderConfig is always in namespace system.
     set_name
         Declare all documents together, as one ManifestSet of this name.
     prune
@@ -94,7 +94,7 @@ def apply(
         the set.
     dry_run
         Declare nothing. client (the default): check the documents against the kinds installed here.
-        server: show the plan, as `reconciler plan` does.
+        server: show the plan, like `reconciler plan`.
     validate
         Where to check the documents first. client: here, before `apply` sends anything. server:
         only in the decider, which may have newer kinds.
@@ -111,8 +111,8 @@ def apply(
                 "manifests"
             )
         results = run_async(_apply_plan(connection, plan, reason, wait, timeout))
-        print_results(results, output, good=GOOD)
-        return exit_status(results, GOOD if wait else None)
+        print_results(results, output, good=SUCCESS_OUTCOMES)
+        return exit_status(results, SUCCESS_OUTCOMES if wait else None)
     if not file:
         raise UsageError("missing option --file or --plan (see `reconciler apply --help`)")
     if (prune or yes) and not set_name:
@@ -129,15 +129,15 @@ def apply(
     if set_name:
         from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - only for sets
 
-        _check_before_sending(documents, connection)
+        _check_all(documents, _load_kinds(documents, connection), accept_unknown=True)
         return apply_set(
             connection,
             documents,
             name=set_name,
             namespace=namespace,
             prune=prune,
-            is_sure=yes,
-            is_dry=bool(dry_run),
+            confirmed=yes,
+            dry_run=bool(dry_run),
             reason=reason,
             wait_seconds=timeout if wait else None,
             output=output,
@@ -147,10 +147,12 @@ def apply(
         results = [Result(str(read.key), True, "Valid") for read in documents.good]
     else:
         if validate == "client":
-            _check_before_sending(documents, connection)
+            _check_all(documents, _load_kinds(documents, connection), accept_unknown=True)
         results = run_async(_declare(connection, documents.good, reason, wait, timeout))
-    print_results(results, output, good=GOOD, problems=documents.problems(), dry_run=bool(dry_run))
-    return _status(documents, results, GOOD if wait and not dry_run else None)
+    print_results(
+        results, output, good=SUCCESS_OUTCOMES, problems=documents.problems(), dry_run=bool(dry_run)
+    )
+    return _status(documents, results, SUCCESS_OUTCOMES if wait and not dry_run else None)
 
 
 def _status(documents: Documents, results: list[Result], good: tuple[str, ...] | None) -> Exit:
@@ -160,11 +162,11 @@ def _status(documents: Documents, results: list[Result], good: tuple[str, ...] |
 async def _declare(
     connection: Connection, good: list[Read], reason: str, wait: bool, timeout_seconds: float
 ) -> list[Result]:
-    """Declare definitions, then configurations, then all others, which may require them."""
+    """Declare definitions, then configurations, then the resources that may require them."""
     if not good:
         return []
     results: list[Result] = []
-    async with client_of(connection) as client:
+    async with connect_client(connection) as client:
         for rank in sorted({system_rank(read.key.kind) for read in good}):
             group = [read for read in good if system_rank(read.key.kind) == rank]
             results += await _declare_group(client, group, reason, timeout_seconds)
@@ -176,37 +178,37 @@ async def _declare(
 async def _declare_group(
     client: Client, group: list[Read], reason: str, timeout_seconds: float
 ) -> list[Result]:
-    answers = await client.declare_many(
+    replies = await client.declare_many(
         [read.manifest for read in group], reason=reason, timeout_seconds=timeout_seconds
     )
-    return [result_of(read.key, answer) for read, answer in zip(group, answers, strict=True)]
+    return [build_result(read.key, reply) for read, reply in zip(group, replies, strict=True)]
 
 
 async def _apply_plan(
     connection: Connection, path: Path, reason: str, wait: bool, timeout_seconds: float
 ) -> list[Result]:
-    """Declare the resources of a plan, if it is still valid; otherwise raise ``CommandError``."""
-    from reconciler.cli.folded_log import log_of  # noqa: PLC0415
-    from reconciler.cli.plan import make_plan, moved, read_plan  # noqa: PLC0415 - only for plans
+    """Declare a plan's resources; raises ``CommandError`` if the plan is no longer valid."""
+    from infra.bus.event_log import open_log  # noqa: PLC0415
+    from reconciler.cli.plan import describe_plan_changes, make_plan, read_plan  # noqa: PLC0415 - only for plans
 
     planned = read_plan(path)
     declared = [each for each in planned.resources if each.manifest is not None]
     refused = [each for each in declared if each.says in ("Refused", "Unreadable")]
     if refused:
         raise CommandError(
-            f"{refused[0].resource}: {refused[0].says.lower()} in the plan; correct what the plan "
-            "reports, then plan again"
+            f"{refused[0].resource}: {refused[0].says.lower()} in the plan; fix the reported "
+            "problem, then plan again"
         )
     async with bus(connection) as nc:
-        if (await log_of(nc)).log_id != planned.log:
+        if (await open_log(nc)).log_id != planned.log:
             raise CommandError("the plan is for another log; plan again on this server")
         now = await make_plan(nc, [each.manifest for each in declared if each.manifest])
-    if others := list(moved(planned, now)):
+    if changes := list(describe_plan_changes(planned, now)):
         raise CommandError(
-            f"the plan is out of date, so nothing was declared; plan again: {some(others, '; ')}"
+            f"the plan is out of date, so nothing was declared; plan again: {some(changes, '; ')}"
         )
     results: list[Result] = []
-    async with client_of(connection) as client:
+    async with connect_client(connection) as client:
         for rank in sorted({system_rank(each.key.kind) for each in declared}):
             group = [each for each in declared if system_rank(each.key.kind) == rank]
             results += await _apply_group(client, group, reason, timeout_seconds)
@@ -218,69 +220,68 @@ async def _apply_plan(
 async def _apply_group(
     client: Client, group: list[PlannedResource], reason: str, timeout_seconds: float
 ) -> list[Result]:
-    """Declare a group. Retry while the decider has not read the plan's configurations."""
+    """Declare a group; retry until the decider has read the plan's configurations."""
     results: dict[str, Result] = {}
-    waiting, deadline = group, time.monotonic() + min(timeout_seconds, _CATCH_UP_SECONDS)
+    waiting, deadline = group, time.monotonic() + min(timeout_seconds, _CATCH_UP_TIMEOUT_SECONDS)
     while waiting:
-        answers = await client.apply_planned(
+        replies = await client.apply_planned(
             waiting, reason=reason, timeout_seconds=timeout_seconds
         )
-        for each, answer in zip(waiting, answers, strict=True):
-            results[each.resource] = result_of(each.key, answer)
+        for each, reply in zip(waiting, replies, strict=True):
+            results[each.resource] = build_result(each.key, reply)
         outdated = {name for name, each in results.items() if each.reason == PLAN_OUTDATED}
         if not outdated or time.monotonic() > deadline:
             break
         waiting = [each for each in group if each.resource in outdated]
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)
     return [results[each.resource] for each in group]
 
 
-def _check_before_sending(documents: Documents, connection: Connection) -> None:
+def _load_kinds(documents: Documents, connection: Connection) -> None:
     """Check every document, but let kinds pass that only the decider may have.
 
-    If a name looks misspelled, the kinds that were defined at run time are read from the log. A
+    If a name looks misspelled, the those that were defined at run time are read from the log. A
     user who may not read it sends the document: the decider knows them.
     """
     kinds = installed_kinds()
     finds_misspelt = True
-    if any(_seems_misspelt(read.key.kind, kinds) for read in documents.good):
-        from reconciler.cli.explain import with_definitions  # noqa: PLC0415 - rarely needed
+    if any(_is_probable_typo(read.key.kind, kinds) for read in documents.good):
+        from reconciler.cli.explain import load_definitions  # noqa: PLC0415 - rarely needed
 
         try:
-            kinds = run_async(with_definitions(connection, kinds))
+            kinds = run_async(load_definitions(connection, kinds))
         except BusDeniedError:
             finds_misspelt = False
     _check_all(documents, kinds, others_pass=True, finds_misspelt=finds_misspelt)
 
 
-def _seems_misspelt(kind: str, kinds: KindRegistry) -> bool:
+def _is_probable_typo(kind: str, kinds: KindRegistry) -> bool:
     return kinds.find(kind) is None and bool(closest(kind, kinds))
 
 
 def _check_all(
     documents: Documents,
     kinds: KindRegistry,
-    *,
-    others_pass: bool = False,
+    *, accept_unknown: bool = False,
     finds_misspelt: bool = True,
 ) -> None:
-    """Check every document like the decider. Move invalid ones to ``documents.bad``.
+    """Check every document as the decider does, and move invalid ones to ``documents.bad``.
 
-    ``others_pass``: accept kinds that are not installed here, which the decider may have, unless
-    they look misspelled.
+    ``accept_unknown``: accept kinds that are not installed here, because the decider may have them,
+    unless they look misspelled.
     """
     usable: list[Read] = []
     for read in documents.good:
         try:
             kind = read.key.kind
             is_misspelt = finds_misspelt and _seems_misspelt(kind, kinds)
-            if not others_pass or kinds.find(kind) is not None or is_misspelt:
+            if not accept_unknown or kinds.find(kind) is not None or _is_probable_typo(kind, kinds):
                 kinds.check(read.manifest)
             if read.key.kind == KIND_DEFINITION_KIND:
                 kinds.define(build_defined_kind(kinds, read.key.name, read.manifest.spec, 1))
         except (InvalidManifestError, UnknownKindError) as error:
-            all_the_same = others_pass and isinstance(error, UnknownKindError)
-            hint = " (use --validate server to send it anyway)" if all_the_same else ""
+            is_overridable = accept_unknown and isinstance(error, UnknownKindError)
+            hint = " (use --validate server to send it anyway)" if is_overridable else ""
             documents.bad.append(Problem(read.source, f"{read.key}: {error}{hint}"))
         else:
             usable.append(read)

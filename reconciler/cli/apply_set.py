@@ -1,4 +1,4 @@
-"""`reconciler apply --set`: declare files as one set, and withdraw what they no longer contain."""
+"""`apply --set`: declare files as one set, and withdraw resources that they no longer contain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.provider_config import DeletionGuard
 from events.stored_content import Part
-from reconciler.cli.client import client_of
+from reconciler.cli.client import connect_client
 from reconciler.cli.connection import Connection, run_async
 from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError, UsageError
@@ -23,8 +23,8 @@ from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk.manifest_sets import MANIFEST_SET_KIND, ManifestSets, SetChange
 
 _GOOD: Final = ("Converged",)
-_MAX_NAMED: Final = 20
-_USUAL: Final = DeletionGuard()
+_MAX_SHOWN_NAMES: Final = 20
+_PRUNE_LIMIT: Final = DeletionGuard()
 
 
 def apply_set(
@@ -34,13 +34,13 @@ def apply_set(
     name: str,
     namespace: str,
     prune: bool,
-    is_sure: bool,
-    is_dry: bool,
+    confirmed: bool,
+    dry_run: bool,
     reason: str,
     wait_seconds: float | None,
     output: Format,
 ) -> Exit:
-    """Declare all documents as one set, or none; raises ``CommandError``."""
+    """Declare all documents as one set, or declare nothing and raise ``CommandError``."""
     if documents.bad:
         problems = documents.problems()
         raise CommandError(f"nothing was declared: {some(problems, '; ')}")
@@ -55,15 +55,15 @@ def apply_set(
             key,
             parts,
             prune=prune,
-            is_sure=is_sure,
-            is_dry=is_dry,
+            confirmed=confirmed,
+            dry_run=dry_run,
             reason=reason,
             wait_seconds=wait_seconds,
             output=output,
         )
     )
-    print_results([result], output, good=_GOOD, dry_run=is_dry)
-    return exit_status([result], None if wait_seconds is None or is_dry else _GOOD)
+    print_results([result], output, good=_GOOD, dry_run=dry_run)
+    return exit_status([result], None if wait_seconds is None or dry_run else _GOOD)
 
 
 async def _apply(
@@ -72,34 +72,38 @@ async def _apply(
     parts: Sequence[Part],
     *,
     prune: bool,
-    is_sure: bool,
-    is_dry: bool,
+    confirmed: bool,
+    dry_run: bool,
     reason: str,
     wait_seconds: float | None,
     output: Format,
 ) -> Result:
-    async with client_of(connection, sends=not is_dry) as client:
+    async with connect_client(connection, sends=not dry_run) as client:
         sets: ManifestSets = client.manifest_sets()
         try:
             change, content = await sets.change(key, parts, prune=prune)
         except InvalidManifestError as error:
             raise CommandError(f"nothing was declared: {error}") from None
-        if not is_sure and not is_dry and not _USUAL.allows(len(change.removed), change.total):
+        if (
+            not confirmed
+            and not dry_run
+            and not _PRUNE_LIMIT.allows(len(change.removed), change.total)
+        ):
             raise CommandError(
                 f"nothing was declared: {len(change.removed)} of the {change.total} resources "
-                f"of {key} would be withdrawn: {_some(change.removed)}; use --yes to withdraw "
-                "them"
+                f"of {key} would be withdrawn: {_format_names(change.removed)}; use --yes to "
+                "withdraw them"
             )
         if output == "table":
             with tolerating_closed_output():
                 _print(change)
-        if is_dry:
+        if dry_run:
             return Result(str(key), True, "Valid", message=str(change))
         try:
-            answer = await sets.declare(change, content, reason=reason)
+            reply = await sets.declare(change, content, reason=reason)
         except DeclarationRefusedError as refused:
             return Result(str(key), False, refused.reason, message=refused.message)
-        result = Result(str(key), True, answer.reason, answer.generation, message=str(change))
+        result = Result(str(key), True, reply.reason, reply.generation, message=str(change))
         if wait_seconds is not None:
             await wait_for_results(client, [result], wait_seconds)
         return result
@@ -113,12 +117,12 @@ def _print(change: SetChange) -> None:
         ("withdraw", change.removed, "", "red"),
         ("keep", change.unnamed, ", which no file declares", "dim"),
     ):
-        for name in names[:_MAX_NAMED]:
+        for name in names[:_MAX_SHOWN_NAMES]:
             out.print(f"{word} {name}{rest}", style=style, markup=False, highlight=False)
-        if len(names) > _MAX_NAMED:
-            out.print(f"{word} {len(names) - _MAX_NAMED} more", style=style)
+        if len(names) > _MAX_SHOWN_NAMES:
+            out.print(f"{word} {len(names) - _MAX_SHOWN_NAMES} more", style=style)
 
 
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _MAX_NAMED
-    return ", ".join([*names[:_MAX_NAMED], *([f"{rest} more"] if rest > 0 else [])])
+def _format_names(names: Sequence[str]) -> str:
+    rest = len(names) - _MAX_SHOWN_NAMES
+    return ", ".join([*names[:_MAX_SHOWN_NAMES], *([f"{rest} more"] if rest > 0 else [])])

@@ -1,4 +1,4 @@
-"""The SDK's client for commands that expect a reply of the decider."""
+"""The SDK's client, for commands that expect a reply from the decider."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from events.wording import plural
-from reconciler.cli.connection import PATIENCE_SECONDS, Connection
-from reconciler.cli.own_clock import warn_of_own_clock
-from reconciler.cli.own_logs import configure_logs
+from reconciler.cli.connection import CONNECT_TIMEOUT_SECONDS, Connection
+from reconciler.cli.local_clock import warn_of_clock_difference
+from reconciler.cli.process_logs import configure_logs
 from reconciler.sdk import connect
 from reconciler.sdk.client import Client
 
 
-def who() -> str:
-    """Return the user of the command line, which is the actor in the history."""
+def command_actor() -> str:
+    """Return the actor that the history records for this user's commands."""
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # a user id without a name, as in containers
@@ -30,33 +30,32 @@ class RetryNotice:
         self._is_printed = False
 
     def __call__(self, count: int) -> None:
-        """Report the number of messages that are sent again, the first time."""
+        """Report the number of messages to send again, on the first call only."""
         if not self._is_printed:
             self._is_printed = True
             notice = (
                 f"waiting: the server does not confirm {plural(count, 'message')}; this command "
-                "sends them again until its timeout. The disk of the server may be full: see "
-                "`reconciler doctor`"
+                "retries until its timeout. The server's disk may be full: see `reconciler doctor`"
             )
             sys.stderr.write(f"{notice}\n")
 
 
 @asynccontextmanager
-async def client_of(connection: Connection, *, sends: bool = True) -> AsyncGenerator[Client]:
-    """Connect for one command, which sends messages, or only reads.
+async def connect_client(connection: Connection, *, sends: bool = True) -> AsyncGenerator[Client]:
+    """Connect for one command. ``sends``: whether it sends messages.
 
     Raises:
-        BusError, ConfigurationError: the connection is not possible.
+        BusError, ConfigurationError: the command cannot connect.
     """
     configure_logs(connection.log_level)
     async with connect(
         connection.url,
-        source=who(),
+        source=command_actor(),
         access=connection.access,
-        patience_seconds=PATIENCE_SECONDS,
+        patience_seconds=CONNECT_TIMEOUT_SECONDS,
         on_retry=RetryNotice(),
     ) as client:
-        await warn_of_own_clock(client.read_clock)
+        await warn_of_clock_difference(client.read_clock)
         if sends:
-            connection.name_bus()
+            connection.print_bus_url()
         yield client

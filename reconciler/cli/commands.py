@@ -1,53 +1,53 @@
-"""The commands' names and the first page of help, without imports, so that it responds quickly."""
+"""The commands' names and the first page of help, without imports, so that help is fast."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
-RUN: Final = "Run and configure"
-USE: Final = "Manage resources"
-LOOK: Final = "Inspect and diagnose"
-KEEP: Final = "Back up and restore"
+RUN_GROUP: Final = "Run and configure"
+MANAGE_GROUP: Final = "Manage resources"
+INSPECT_GROUP: Final = "Inspect and diagnose"
+BACKUP_GROUP: Final = "Back up and restore"
 
 COMMANDS: Final[tuple[tuple[str, str, str], ...]] = (
-    ("up", RUN, "Start everything in one process: server, example API, roles."),
-    ("init", RUN, "Create or upgrade the streams on a NATS server."),
-    ("init-example", RUN, "Write example manifests for the first steps."),
-    ("run", RUN, "Run one role in its own process."),
-    ("plan", USE, "Show what `apply` would do, and change nothing."),
-    ("apply", USE, "Declare the resources in files."),
-    ("get", USE, "List resources with their status."),
-    ("wait", USE, "Wait until resources reach a state, such as Ready."),
-    ("describe", USE, "Show everything about one resource."),
-    ("delete", USE, "Withdraw declarations, and delete or release the objects."),
-    ("rollback", USE, "Declare an older generation again."),
-    ("reconcile", USE, "Reconcile resources immediately, without a back-off."),
-    ("pause", USE, "Stop all actions on resources until `resume`."),
-    ("resume", USE, "Resume paused resources, and correct drift."),
-    ("approve", USE, "Approve the actions of held resources."),
-    ("reject", USE, "Reject plans that wait for approval."),
-    ("finalizer", USE, "Add a finalizer to a resource, or remove it."),
-    ("release", USE, "Remove finalizers and references by force."),
-    ("kinds", USE, "List the kinds that you can declare."),
-    ("explain", USE, "Show the fields of a kind."),
-    ("watch", USE, "Show outcomes and drift as they occur."),
-    ("why", LOOK, "Explain the status of a resource, or the value of a field."),
-    ("history", LOOK, "Show the events of one resource, as sentences."),
-    ("events", LOOK, "Show the newest events of all resources."),
-    ("diff", LOOK, "Show what changed in one resource between two points in time."),
-    ("logs", LOOK, "Show the logs of an external object, such as a container."),
-    ("replay", LOOK, "Rebuild all read models from the log, and check the log."),
-    ("deadletters", LOOK, "List, retry and dismiss messages that were not processed."),
-    ("doctor", LOOK, "Check the whole system, and show how to fix each problem."),
-    ("backup", KEEP, "Save the whole log to one file."),
-    ("restore", KEEP, "Restore the log from a backup."),
-    ("config", RUN, "Show the effective settings and the source of each."),
-    ("secrets", RUN, "Store, list, grant and remove the secrets that specs name."),
-    ("webhook", RUN, "Receive webhooks from a Git host, to detect pushes immediately."),
-    ("completion", RUN, "Print a completion script for a shell."),
-    ("permissions", RUN, "Print the minimal NATS permissions of each principal."),
-    ("schema", LOOK, "Print the JSON Schema of all messages, or AsyncAPI."),
+    ("up", RUN_GROUP, "Start everything in one process: server, example API, roles."),
+    ("init", RUN_GROUP, "Create or upgrade the streams on a NATS server."),
+    ("init-example", RUN_GROUP, "Write example manifests for the first steps."),
+    ("run", RUN_GROUP, "Run one role in its own process."),
+    ("plan", MANAGE_GROUP, "Show what `apply` would do, and change nothing."),
+    ("apply", MANAGE_GROUP, "Declare the resources in files."),
+    ("get", MANAGE_GROUP, "List resources with their status."),
+    ("wait", MANAGE_GROUP, "Wait until resources reach a state, such as Ready."),
+    ("describe", MANAGE_GROUP, "Show everything about one resource."),
+    ("delete", MANAGE_GROUP, "Withdraw declarations, and delete or release the objects."),
+    ("rollback", MANAGE_GROUP, "Declare an older generation again."),
+    ("reconcile", MANAGE_GROUP, "Reconcile resources immediately, without a back-off."),
+    ("pause", MANAGE_GROUP, "Stop all actions on resources until `resume`."),
+    ("resume", MANAGE_GROUP, "Resume paused resources, and correct drift."),
+    ("approve", MANAGE_GROUP, "Approve the actions of held resources."),
+    ("reject", MANAGE_GROUP, "Reject plans that wait for approval."),
+    ("finalizer", MANAGE_GROUP, "Add a finalizer to a resource, or remove it."),
+    ("release", MANAGE_GROUP, "Remove finalizers and references by force."),
+    ("kinds", MANAGE_GROUP, "List the kinds that you can declare."),
+    ("explain", MANAGE_GROUP, "Show the fields of a kind."),
+    ("watch", MANAGE_GROUP, "Show outcomes and drift as they occur."),
+    ("why", INSPECT_GROUP, "Explain the status of a resource, or the value of a field."),
+    ("history", INSPECT_GROUP, "Show the events of one resource, as sentences."),
+    ("events", INSPECT_GROUP, "Show the newest events of all resources."),
+    ("diff", INSPECT_GROUP, "Show what changed in one resource between two points in time."),
+    ("logs", INSPECT_GROUP, "Show the logs of an external object, such as a container."),
+    ("replay", INSPECT_GROUP, "Rebuild all read models from the log, and check the log."),
+    ("deadletters", INSPECT_GROUP, "List, retry and dismiss messages that were not processed."),
+    ("doctor", INSPECT_GROUP, "Check the whole system, and show how to fix each problem."),
+    ("backup", BACKUP_GROUP, "Save the whole log to one file."),
+    ("restore", BACKUP_GROUP, "Restore the log from a backup."),
+    ("config", RUN_GROUP, "Show the effective settings and the source of each."),
+    ("secrets", RUN_GROUP, "Store, list, grant and remove the secrets that specs name."),
+    ("webhook", RUN_GROUP, "Receive webhooks from a Git host, to detect pushes immediately."),
+    ("completion", RUN_GROUP, "Print a completion script for a shell."),
+    ("permissions", RUN_GROUP, "Print the minimal NATS permissions of each principal."),
+    ("schema", INSPECT_GROUP, "Print the JSON Schema of all messages, or AsyncAPI."),
 )
 
 _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -59,12 +59,12 @@ _MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "requests.declarations": ("delete", "pause", "reconcile", "resume", "rollback"),
     "requests.finalizers": ("finalizer", "release"),
 }
-"""Modules below ``reconciler.cli`` of the commands that are not in a module of their name."""
+"""Modules below ``reconciler.cli`` with the commands that have no module of their name."""
 
-COMPLETE: Final = "__complete"
+COMPLETE_COMMAND: Final = "__complete"
 """Subcommand that shells call to complete the last word."""
 
-WITH_COMMANDS: Final = frozenset({"config", "deadletters", "secrets"})
+COMMAND_GROUPS: Final = frozenset({"config", "deadletters", "secrets"})
 """Commands with subcommands."""
 
 HELP: Final = """\
@@ -89,7 +89,7 @@ error), 2 changes: the same as `terraform plan -detailed-exitcode`.
 """
 
 _OPTIONS: Final = (
-    ("--help, -h", "Show this help, or that of a command: `reconciler up --help`."),
+    ("--help, -h", "Show this help, or a command's help: `reconciler up --help`."),
     ("--version", "Show the version."),
 )
 
@@ -101,15 +101,19 @@ def names() -> list[str]:
 
 def import_path(command: str) -> str:
     """Return the path of a command's function, as ``module:name``."""
-    module = next((module for module, has in _MODULES.items() if command in has), command)
+    module = next((module for module, commands in _MODULES.items() if command in commands), command)
     return f"reconciler.cli.{module}:{command}".replace("-", "_")
 
 
 def first_page() -> str:
-    """Return the help that `reconciler --help` shows."""
+    """Return the text that `reconciler --help` prints."""
     parts = ["Usage: reconciler COMMAND [OPTIONS]\n", HELP]
-    for group in (RUN, USE, LOOK, KEEP):
-        lines = [f"  {name:<15}{text}" for name, place, text in COMMANDS if place == group]
+    for group in (RUN_GROUP, MANAGE_GROUP, INSPECT_GROUP, BACKUP_GROUP):
+        lines = [
+            f"  {name:<15}{text}"
+            for name, command_group, text in COMMANDS
+            if command_group == group
+        ]
         parts.append("\n".join([f"{group}:", *lines]) + "\n")
     options = [f"  {name:<15}{text}" for name, text in _OPTIONS]
     parts.append("\n".join(["Options:", *options]))

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """A component that can be started, and the ProviderConfig of its name.
+class ComponentSpec:
+    """A component that `up` can start, and settings for the ProviderConfig of the same name.
 
-    ``implementation``: its class, imported only when it is started. ``endpoint_pattern``: the
-    endpoints that `up` assigns; a configuration with another endpoint belongs to the user.
-    ``allow``: the use of the host by the examples and pages of its kinds.
+    ``implementation``: the component's class, imported only when it starts. ``endpoint_pattern``:
+    the endpoints that `up` assigns; a configuration with another endpoint belongs to the user.
+    ``allow``: the access to this host that the documented examples need.
     """
 
     implementation: str
@@ -31,31 +31,30 @@ class Offer:
     allow: Allow = NOTHING
 
 
-OFFERS: Final[Mapping[str, Offer]] = {
-    "docker": Offer(
+COMPONENTS: Final[Mapping[str, ComponentSpec]] = {
+    "docker": ComponentSpec(
         "infra.components.docker_engine:DockerEngine",
         endpoint_pattern=r"unix://.*/docker/docker\.sock",
         least_resync_seconds=0.5,
         allow=Allow(users=(ROOT,), networks=("host",), binds=("/srv/monitoring/*/*",)),
     ),
-    "postgres": Offer(
+    "postgres": ComponentSpec(
         "infra.components.postgres:Postgres",
         endpoint_pattern=r"postgresql://postgres@.*%2Fpostgres%2Fsocket:\d+/postgres",
     ),
-    "caddy": Offer(
+    "caddy": ComponentSpec(
         "infra.components.caddy:Caddy",
         endpoint_pattern=r"unix://.*/caddy/admin\.sock",
         least_resync_seconds=0.5,
         allow=Allow(addresses=("127.0.0.1:*",), certificates=("/srv/tls/**",)),
     ),
-    "certificates": Offer(
+    "certificates": ComponentSpec(
         "infra.components.certificates:Certificates",
         endpoint_pattern=r"file:///.*/certificates/root",
         allow=Allow(addresses=("127.0.0.1:*",), listen=("127.0.0.1:*",)),
     ),
 }
-"""By the name of the component, which is also that of its directory, ProviderConfig and
-provider."""
+"""Specs by name. The component's directory, ProviderConfig and provider have the same name."""
 
 
 BUS_APIS: Final[Mapping[str, Allow]] = {
@@ -64,12 +63,12 @@ BUS_APIS: Final[Mapping[str, Allow]] = {
 }
 """Names that start no component, because their API is the bus of `up`: composed kinds and streams.
 
-The values are what the examples use of the host.
+The values permit the access to this host that the examples need.
 """
 
 
-def bus_api(name: str, nats_url: str) -> LocalApi:
-    """Return the bus that `up` has started as an API for the ProviderConfig ``name``."""
+def build_bus_api(name: str, nats_url: str) -> LocalApi:
+    """Return the bus of `up` as the API for the ProviderConfig ``name``."""
     return LocalApi(name, name, nats_url, r"nats://127\.0\.0\.1:\d+", 0.5, BUS_APIS[name])
 
 
@@ -77,32 +76,32 @@ def parse_components(text: str) -> tuple[str, ...]:
     """Parse `docker,postgres`; raises ``UsageError``."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in (*OFFERS, *BUS_APIS):
-            known = ", ".join((*OFFERS, *BUS_APIS))
+        if name not in (*COMPONENTS, *BUS_APIS):
+            known = ", ".join((*COMPONENTS, *BUS_APIS))
             raise UsageError(f"--with: {name!r} cannot be started; use {known}")
     return tuple(dict.fromkeys(names))
 
 
-def create(name: str) -> Component:
+def create_component(name: str) -> Component:
     """Create a component without starting it.
 
     Raises:
-        MissingExtraError: the extra of its kinds is not installed, so the roles cannot use it.
+        MissingExtraError: the roles cannot use it, because the extra of its kinds is not installed.
     """
     for kind in installed_kinds().of_provider(name):
         if isinstance(kind.connect, LazyProvider):
             load(kind.connect.target, extra=kind.extra)
-    return load(OFFERS[name].implementation, extra=name)()
+    return load(COMPONENTS[name].implementation, extra=name)()
 
 
-def local_api(name: str, component: Component) -> LocalApi:
+def build_local_api(name: str, component: Component) -> LocalApi:
     """Return the API of a running component, for its ProviderConfig."""
-    offer = OFFERS[name]
+    spec = COMPONENTS[name]
     return LocalApi(
         name,
         name,
         component.endpoint,
-        offer.endpoint_pattern,
-        offer.least_resync_seconds,
-        offer.allow,
+        spec.endpoint_pattern,
+        spec.least_resync_seconds,
+        spec.allow,
     )

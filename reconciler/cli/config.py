@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from reconciler.cli.app import group_of_commands
-from reconciler.cli.connection import HERE, Connection
+from reconciler.cli.app import command_group
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection
 from reconciler.cli.console import print_table
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
-from reconciler.cli.settings import NAMES, Setting, flag
+from reconciler.cli.settings import NAMES, Setting, flag_name
 
-config = group_of_commands(
+config = command_group(
     "config",
     """Show the effective settings and the source of each.
 
@@ -30,8 +30,8 @@ For example:
 
 
 @config.command
-def view(*, output: Output = "table", connection: Connection = HERE) -> int:
-    """Show each setting with its value and its source, without a server.
+def view(*, output: Output = "table", connection: Connection = DEFAULT_CONNECTION) -> int:
+    """Show each setting with its value and source. Does not need a server.
 
     For example:
 
@@ -53,7 +53,7 @@ def view(*, output: Output = "table", connection: Connection = HERE) -> int:
 
 
 def _shown(setting: Setting | None, name: str) -> Setting:
-    key = flag(name).removeprefix("--")
+    key = flag_name(name).removeprefix("--")
     if setting is not None:
         return Setting(key, setting.value, setting.source)
     return Setting(key, "", "not set" if name == "nats_url" else "default")

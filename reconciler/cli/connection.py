@@ -1,4 +1,4 @@
-"""The connection to the bus, and the options of every command."""
+"""The connection to the bus, and the options that all commands share."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from infra.jetstream.connection import (
     without_secrets,
 )
 from infra.jetstream.errors import BusUnavailableError
-from reconciler.cli.interrupts import note_sending, raise_from_now_on
+from reconciler.cli.interrupts import enable_keyboard_interrupts, record_sending
+from reconciler.cli.local_clock import warn_of_clock_difference
 from reconciler.cli.options import NamedPath
-from reconciler.cli.own_clock import warn_of_own_clock
-from reconciler.cli.own_logs import LogLevel, configure_logs
-from reconciler.cli.settings import NAMES, UP, Setting, settings
+from reconciler.cli.process_logs import LogLevel, configure_logs
+from reconciler.cli.settings import NAMES, UP_SOURCE, Setting, settings
 from reconciler.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from infra.bus.bus_clock import BusClock
 
-DATA_FOLDER: Final = Path("reconciler-data")
+DATA_DIRECTORY: Final = Path("reconciler-data")
 UP_FILE: Final = "up.json"
-UP_LOCK: Final = "up.lock"  # held while it runs
-SECRETS_FOLDER: Final = "secrets"  # in the data directory
-PATIENCE_SECONDS: Final = 3.0
+UP_LOCK: Final = "up.lock"  # `up` holds the lock while it runs
+SECRETS_DIRECTORY: Final = "secrets"  # in the data directory
+CONNECT_TIMEOUT_SECONDS: Final = 3.0
 
 _GROUP = Group("Connection and logs", sort_key=10)
 _T = TypeVar("_T")
 
 
 class NoBusError(ConfigurationError):
-    """Neither a setting nor an `up` in this directory selects a bus."""
+    """No setting and no running `up` in this directory selects a bus."""
 
 
 class UpFile(msgspec.Struct, frozen=True, rename="camel"):
@@ -61,8 +61,8 @@ class UpFile(msgspec.Struct, frozen=True, rename="camel"):
 
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
-class Logs:
-    """Options of logs and errors."""
+class LogOptions:
+    """Options for logs and errors."""
 
     log_level: LogLevel = "info"
     """Minimum level of the log lines on standard error."""
@@ -74,7 +74,7 @@ class Logs:
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
 class BusOptions:
-    """Options of the connection: URL, credentials and trusted authorities."""
+    """Connection options: URL, credentials and trusted certificate authorities."""
 
     nats_url: str | None = None
     """URL of the NATS server. Default: see `reconciler --help`."""
@@ -89,39 +89,39 @@ class BusOptions:
     """Prefix of reply subjects. Default: derived from the name of the NATS user."""
 
     tls_ca: NamedPath | None = None
-    """PEM file of certificate authorities to trust instead of the system's."""
+    """PEM file with certificate authorities to trust instead of the system's."""
 
     tls_cert: NamedPath | None = None
-    """PEM file of the client certificate, if the server requires one."""
+    """PEM file with the client certificate, if the server requires one."""
 
     tls_key: NamedPath | None = None
-    """PEM file of the private key of the client certificate."""
+    """PEM file with the private key of the client certificate."""
 
     def settings(self) -> dict[str, Setting]:
         """Return the settings from all sources; raises ``ConfigurationError``."""
         flags = {name: value for name in NAMES if (value := getattr(self, name)) is not None}
-        running = read_up_file(DATA_FOLDER)
+        running = read_up_file(DATA_DIRECTORY)
         return settings(flags, running="" if running is None else running.nats_url)
 
     @property
     def url(self) -> str:
         """The URL of the bus; raises ``ConfigurationError``."""
-        return self._bus().value
+        return self._bus_setting().value
 
-    def name_bus(self) -> None:
-        """Print the bus of a command that sends messages, unless it is this directory's own."""
-        bus = self._bus()
-        if note_sending() and bus.source != UP:
+    def print_bus_url(self) -> None:
+        """Print the URL of the bus before a command sends, unless the local `up` selects it."""
+        bus = self._bus_setting()
+        if record_sending() and bus.source != UP_SOURCE:
             sys.stderr.write(f"bus: {without_secrets(bus.value)} ({bus.source})\n")
 
-    def _bus(self) -> Setting:
+    def _bus_setting(self) -> Setting:
         url = self.settings().get("nats_url")
         if url is None:
-            has_ended = (DATA_FOLDER / UP_FILE).exists()
+            has_stopped = (DATA_DIRECTORY / UP_FILE).exists()
             raise NoBusError(
                 "no NATS server is selected: "
-                + ("the `reconciler up` of" if has_ended else "no `reconciler up` is running in")
-                + (" this directory has stopped" if has_ended else " this directory")
+                + ("the `reconciler up` of" if has_stopped else "no `reconciler up` is running in")
+                + (" this directory has stopped" if has_stopped else " this directory")
                 + "; start it, or set --nats-url, $RECONCILER_NATS_URL or nats-url in "
                 "reconciler.toml"
             )
@@ -129,7 +129,7 @@ class BusOptions:
 
     @property
     def access(self) -> Access:
-        """The credentials and trusted authorities; raises ``ConfigurationError``."""
+        """The credentials and trusted certificate authorities; raises ``ConfigurationError``."""
         settings = self.settings()
 
         def path(name: str) -> Path | None:
@@ -149,7 +149,7 @@ class BusOptions:
 @Parameter(name="*", group=_GROUP)
 @dataclass(frozen=True, kw_only=True)
 class Connection(BusOptions):
-    """Options of every command that uses the bus."""
+    """Options of all commands that use the bus."""
 
     log_level: LogLevel = "error"
     """Minimum level of the log lines on standard error."""
@@ -158,20 +158,20 @@ class Connection(BusOptions):
     """Show the traceback of an error."""
 
 
-ANY_BUS: Final = BusOptions()
-HERE: Final = Connection()
-LOGS: Final = Logs()
+DEFAULT_BUS_OPTIONS: Final = BusOptions()
+DEFAULT_CONNECTION: Final = Connection()
+DEFAULT_LOG_OPTIONS: Final = LogOptions()
 
 
-def read_up_file(folder: Path) -> UpFile | None:
-    """Read the file of `up`; None if it is not running in this directory."""
+def read_up_file(data: Path) -> UpFile | None:
+    """Read the file of `up`; None if no `up` is running with this data directory."""
     with suppress(OSError, msgspec.DecodeError):
-        file = msgspec.json.decode((folder / UP_FILE).read_bytes(), type=UpFile)
-        return file if _is_locked(folder / UP_LOCK) else None
+        file = msgspec.json.decode((data / UP_FILE).read_bytes(), type=UpFile)
+        return file if _is_lock_held(data / UP_LOCK) else None
     return None
 
 
-def _is_locked(path: Path) -> bool:
+def _is_lock_held(path: Path) -> bool:
     """Return whether a process holds the lock. Unlike a pid, a lock cannot be reused."""
     if sys.platform == "win32":
         return False  # `up` does not run there
@@ -187,13 +187,13 @@ def _is_locked(path: Path) -> bool:
 
 @asynccontextmanager
 async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[Client]:
-    """Connect for one command, which may send messages; raises ``BusError``."""
+    """Connect for one command. ``sends``: whether it sends messages. Raises ``BusError``."""
     configure_logs(connection.log_level)
     nc = await connect(
         connection.url,
         name="reconciler-cli",
         access=connection.access,
-        patience_seconds=PATIENCE_SECONDS,
+        patience_seconds=CONNECT_TIMEOUT_SECONDS,
     )
     try:
         try:
@@ -201,11 +201,11 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
         except BusUnavailableError:
             if len(server_urls(connection.url)) == 1:
                 raise
-            await leave_server(nc)  # this server may be isolated from the others
+            await leave_server(nc)  # the server may be isolated from the cluster
             await require_jetstream(nc)
-        await warn_of_own_clock(partial(_read_clock, nc))
+        await warn_of_clock_difference(partial(_read_clock, nc))
         if sends:
-            connection.name_bus()
+            connection.print_bus_url()
         yield nc
     finally:
         await close(nc)
@@ -219,7 +219,7 @@ async def _read_clock(nc: Client) -> BusClock:
 
 def run_async(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's coroutine on the fastest available event loop."""
-    raise_from_now_on()
+    enable_keyboard_interrupts()
     gc.freeze()  # objects imported so far are never freed
     gc.enable()
     try:

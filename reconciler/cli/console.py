@@ -1,6 +1,6 @@
 """Output for users: colors and tables on a terminal, plain text elsewhere.
 
-Importing it takes a tenth of the start time, so commands without such output do not.
+Importing it takes a tenth of a command's startup time, so commands import it only if needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from reconciler.cli.output import harmless
+from reconciler.cli.output import escape_text
 
 _GOOD = {
     "Accepted",
@@ -44,12 +44,12 @@ _WAITING = {
 }
 
 
-_LEAST_HELP_COLUMNS = 20  # below it, cyclopts wraps without end
+_MIN_HELP_COLUMNS = 20  # cyclopts never stops wrapping in fewer columns
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise ``BrokenPipeError``, with which `main` exits quietly; rich would exit with 1."""
+        """Raise ``BrokenPipeError``, which `main` handles silently; rich would exit with 1."""
         raise BrokenPipeError
 
 
@@ -66,7 +66,7 @@ class _LineConsole(_Console):
 
 
 def console(*, error: bool = False) -> _LineConsole:
-    """Return a console for standard output or error, without colors unless it is a terminal."""
+    """Return a console for standard output or error, with colors only on a terminal."""
     stream = sys.stderr if error else sys.stdout
     interactive = stream.isatty() and "NO_COLOR" not in os.environ
     return _LineConsole(
@@ -81,31 +81,31 @@ def console(*, error: bool = False) -> _LineConsole:
 
 
 def help_console() -> Console:
-    """Return the console for help."""
+    """Return a console that prints help."""
     new_console = _Console()
-    new_console.width = max(new_console.width, _LEAST_HELP_COLUMNS)
+    new_console.width = max(new_console.width, _MIN_HELP_COLUMNS)
     return new_console
 
 
 NOT_READY = "Converged, not ready"
-"""Label of a resource whose object is as declared, but not usable yet."""
+"""Label for a resource whose object is as declared but not usable yet."""
 
 
 _AGES = (("d", 86_400.0), ("h", 3_600.0), ("m", 60.0), ("s", 1.0))
-_ENOUGH = 2  # of the smaller unit: 90 minutes are 90m, not 1h
+_MIN_UNITS = 2  # fewer than 2 h are shown in minutes: 90m, not 1h
 
 
-def age(since: datetime, now: datetime) -> str:
+def format_age(since: datetime, now: datetime) -> str:
     """Return a duration in the style of kubectl: 35s, 90m, 5d."""
     seconds = max(0.0, (now - since).total_seconds())
     for unit, length in _AGES:
-        if seconds >= _ENOUGH * length:
+        if seconds >= _MIN_UNITS * length:
             return f"{int(seconds // length)}{unit}"
     return f"{int(seconds)}s"
 
 
-def coloured(word: str) -> Text:
-    """Return a word in the color of its meaning."""
+def colored(word: str) -> Text:
+    """Return a word in the color for good, bad or pending states."""
     if word in _GOOD:
         return Text(word, "green")
     if word in _BAD:
@@ -114,16 +114,16 @@ def coloured(word: str) -> Text:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print rows under headings, colored on a terminal, and suitable for grep and awk elsewhere."""
+    """Print rows under headings: colored on a terminal, and one line per row elsewhere."""
     table = Table(columns)
     table.print(rows, headings=True)
 
 
 class Table:
-    """Rows under headings, which may be printed in several calls. Columns keep their widths.
+    """A table whose rows may be printed in several calls, without narrowing its columns.
 
-    No word is broken. On a narrow terminal, text is wrapped between words. If that is not
-    sufficient, each row is printed as a paragraph.
+    Words are never broken. A narrow terminal wraps text between words, or if words do not fit,
+    shows each row as a paragraph.
     """
 
     def __init__(self, columns: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ class Table:
         self._widths = [0] * len(columns)
 
     def print(self, rows: Iterable[Sequence[str | Text]], *, headings: bool = False) -> None:
-        """Print rows, with the previous widths if they suffice."""
+        """Print rows; columns become wider if a cell does not fit."""
         cells = [[_cell(each) for each in row] for row in rows]
         lines = [[_cell(Text(each, "bold")) for each in self._columns], *cells]
         columns = list(zip(*lines, strict=True))
@@ -144,11 +144,11 @@ class Table:
                 sys.stdout.write(f"{_line(row, self._widths)}\n")
             return
         out = console()
-        widths = _fitted(columns, self._widths, out.width)
+        widths = _fit_widths(columns, self._widths, out.width)
         if widths is None:
             self._print_paragraphs(out, cells)
             return
-        table = Grid.grid(padding=(0, _BETWEEN, 0, 0))
+        table = Grid.grid(padding=(0, _COLUMN_GAP, 0, 0))
         for width in widths:
             table.add_column(width=width, overflow="fold")
         for row in lines if headings else cells:
@@ -156,39 +156,39 @@ class Table:
         out.print(table)
 
     def _print_paragraphs(self, out: Console, rows: Iterable[Sequence[Text]]) -> None:
-        room = max(map(len, self._columns))
+        width = max(map(len, self._columns))
         for row in rows:
             for heading, cell in zip(self._columns, row, strict=True):
                 if cell:
-                    label = f"{heading.ljust(room)}  "
+                    label = f"{heading.ljust(width)}  "
                     out.print(Text.assemble((label, "bold"), cell), soft_wrap=True)
             out.print()
 
 
-_BETWEEN = 2  # spaces between columns
+_COLUMN_GAP = 2  # spaces between columns
 
 
 def _cell(value: str | Text) -> Text:
     if isinstance(value, Text) and value.plain.isprintable():
         return value
-    return Text(harmless(str(value)), "" if isinstance(value, str) else value.style)
+    return Text(escape_text(str(value)), "" if isinstance(value, str) else value.style)
 
 
 def _line(row: Sequence[Text], widths: Sequence[int]) -> str:
     cells = (cell.plain.ljust(width) for cell, width in zip(row, widths, strict=True))
-    return (" " * _BETWEEN).join(cells).rstrip()
+    return (" " * _COLUMN_GAP).join(cells).rstrip()
 
 
-def _fitted(
-    columns: Sequence[Sequence[Text]], widths: Sequence[int], room: int
+def _fit_widths(
+    columns: Sequence[Sequence[Text]], widths: Sequence[int], width: int
 ) -> list[int] | None:
-    """Return fitting widths, wrapping the widest text first; None if words would be broken."""
-    least = [max(_longest_word(cell) for cell in column) for column in columns]
+    """Return widths that fit, narrowing the widest columns first; None if a word does not fit."""
+    minimums = [max(_longest_word(cell) for cell in column) for column in columns]
     fitted = list(widths)
-    excess = sum(widths) + _BETWEEN * (len(widths) - 1) - room
-    for place in sorted(range(len(widths)), key=lambda place: -widths[place]):
-        removed = max(0, min(excess, fitted[place] - least[place]))
-        fitted[place] -= removed
+    excess = sum(widths) + _COLUMN_GAP * (len(widths) - 1) - width
+    for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
+        removed = max(0, min(excess, fitted[index] - minimums[index]))
+        fitted[index] -= removed
         excess -= removed
     return None if excess > 0 else fitted
 

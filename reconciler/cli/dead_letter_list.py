@@ -1,4 +1,4 @@
-"""Dead letters on the command line: their selection and output."""
+"""Select dead letters on the command line, and print them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from events.excerpt import some
 from events.names import ResourceKey
 from events.subjects import NO_NAMESPACE
 from events.wording import plural
-from reconciler.cli.console import coloured, console, print_table
+from reconciler.cli.console import colored, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.output import (
     Format,
-    harmless,
-    harmless_json,
+    escape_json,
+    escape_text,
     print_structured,
     single_line,
     time_text,
@@ -31,15 +31,15 @@ from reconciler.sdk.dead_letters import DeadLetter, Retried, filter_letters
 
 ShownStage = Literal[Stage, "unreadable"]
 
-_SHOWN_REASONS = 10
-_REASON_WIDTH = 120
+_MAX_SHOWN_REASONS = 10
+_MAX_REASON_CHARACTERS = 120
 _VARYING = re.compile(r"'[^']*'|`[^`]*`|\"[^\"]*\"|(?<![\w/-])[\w/-]*\d[\w.:/@-]*")
-_NAMES = {NO_NAMESPACE: "without a namespace", OTHERS: "other namespaces"}
+_LABELS = {NO_NAMESPACE: "without a namespace", OTHERS: "other namespaces"}
 _INTAKE_STAGES = frozenset({"intake", "declaration", "request", "decision"})
 
 
-class Listed(msgspec.Struct, frozen=True, rename="camel"):
-    """One letter in a list."""
+class LetterSummary(msgspec.Struct, frozen=True, rename="camel"):
+    """A dead letter in a list."""
 
     number: int
     at: datetime
@@ -53,8 +53,8 @@ class Listed(msgspec.Struct, frozen=True, rename="camel"):
     reason: str
 
 
-class Outcome(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The result of handling a letter."""
+class HandlingResult(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The result of handling a dead letter."""
 
     number: int
     done: bool
@@ -63,8 +63,8 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     message: str = ""
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """The selected letters: by number, or all that match, with their expected number."""
+class LetterSelection(msgspec.Struct, frozen=True):
+    """The selected letters: by number, or by filters with the expected count."""
 
     numbers: Sequence[int]
     stage: ShownStage | None
@@ -79,42 +79,42 @@ class Chosen(msgspec.Struct, frozen=True):
         """
         by_filter = self.all_letters or self.stage is not None or self.resource is not None
         if not self.numbers and not by_filter:
-            raise UsageError("no dead letter selected; give numbers, --stage, --resource or --all")
+            raise UsageError("no dead letter selected; use numbers, --stage, --resource or --all")
         if self.numbers and by_filter:
-            raise UsageError("give either numbers, or --stage, --resource and --all")
+            raise UsageError("use either numbers, or --stage, --resource and --all")
         if self.resource is not None:
             ResourceKey.parse(self.resource)  # an invalid key needs no server
 
-    def of(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
-        """Return the selected letters; raises ``CommandError`` for an unexpected number."""
+    def select(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """Return the selected letters; raises ``CommandError`` for an unexpected count."""
         if self.numbers:
-            return [_numbered(letters, number) for number in dict.fromkeys(self.numbers)]
+            return [_find_letter(letters, number) for number in dict.fromkeys(self.numbers)]
         key = None if self.resource is None else ResourceKey.parse(self.resource)
         matches = filter_letters(letters, stage=self.stage, resource=key)
         if self.count != len(matches):
-            meant = "use" if self.count is None else f"--count is {self.count}; use"
-            select = plural(len(matches), "open dead letter matches", "open dead letters match")
+            hint = "use" if self.count is None else f"--count is {self.count}; use"
+            matched = plural(len(matches), "open dead letter matches", "open dead letters match")
             raise CommandError(
-                f"{select}, and nothing was changed; {meant} "
+                f"{matched}, and nothing was changed; {hint} "
                 f"--count {len(matches)} to select all of them"
             )
         return matches
 
 
-async def read_one(client: Client, number: int) -> tuple[DeadLetter, int]:
-    """Return a letter, and the number of the letter that its retry became, 0 for none."""
+async def read_letter(client: Client, number: int) -> tuple[DeadLetter, int]:
+    """Return a letter, and the number of the letter that its retry became, or 0."""
     letters = await client.dead_letters(only_open=False)
-    letter = _numbered(letters, number)
+    letter = _find_letter(letters, number)
     positions = {each.position for each in letter.handled if each.position}
-    later = [
+    retries = [
         each.number
         for each in letters
         if each.record.position in positions and each.record.stage in _INTAKE_STAGES
     ]
-    return letter, max(later, default=0)
+    return letter, max(retries, default=0)
 
 
-def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
+def _find_letter(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
     for each in letters:
         if each.number == number:
             return each
@@ -123,24 +123,24 @@ def _numbered(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
     )
 
 
-def outcome_of(retried: Retried) -> Outcome:
-    """Return the result of a retry. A rejection by the decider counts as not done."""
+def summarize_retry(retried: Retried) -> HandlingResult:
+    """Return the result of a retry, which has failed if the decider rejected the message."""
     reply = retried.reply
     if reply is None:
-        return Outcome(retried.number, True, "Stored", retried.position)
+        return HandlingResult(retried.number, True, "Stored", retried.position)
     if reply.accepted:
         message = f"generation {reply.generation}"
-        return Outcome(retried.number, True, reply.reason, retried.position, message)
-    return Outcome(retried.number, False, reply.reason, retried.position, reply.message)
+        return HandlingResult(retried.number, True, reply.reason, retried.position, message)
+    return HandlingResult(retried.number, False, reply.reason, retried.position, reply.message)
 
 
-# --- showing
+# --- output
 
 
-def listed(letter: DeadLetter) -> Listed:
-    """Return the fields of a letter in a list."""
+def summarize_letter(letter: DeadLetter) -> LetterSummary:
+    """Return the fields of a letter that a list shows."""
     record = letter.record
-    return Listed(
+    return LetterSummary(
         letter.number,
         record.at,
         record.stage,
@@ -154,7 +154,7 @@ def listed(letter: DeadLetter) -> Listed:
     )
 
 
-def print_letters(letters: Sequence[Listed]) -> None:
+def print_letters(letters: Sequence[LetterSummary]) -> None:
     """Print a table of letters, and the number of letters by reason."""
     if not letters:
         sys.stdout.write("no dead letters\n")
@@ -166,31 +166,30 @@ def print_letters(letters: Sequence[Listed]) -> None:
                 str(each.number),
                 time_text(each.at),
                 each.stage,
-                each.resource or _one_line(each.subject),
-                coloured(each.state),
-                _one_line(each.reason),
+                each.resource or _shorten(each.subject),
+                colored(each.state),
+                _shorten(each.reason),
             )
             for each in letters
         ],
     )
     sys.stdout.write("\n")
-    for (stage, reason), count in counted(letters).most_common(_SHOWN_REASONS):
+    for (stage, reason), count in count_reasons(letters).most_common(_MAX_SHOWN_REASONS):
         console().print(f"{plural(count, 'dead letter')} at stage {stage}: {reason}")
 
 
 def discarded_text(counts: Sequence[Discarded]) -> str:
-    """Return a text about discarded messages: their number, the last time, and their namespaces."""
+    """Describe discarded messages: their number, latest time, namespaces and stages."""
     last = max(each.last_at for each in counts)
     total = sum(each.count for each in counts)
-    most = sorted(counts, key=lambda each: each.count, reverse=True)
+    ordered = sorted(counts, key=lambda each: each.count, reverse=True)
     parts = [
-        f"{_NAMES.get(each.namespace, each.namespace)}: {each.count} at stage {each.stage}"
-        for each in most
+        f"{_LABELS.get(each.namespace, each.namespace)}: {each.count} at stage {each.stage}"
+        for each in ordered
     ]
-    messages = "message" if total == 1 else "messages"
+    messages = plural(total, "message")
     return (
-        f"{total} {messages} discarded without a dead letter, the last at {time_text(last)}; "
-        f"{some(parts)}"
+        f"{messages} discarded without a dead letter, the last at {time_text(last)}; {some(parts)}"
     )
 
 
@@ -200,24 +199,24 @@ def print_discarded(
     key: ResourceKey | None,
     since: datetime | None,
 ) -> None:
-    """Print the number of messages without a letter, if there are any."""
-    chosen = [
+    """Print how many messages were discarded without a letter, if any."""
+    shown = [
         each
         for each in counts
         if stage in (None, each.stage)
         and (key is None or each.namespace == key.namespace)
         and (since is None or each.last_at >= since)
     ]
-    if chosen:
-        console().print(f"not listed: {discarded_text(chosen)}")
+    if shown:
+        console().print(f"not listed: {discarded_text(shown)}")
 
 
-def counted(letters: Iterable[Listed]) -> Counter[tuple[str, str]]:
+def count_reasons(letters: Iterable[LetterSummary]) -> Counter[tuple[str, str]]:
     """Count letters by stage and reason, ignoring names and numbers in the reasons."""
-    return Counter((each.stage, _VARYING.sub("…", _one_line(each.reason))) for each in letters)
+    return Counter((each.stage, _VARYING.sub("…", _shorten(each.reason))) for each in letters)
 
 
-def print_letter(letter: DeadLetter, later: int) -> None:
+def print_letter(letter: DeadLetter, retry_number: int) -> None:
     """Print all fields of a letter."""
     record = letter.record
     out = console()
@@ -238,16 +237,18 @@ def print_letter(letter: DeadLetter, later: int) -> None:
         corrected = ", with a corrected payload" if each.corrected else ""
         note = f": {each.note}" if each.note else ""
         rows.append((each.resolution, f"{time_text(each.at)} by {each.by}{where}{corrected}{note}"))
-    if later:
-        rows.append(("Failed", f"the retry failed too, and the message became dead letter {later}"))
+    if retry_number:
+        rows.append(
+            ("Failed", f"the retry failed too, and the message became dead letter {retry_number}")
+        )
     for name, value in rows:
         if value:
             out.print(f"{name + ':':<12}{value}")
     out.print("Payload:")
-    sys.stdout.write(_readable(letter) + "\n")
+    sys.stdout.write(_format_payload(letter) + "\n")
 
 
-def print_outcomes(outcomes: Sequence[Outcome], output: Format) -> None:
+def print_handling_results(outcomes: Sequence[HandlingResult], output: Format) -> None:
     """Print the results of retrying or dismissing letters."""
     if output != "table":
         print_structured(outcomes, output)
@@ -255,7 +256,7 @@ def print_outcomes(outcomes: Sequence[Outcome], output: Format) -> None:
     rows = [
         (
             str(each.number),
-            coloured(each.what),
+            colored(each.what),
             str(each.position or ""),
             single_line(each.message),
         )
@@ -264,17 +265,17 @@ def print_outcomes(outcomes: Sequence[Outcome], output: Format) -> None:
     print_table(("NUMBER", "RESULT", "POSITION", "MESSAGE"), rows)
 
 
-def _readable(letter: DeadLetter) -> str:
-    """Return the payload: JSON with its structure, other text as a literal, bytes in base64."""
+def _format_payload(letter: DeadLetter) -> str:
+    """Return the payload: formatted JSON, other text as a literal, or bytes in Base64."""
     record = letter.record
     if record.payload_encoding == "base64":
         return f"(base64) {record.payload}"
     try:
-        return harmless_json(msgspec.json.format(record.payload, indent=2))
+        return escape_json(msgspec.json.format(record.payload, indent=2))
     except (ValueError, RecursionError):
         return repr(record.payload)
 
 
-def _one_line(text: str) -> str:
-    line = harmless(single_line(text))
-    return line if len(line) <= _REASON_WIDTH else line[: _REASON_WIDTH - 1] + "…"
+def _shorten(text: str) -> str:
+    line = escape_text(single_line(text))
+    return line if len(line) <= _MAX_REASON_CHARACTERS else line[: _MAX_REASON_CHARACTERS - 1] + "…"

@@ -12,40 +12,42 @@ from cyclopts import Parameter
 from events.dead_letter import Discarded
 from events.envelope import MAX_MESSAGE_BYTES
 from events.names import ResourceKey
-from reconciler.cli.app import group_of_commands
-from reconciler.cli.client import client_of
-from reconciler.cli.connection import HERE, Connection, run_async
+from reconciler.cli.app import command_group
+from reconciler.cli.client import connect_client
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, run_async
 from reconciler.cli.dead_letter_list import (
-    Chosen,
-    Outcome,
+    HandlingResult,
+    LetterSelection,
     ShownStage,
-    listed,
-    outcome_of,
     print_discarded,
+    print_handling_results,
     print_letter,
     print_letters,
-    print_outcomes,
-    read_one,
+    read_letter,
+    summarize_letter,
+    summarize_retry,
 )
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
+from reconciler.cli.local_clock import record_local_clock_use
 from reconciler.cli.options import Duration, Integer, NamedPath, Output, check_limit
 from reconciler.cli.output import Format, print_structured
-from reconciler.cli.own_clock import note_own_clock
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.sdk.client import Client
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 
-ByStage = Annotated[ShownStage | None, Parameter(help="Only dead letters of this stage.")]
-ByResource = Annotated[str | None, Parameter(help="Only dead letters of this NAMESPACE/KIND/NAME.")]
+StageFilter = Annotated[ShownStage | None, Parameter(help="Only dead letters of this stage.")]
+ResourceFilter = Annotated[
+    str | None, Parameter(help="Only dead letters of this NAMESPACE/KIND/NAME.")
+]
 
-deadletters = group_of_commands(
+deadletters = command_group(
     "deadletters",
     """List, retry and dismiss messages that Reconciler could not process.
 
 A dead letter is a message that Reconciler could not process, stored for
-90 days with the reason. A dead letter never changes. `show` lists
-each retry and dismissal.
+90 days with the reason. Dead letters never change. `show` lists each retry
+and dismissal.
 
 For example:
 
@@ -60,13 +62,13 @@ For example:
 @deadletters.command(name="list")
 def list_letters(
     *,
-    stage: ByStage = None,
-    resource: ByResource = None,
+    stage: StageFilter = None,
+    resource: ResourceFilter = None,
     since: Duration | None = None,
     handled: bool = False,
     limit: Integer | None = None,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """List dead letters, newest last, and count their reasons.
 
@@ -83,7 +85,7 @@ def list_letters(
     Parameters
     ----------
     since
-        Only dead letters of this time span before now: 30s, 2m, 1h.
+        Only dead letters that are at most this old: 30s, 2m, 1h.
     handled
         Also list those that were retried or dismissed.
     limit
@@ -93,20 +95,22 @@ def list_letters(
         check_limit(limit)
     key = None if resource is None else ResourceKey.parse(resource)
     if since is not None:
-        note_own_clock()
-    begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
-    letters, discarded = run_async(_find(connection, stage, key, begin, only_open=not handled))
+        record_local_clock_use()
+    oldest = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
+    letters, discarded = run_async(_find(connection, stage, key, oldest, only_open=not handled))
     newest = letters if limit is None else letters[max(0, len(letters) - limit) :]
     if output == "table":
-        print_letters([listed(each) for each in newest])
-        print_discarded(discarded, stage, key, begin)
+        print_letters([summarize_letter(each) for each in newest])
+        print_discarded(discarded, stage, key, oldest)
     else:
-        print_structured([listed(each) for each in newest], output)
+        print_structured([summarize_letter(each) for each in newest], output)
     return Exit.OK
 
 
 @deadletters.command
-def show(number: Integer, /, *, output: Output = "table", connection: Connection = HERE) -> int:
+def show(
+    number: Integer, /, *, output: Output = "table", connection: Connection = DEFAULT_CONNECTION
+) -> int:
     """Show one dead letter with its payload.
 
     For example:
@@ -119,9 +123,9 @@ def show(number: Integer, /, *, output: Output = "table", connection: Connection
     number
         Number of the dead letter, as `list` shows it.
     """
-    letter, later = run_async(_one(connection, number))
+    letter, retry_number = run_async(_read_one(connection, number))
     if output == "table":
-        print_letter(letter, later)
+        print_letter(letter, retry_number)
     else:
         print_structured(letter, output)
     return Exit.OK
@@ -130,15 +134,15 @@ def show(number: Integer, /, *, output: Output = "table", connection: Connection
 @deadletters.command
 def retry(
     *numbers: Integer,
-    stage: ByStage = None,
-    resource: ByResource = None,
+    stage: StageFilter = None,
+    resource: ResourceFilter = None,
     all_letters: Annotated[bool, Parameter(name="--all")] = False,
     count: Integer | None = None,
     file: NamedPath | None = None,
     force: bool = False,
     timeout: Duration = 5.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Publish the messages of dead letters again. Remove the cause first.
 
@@ -173,32 +177,32 @@ def retry(
         Maximum time to wait for the decider's response to a declaration.
     """
     if file is not None and len(numbers) != 1:
-        raise UsageError("--file: contains the payload of one dead letter; give exactly one number")
+        raise UsageError("--file: contains the payload of one dead letter; name exactly one number")
     payload = None if file is None else _payload(file)
-    chosen = Chosen(numbers, stage, resource, all_letters, count)
+    selection = LetterSelection(numbers, stage, resource, all_letters, count)
 
-    async def one(client: Client, letter: DeadLetter) -> Outcome:
+    async def handle(client: Client, letter: DeadLetter) -> HandlingResult:
         try:
             retried = await client.retry_dead_letter(
                 letter, payload=payload, force=force, reply_seconds=timeout
             )
         except LetterRefusedError as error:
-            return Outcome(letter.number, False, "Refused", message=str(error))
-        return outcome_of(retried)
+            return HandlingResult(letter.number, False, "Refused", message=str(error))
+        return summarize_retry(retried)
 
-    return _do(connection, chosen, one, output)
+    return _handle_selected(connection, selection, handle, output)
 
 
 @deadletters.command
 def dismiss(
     *numbers: Integer,
-    stage: ByStage = None,
-    resource: ByResource = None,
+    stage: StageFilter = None,
+    resource: ResourceFilter = None,
     all_letters: Annotated[bool, Parameter(name="--all")] = False,
     count: Integer | None = None,
     note: str = "",
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Mark dead letters as handled, so that `doctor` does not count them.
 
@@ -219,13 +223,13 @@ def dismiss(
     note
         The reason, stored with the dead letter.
     """
-    chosen = Chosen(numbers, stage, resource, all_letters, count)
+    selection = LetterSelection(numbers, stage, resource, all_letters, count)
 
-    async def one(client: Client, letter: DeadLetter) -> Outcome:
+    async def handle(client: Client, letter: DeadLetter) -> HandlingResult:
         await client.dismiss_dead_letter(letter, note=note)
-        return Outcome(letter.number, True, "Dismissed")
+        return HandlingResult(letter.number, True, "Dismissed")
 
-    return _do(connection, chosen, one, output)
+    return _handle_selected(connection, selection, handle, output)
 
 
 async def _find(
@@ -236,39 +240,39 @@ async def _find(
     *,
     only_open: bool,
 ) -> tuple[list[DeadLetter], Sequence[Discarded]]:
-    async with client_of(connection, sends=False) as client:
+    async with connect_client(connection, sends=False) as client:
         letters = await client.dead_letters(
             stage=stage, resource=resource, since=since, only_open=only_open
         )
         return letters, await client.discarded()
 
 
-async def _one(connection: Connection, number: int) -> tuple[DeadLetter, int]:
-    async with client_of(connection, sends=False) as client:
-        return await read_one(client, number)
+async def _read_one(connection: Connection, number: int) -> tuple[DeadLetter, int]:
+    async with connect_client(connection, sends=False) as client:
+        return await read_letter(client, number)
 
 
 def _payload(file: Path) -> bytes:
-    """Read a corrected payload, but not more than the maximum message size."""
+    """Read a corrected payload, at most one byte over the maximum message size."""
     with file.open("rb") as opened:
         return opened.read(MAX_MESSAGE_BYTES + 1)
 
 
-def _do(
+def _handle_selected(
     connection: Connection,
-    chosen: Chosen,
-    one: Callable[[Client, DeadLetter], Awaitable[Outcome]],
+    selection: LetterSelection,
+    handle: Callable[[Client, DeadLetter], Awaitable[HandlingResult]],
     output: Format,
 ) -> int:
     """Handle each selected letter, oldest first, and print the results."""
-    chosen.check()
+    selection.check()
 
-    async def each_in_turn() -> list[Outcome]:
-        async with client_of(connection) as client:
-            letters = chosen.of(await client.dead_letters(only_open=False))
-            return [await one(client, letter) for letter in letters]
+    async def handle_all() -> list[HandlingResult]:
+        async with connect_client(connection) as client:
+            letters = selection.select(await client.dead_letters(only_open=False))
+            return [await handle(client, letter) for letter in letters]
 
-    outcomes = run_async(each_in_turn())
+    outcomes = run_async(handle_all())
     with tolerating_closed_output():
-        print_outcomes(outcomes, output)
+        print_handling_results(outcomes, output)
     return Exit.OK if all(each.done for each in outcomes) else Exit.FAILED

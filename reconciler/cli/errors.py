@@ -1,4 +1,4 @@
-"""Errors for users: one line with the problem, its place and the remedy."""
+"""Errors for users: one line with the object, the problem and the remedy."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from infra.components import ComponentError
 from infra.jetstream.connection import without_secrets
 from infra.jetstream.errors import BusError, NotFoundOnBusError
 from reconciler.cli.exits import Exit
-from reconciler.cli.output import harmless
-from reconciler.cli.settings import NAMES, flag
+from reconciler.cli.output import escape_text
+from reconciler.cli.settings import NAMES, flag_name
 from reconciler.errors import HostError, ReconcilerError, WaitTimeoutError
 from reconciler.process_secrets import OF_THIS_PROCESS
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_COMMAND = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
-_MISSING = re.compile(r"(stream|consumer) not found")
+DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_COMMAND_PATTERN = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
+_MISSING_PATTERN = re.compile(r"(stream|consumer) not found")
 
 
 class CommandError(Exception):
-    """A command failed. The message is for users."""
+    """A command failed; the message is for users."""
 
     status: Exit = Exit.FAILED
 
@@ -43,7 +43,7 @@ class UsageError(CommandError):
 
 
 class StackError(CommandError):
-    """A part of `reconciler up` could not be started, or has ended."""
+    """A server of `reconciler up` could not start, or has stopped."""
 
 
 EXPECTED = (
@@ -62,18 +62,18 @@ EXPECTED = (
 def report(
     error: BaseException, tokens: Sequence[str] = (), *, with_traceback: bool = False
 ) -> Exit:
-    """Write each error as one line on standard error, without secrets. Return the exit status.
+    """Write each error as one line to standard error, without secrets. Return the exit status.
 
-    ``tokens``: the command line. Its options of the connection are added to the commands in
-    messages, without secrets.
+    ``tokens``: the command line. Its connection options are added, without secrets, to the commands
+    in messages.
     """
     status = Exit.OK
     reported: set[str] = set()
     if with_traceback:
         sys.stderr.write(OF_THIS_PROCESS.hide("".join(traceback.format_exception(error))))
     for one in _leaves(error):
-        line = OF_THIS_PROCESS.hide(_with_flags(one_line(one), tokens))
-        if line not in reported:  # several parts of a process may report the same error
+        line = OF_THIS_PROCESS.hide(_with_flags(format_error(one), tokens))
+        if line not in reported:  # several tasks may report the same error
             sys.stderr.write(f"error: {line}\n")
         reported.add(line)
         status = max(status, _status(one))
@@ -81,19 +81,19 @@ def report(
 
 
 def _with_flags(line: str, tokens: Sequence[str]) -> str:
-    flags = {flag(name) for name in NAMES}
+    flags = {flag_name(name) for name in NAMES}
     with_values: list[str] = []
     for number, token in enumerate(tokens):
         name, sign, value = token.partition("=")
         if name in flags:
             value = value if sign else "".join(tokens[number + 1 : number + 2])
             with_values.append(shlex.join((name, without_secrets(value))))
-    return _COMMAND.sub(lambda found: " ".join((found[0], *with_values)), line)
+    return _COMMAND_PATTERN.sub(lambda found: " ".join((found[0], *with_values)), line)
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error as one line, with its class if it is unexpected."""
-    text = harmless(shorten(" ".join(_message_of(error).split()))) or type(error).__name__
+def format_error(error: BaseException) -> str:
+    """Return an error as one line, including its class if it is unexpected."""
+    text = escape_text(shorten(" ".join(_message_of(error).split()))) or type(error).__name__
     if isinstance(error, EXPECTED):
         return text
     return (
@@ -103,14 +103,14 @@ def one_line(error: BaseException) -> str:
 
 
 def _message_of(error: BaseException) -> str:
-    """Return an error's text. That of a file error contains the path, and no number."""
+    """Return an error's text. For a file error, it contains the path, but not the errno."""
     if isinstance(error, HostError):
         return error.local_text
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno in FULL:  # for example, of standard output
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
         return f"cannot write: {error.strerror}; free disk space, or write to another disk"
-    if isinstance(error, NotFoundOnBusError) and _MISSING.search(str(error)):
+    if isinstance(error, NotFoundOnBusError) and _MISSING_PATTERN.search(str(error)):
         return f"{error}; `reconciler init` creates missing streams and consumers"
     return str(error)
 
@@ -126,7 +126,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> Exit:
     if isinstance(error, CommandError):
         return error.status
-    # Of the command line: those of messages have another class.
+    # The name is from the command line; an invalid name in a message raises another class.
     if isinstance(error, InvalidNameError):
         return Exit.USAGE
     return Exit.TIMEOUT if isinstance(error, WaitTimeoutError) else Exit.FAILED

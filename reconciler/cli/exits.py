@@ -4,11 +4,13 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """Exit status of the process."""
+    """An exit status of the process."""
 
     OK = 0
     FAILED = 1
     USAGE = 2
-    DIFFERENT = 2  # no error: as of `terraform plan -detailed-exitcode`; errors are FAILED then
+    DIFFERENT = (
+        2  # as in `terraform plan -detailed-exitcode`; these commands report errors as FAILED
+    )
     TIMEOUT = 3
     INTERRUPTED = 130

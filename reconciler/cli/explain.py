@@ -1,4 +1,4 @@
-"""`reconciler explain`: show the fields of a kind, and the outputs of its objects."""
+"""`reconciler explain`: show a kind's fields, and the outputs of its objects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from events.manifest import DEFAULT_PROVIDER_CONFIG, Policy, ProviderConfigRef
+from infra.bus.event_log import open_log
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.completion import complete_kinds
-from reconciler.cli.connection import HERE, Connection, NoBusError, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, NoBusError, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.errors import CommandError
-from reconciler.cli.folded_log import log_of
-from reconciler.cli.naming import same_kind
+from reconciler.cli.naming import is_same_kind
 from reconciler.cli.options import Output
 from reconciler.cli.output import print_structured
 from reconciler.provider.kind import Kind, KindRegistry, installed_kinds
@@ -28,30 +28,30 @@ _DEFINITIONS: Final = "#/$defs/"
 _LABELS: Final = "labels"
 _COLUMNS: Final = 80
 _ANY_NAME: Final = "NAME"
-"""Placeholder in a path for the keys of a map."""
+"""Placeholder for a map's keys in a path."""
 
 _INDENT: Final = " " * 4
 _NO_DEFAULT: Final[tuple[Any, ...]] = (msgspec.UNSET, None, "", (), [], {})
 
 
-class _Common(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The fields of every spec that Reconciler itself reads."""
+class _CommonFields(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The fields that every spec has, and that Reconciler itself reads."""
 
     provider_config_ref: Annotated[
         ProviderConfigRef,
-        msgspec.Meta(description="ProviderConfig with the API of the object. Default: default."),
+        msgspec.Meta(description="ProviderConfig with the object's API. Default: default."),
     ] = ProviderConfigRef(DEFAULT_PROVIDER_CONFIG)
     policy: Annotated[
         Policy,
         msgspec.Meta(
             description="Rules for managing the object. `reconciler explain KIND.policy` "
-            "shows its fields."
+            "shows the fields."
         ),
     ] = Policy()
 
 
 class FieldExplanation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """One field. ``replaces``: a change requires a replacement of the object."""
+    """One field. ``replaces``: whether a change replaces the object."""
 
     field: str
     type: str
@@ -79,14 +79,13 @@ def explain(
     /,
     *,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show the fields of a kind: types, allowed values, defaults, meaning.
 
-    "replaces" marks a field that the API cannot change in place. Changing
-    it replaces the object. The command needs a server only for a kind that a
-    KindDefinition defines.
-    `reconciler kinds` lists the kinds.
+    "replaces" marks a field that the API cannot change in place. Changing it
+    replaces the object. The command needs a server only for a kind that a
+    KindDefinition defines. `reconciler kinds` lists the kinds.
 
     For example:
 
@@ -102,13 +101,13 @@ def explain(
     """
     kind, _, path = kind.partition(".")
     kinds = installed_kinds()
-    if not any(same_kind(kind, each) for each in kinds):
+    if not any(is_same_kind(kind, each) for each in kinds):
         try:
-            kinds = run_async(with_definitions(connection, kinds))
+            kinds = run_async(load_definitions(connection, kinds))
         except (BusUnavailableError, NoBusError) as error:
             raise CommandError(f"kind {kind!r} is not installed here, and {error}") from None
-    name = next((each for each in kinds if same_kind(kind, each)), kind)
-    explanation = _part(explanation_of(kinds[name]), path)
+    name = next((each for each in kinds if is_same_kind(kind, each)), kind)
+    explanation = _select_field(explain_kind(kinds[name]), path)
     if output == "table":
         _print(explanation)
     else:
@@ -116,17 +115,17 @@ def explain(
     return 0
 
 
-def _part(explanation: KindExplanation, path: str) -> KindExplanation:
-    """Return one field with its subfields; raises ``CommandError`` if it does not exist."""
+def _select_field(explanation: KindExplanation, path: str) -> KindExplanation:
+    """Return a field with its subfields; raises ``CommandError`` if it does not exist."""
     path = path.removeprefix("spec.")
     if not path:
         return explanation
 
-    def chosen(fields: list[FieldExplanation]) -> list[FieldExplanation]:
+    def select(fields: list[FieldExplanation]) -> list[FieldExplanation]:
         return [each for each in fields if f"{each.field}.".startswith(f"{path}.")]
 
-    spec, common = chosen(explanation.spec), chosen(explanation.common)
-    outputs = chosen(explanation.outputs)
+    spec, common = select(explanation.spec), select(explanation.common)
+    outputs = select(explanation.outputs)
     if not spec and not common and not outputs:
         known = [
             each.field for each in (*explanation.spec, *explanation.common, *explanation.outputs)
@@ -137,26 +136,26 @@ def _part(explanation: KindExplanation, path: str) -> KindExplanation:
     return msgspec.structs.replace(explanation, spec=[*spec, *common], common=[], outputs=outputs)
 
 
-async def with_definitions(connection: Connection, kinds: KindRegistry) -> KindRegistry:
+async def load_definitions(connection: Connection, kinds: KindRegistry) -> KindRegistry:
     """Add the kinds that were defined at run time; raises ``BusError``."""
     async with bus(connection) as nc:
-        await Definitions(kinds).load(await log_of(nc))
+        await Definitions(kinds).load(await open_log(nc))
     return kinds
 
 
-def explanation_of(kind: Kind) -> KindExplanation:
-    """Return the explanation of a kind, from its structs."""
+def explain_kind(kind: Kind) -> KindExplanation:
+    """Return a kind's explanation, derived from its structs."""
     schema = msgspec.json.schema(kind.schema)
     outputs = [] if kind.outputs is None else [*_fields(msgspec.json.schema(kind.outputs), kind)]
     return KindExplanation(
         kind=kind.name,
         api_version=kind.api_version,
         provider=kind.provider,
-        about=_about(schema, kind),
+        about=_describe(schema, kind),
         spec=[*_fields(schema, kind)],
         common=[
             each
-            for each in _fields(msgspec.json.schema(_Common), kind)
+            for each in _fields(msgspec.json.schema(_CommonFields), kind)
             if kind.is_external or each.field.startswith("policy")
         ],
         outputs=outputs,
@@ -164,83 +163,83 @@ def explanation_of(kind: Kind) -> KindExplanation:
     )
 
 
-def _about(schema: Any, kind: Kind) -> str:
+def _describe(schema: Any, kind: Kind) -> str:
     if kind.definition is not None:
         return "Defined by a KindDefinition."
-    paragraphs = str(_resolved(schema, schema).get("description", "")).split("\n\n")
+    paragraphs = str(_resolve(schema, schema).get("description", "")).split("\n\n")
     return "\n\n".join(" ".join(each.replace("``", "").split()) for each in paragraphs)
 
 
 def _fields(schema: Any, kind: Kind) -> Iterator[FieldExplanation]:
-    yield from _of_struct(schema, _resolved(schema, schema), kind, "", ())
+    yield from _struct_fields(schema, _resolve(schema, schema), kind, "", ())
 
 
-def _of_struct(
-    schema: Any, struct: Any, kind: Kind, prefix: str, above: tuple[str, ...]
+def _struct_fields(
+    schema: Any, struct: Any, kind: Kind, prefix: str, ancestors: tuple[str, ...]
 ) -> Iterator[FieldExplanation]:
     required = struct.get("required", ())
     for name, part in struct.get("properties", {}).items():
         path = f"{prefix}{name}"
-        nested = _nested(schema, part)
+        nested = _find_struct(schema, part)
         yield FieldExplanation(
             path,
-            _type(schema, part),
+            _format_type(schema, part),
             required=name in required,
             default=part.get("default", msgspec.UNSET) if name not in required else msgspec.UNSET,
             replaces=any(path == each or path.startswith(f"{each}.") for each in kind.immutable),
             about=" ".join(str(part.get("description", "")).split()),
         )
         title = "" if nested is None else str(nested.get("title"))
-        if nested is not None and title not in above:
+        if nested is not None and title not in ancestors:
             inner = f"{path}.{_ANY_NAME}." if "additionalProperties" in part else f"{path}."
-            yield from _of_struct(schema, nested, kind, inner, (*above, title))
+            yield from _struct_fields(schema, nested, kind, inner, (*ancestors, title))
 
 
-def _resolved(schema: Any, part: Any) -> Any:
+def _resolve(schema: Any, part: Any) -> Any:
     reference = part.get("$ref", "")
     if reference.startswith(_DEFINITIONS):
         return schema["$defs"][reference.removeprefix(_DEFINITIONS)]
     return part
 
 
-def _nested(schema: Any, part: Any) -> Any:
-    """Return the struct of a field, also of a list or an optional one, or None."""
-    resolved = _resolved(schema, part)
+def _find_struct(schema: Any, part: Any) -> Any:
+    """Return the struct of a field or of its items, or None if it has no subfields."""
+    resolved = _resolve(schema, part)
     if "properties" in resolved:
         return None if resolved.get("title") == "SecretRef" else resolved
     for inner in ("items", "additionalProperties"):
         if isinstance(resolved.get(inner), dict):
-            return _nested(schema, resolved[inner])
-    variants = [_nested(schema, each) for each in resolved.get("anyOf", ())]
+            return _find_struct(schema, resolved[inner])
+    variants = [_find_struct(schema, each) for each in resolved.get("anyOf", ())]
     return next((each for each in variants if each is not None), None)
 
 
-def _type(schema: Any, part: Any) -> str:
-    part = _resolved(schema, part)
+def _format_type(schema: Any, part: Any) -> str:
+    part = _resolve(schema, part)
     if "enum" in part:
         return " | ".join(str(each) for each in part["enum"])
     if "anyOf" in part:
-        kinds = [_type(schema, each) for each in part["anyOf"]]
+        kinds = [_format_type(schema, each) for each in part["anyOf"]]
         return " | ".join(dict.fromkeys(each for each in kinds if each != "null"))
     if part.get("title") == "SecretRef":
         return "secret"
     match part.get("type"):
         case "array":
-            return f"list of {_type(schema, part.get('items') or {})}"
+            return f"list of {_format_type(schema, part.get('items') or {})}"
         case "object" if "properties" in part:
             return "object"
         case "object":
             values = part.get("additionalProperties")
-            return f"map of {_type(schema, values)}" if isinstance(values, dict) else "map"
+            return f"map of {_format_type(schema, values)}" if isinstance(values, dict) else "map"
         case "string" | "integer" | "number" as plain:
-            return plain + _bounds(part)
+            return plain + _format_bounds(part)
         case str(plain):
             return plain
         case _:
             return "any"
 
 
-def _bounds(part: Any) -> str:
+def _format_bounds(part: Any) -> str:
     low, high = part.get("minimum"), part.get("maximum")
     if low is None and high is None:
         return ""
@@ -286,7 +285,7 @@ def _rules(field: FieldExplanation) -> Iterator[str]:
 
 
 def _print_field(field: FieldExplanation, rules: Sequence[str]) -> None:
-    """Print a field with its type and rules, and below it the description, in 80 columns."""
+    """Print a field's type and rules, and then its description, in 80 columns."""
     heading = f"{field.field}  {', '.join(rules)}"
     first, *more = textwrap.wrap(heading, _COLUMNS, subsequent_indent=_INDENT)
     title = Text(first)

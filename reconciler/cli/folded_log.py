@@ -1,4 +1,4 @@
-"""The log folded into the read models that a command requires."""
+"""Fold the log into the read models that a command requires."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nats.aio.client import Client
 
 from events.integrity import LogDamage
-from infra.bus.event_log import JetStreamLog, open_log
+from infra.bus.event_log import open_log
 from projections.read_models import ReadModels
 from reconciler.cli.progress import progress_bar
 from reconciler.sdk.log_replay import (
@@ -22,21 +22,16 @@ from reconciler.sdk.log_replay import (
 from reconciler.sdk.moments import Moment, When, moment
 
 MAX_EVENTS = 300_000
-"""Above this length, the log is read from the end of the stored rows, except with `--full`."""
-
-
-async def log_of(nc: Client) -> JetStreamLog:
-    """Open the log; raises ``NotFoundOnBusError`` if there is none."""
-    return await open_log(nc)
+"""Limit up to which `doctor` reads the whole log, instead of only the events after the rows."""
 
 
 @asynccontextmanager
 async def replay_from_start(nc: Client) -> AsyncGenerator[LogReplay]:
-    """Return a replay of the whole log, before the first read.
+    """Return a replay of the whole log that has not read any event yet.
 
     Its damage includes events that the log has lost, according to the stored rows.
     """
-    log = await log_of(nc)
+    log = await open_log(nc)
     replay = LogReplay(log)
     replay.damage = await read_losses(nc, log)
     async with closing(replay):
@@ -45,30 +40,30 @@ async def replay_from_start(nc: Client) -> AsyncGenerator[LogReplay]:
 
 @asynccontextmanager
 async def replay_for_checks(nc: Client, *, full: bool) -> AsyncGenerator[LogReplay]:
-    """Return a replay of the whole log, or of the part after the stored rows if it is long.
+    """Return a replay of the whole log, or if it is long, of the events after the stored rows.
 
     Its damage includes events that the log has lost, according to the stored rows.
     """
-    log = await log_of(nc)
+    log = await open_log(nc)
     stored = await read_stored_models(nc, log)
     replay = LogReplay(log, stored)
     if full or await log.last_position() <= MAX_EVENTS:
-        remembered = replay.damage
+        losses = replay.damage
         replay = LogReplay(log)
-        replay.damage = remembered
+        replay.damage = losses
     async with closing(replay):
         yield replay
 
 
 async def current_models(nc: Client) -> ReadModels:
     """Return the current read models, whether or not a projector is running."""
-    log = await log_of(nc)
+    log = await open_log(nc)
     async with closing(LogReplay(log, await read_stored_models(nc, log))) as replay:
         await replay.advance()
         return replay.models
 
 
-class Stood(NamedTuple):
+class PastModels(NamedTuple):
     """The read models as of a moment."""
 
     moment: Moment
@@ -76,14 +71,14 @@ class Stood(NamedTuple):
     damage: Sequence[LogDamage]
 
 
-async def models_as_of(nc: Client, when: When, tokens: str) -> Stood:
+async def models_as_of(nc: Client, when: When, tokens: str) -> PastModels:
     """Return the read models of matching resources, as of a moment.
 
     Raises:
         NoSuchMomentError: the log does not contain the moment.
     """
-    await log_of(nc)
+    await open_log(nc)
     at = await moment(nc, when)
     with progress_bar("reading the log", at.position) as progress:
         async with replayed_to(nc, at.position, tokens=tokens, progress=progress) as replay:
-            return Stood(at, replay.models, replay.damage)
+            return PastModels(at, replay.models, replay.damage)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from events.names import InvalidNameError, check_token
-from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import coloured, print_table
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
+from reconciler.cli.console import colored, print_table
 from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import Integer, check_replicas
@@ -19,7 +19,7 @@ def init(
     replicas: Integer | None = None,
     namespace: tuple[str, ...] = (),
     output: Format = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Create or upgrade all streams, consumers and buckets on a NATS server.
 
@@ -34,10 +34,10 @@ def init(
     Parameters
     ----------
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing
-        streams, or 1.
+        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: the number that the existing
+        streams have, or 1.
     namespace
-        Namespace of a service account. `init` creates the consumers with which the service reads
+        Namespace of a service account. `init` creates the consumers from which the service reads
         its outcomes. May be repeated.
     output
         Output format.
@@ -61,7 +61,7 @@ async def _init(
     async with bus(connection, sends=True) as nc:
         topology = await initialise(nc, replicas=replicas, namespaces=namespaces)
     if output == "table":
-        rows = [(name, coloured(change)) for name, change in topology.changes.items()]
+        rows = [(name, colored(change)) for name, change in topology.changes.items()]
         print_table(("STREAM OR CONSUMER", "CHANGE"), rows)
     else:
         print_structured(topology, output)

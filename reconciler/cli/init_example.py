@@ -12,16 +12,16 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.options import NamedPath
 from reconciler.provider.kind import installed_kinds
 
-EXAMPLE_FOLDER: Final = Path("example")
-SHAPE_FILE: Final = "shape.yaml"
-FILE_FILE: Final = "file.yaml"
+EXAMPLE_DIRECTORY: Final = Path("example")
+SHAPE_MANIFEST: Final = "shape.yaml"
+FILE_MANIFEST: Final = "file.yaml"
 
 COMMAND_VARIABLE: Final = "RECONCILER_COMMAND"
-"""Command with which users call this program, if not its own name. The clone's ``run`` sets it."""
+"""Command that users type to run this program; the ``run`` script of a clone sets it."""
 
-_ROOT_FOLDER: Final = "files"
+_ROOT_DIRECTORY: Final = "files"
 
-_SHAPE: Final = """\
+_SHAPE_CONTENT: Final = """\
 # A shape of the example API, which `reconciler up` starts.
 apiVersion: shapes/v1
 kind: Shape
@@ -32,7 +32,7 @@ spec:
   color: Purple
 """
 
-_FILE: Final = """\
+_FILE_CONTENT: Final = """\
 # The directory in which a worker on this machine may write files.
 apiVersion: reconciler/v1
 kind: ProviderConfig
@@ -56,11 +56,11 @@ spec:
 """
 
 
-def init_example(directory: NamedPath = EXAMPLE_FOLDER, /) -> int:
+def init_example(directory: NamedPath = EXAMPLE_DIRECTORY, /) -> int:
     """Write example manifests for the first steps into a directory.
 
-    The command never overwrites a file. It writes file.yaml, with a directory
-    in which the file is created, and shape.yaml if the example API is
+    The command never overwrites a file. It writes file.yaml, which declares a
+    file and the directory for it, and shape.yaml if the example API is
     installed.
 
     For example:
@@ -73,10 +73,10 @@ def init_example(directory: NamedPath = EXAMPLE_FOLDER, /) -> int:
     directory
         Directory for the manifests. The command creates it if it is missing.
     """
-    root = (directory / _ROOT_FOLDER).absolute()
-    files = {FILE_FILE: _FILE.format(root=root.as_uri())}
+    root = (directory / _ROOT_DIRECTORY).absolute()
+    files = {FILE_MANIFEST: _FILE_CONTENT.format(root=root.as_uri())}
     if installed_kinds().find("Shape") is not None:
-        files = {SHAPE_FILE: _SHAPE, **files}
+        files = {SHAPE_MANIFEST: _SHAPE_CONTENT, **files}
     existing = [directory / name for name in files if (directory / name).exists()]
     if existing:
         raise CommandError(f"{existing[0]}: already exists; name another directory")
@@ -90,15 +90,17 @@ def init_example(directory: NamedPath = EXAMPLE_FOLDER, /) -> int:
         raise CommandError(
             f"cannot write into {directory}: {error.strerror}; name another directory"
         ) from None
-    print("\n".join([*(f"created {directory / name}" for name in files), "", *_next(directory)]))
+    print(
+        "\n".join([*(f"created {directory / name}" for name in files), "", *_next_steps(directory)])
+    )
     return Exit.OK
 
 
-def _next(directory: Path) -> list[str]:
+def _next_steps(directory: Path) -> list[str]:
     program = os.environ.get(COMMAND_VARIABLE, "reconciler")
     return [
         f"Next, while `{program} up` runs in another terminal in this directory:",
-        f"  {program} apply -f {directory / FILE_FILE} --wait",
+        f"  {program} apply -f {directory / FILE_MANIFEST} --wait",
         f"  {program} get",
         f"  {program} why hello",
     ]

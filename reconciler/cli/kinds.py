@@ -10,9 +10,9 @@ from cyclopts import Parameter
 
 from events.stored_content import COMPOSED_KINDS
 from infra.jetstream.errors import BusUnavailableError
-from reconciler.cli.connection import HERE, Connection, NoBusError, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, NoBusError, run_async
 from reconciler.cli.console import print_table
-from reconciler.cli.explain import KindExplanation, explanation_of, with_definitions
+from reconciler.cli.explain import KindExplanation, explain_kind, load_definitions
 from reconciler.cli.output import print_structured
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind, installed_kinds
@@ -23,8 +23,8 @@ _WIDE: Final = ("KIND", "API VERSION", "EXTRA", "PURPOSE", "PROVIDER", "CAPABILI
 class KnownKind(msgspec.Struct, frozen=True, rename="camel"):
     """A kind that can be declared.
 
-    ``defined``: at run time, by a KindDefinition. ``extra``: the extra of this distribution that
-    its provider requires, empty for none.
+    ``defined``: whether a KindDefinition defines it at run time. ``extra``: the extra of this
+    distribution that its provider requires, or "".
     """
 
     kind: str
@@ -42,12 +42,12 @@ def kinds(
     output: Annotated[
         Literal["table", "wide", "json", "yaml"], Parameter(name=("--output", "-o"))
     ] = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """List the kinds that you can declare, and what each is for.
 
-    Without a server, the kinds that a KindDefinition defines are missing.
-    EXTRA names what a kind requires where its API is called: install it with
+    Without a server, the list does not include kinds that a KindDefinition
+    defines. Where a kind's API is called, install the kind's EXTRA with
     pip install 'event-sourced-reconciler[EXTRA]'. `reconciler explain KIND`
     shows the fields of a kind.
 
@@ -66,11 +66,11 @@ def kinds(
     """
     known = installed_kinds()
     try:
-        known = run_async(with_definitions(connection, known))
+        known = run_async(load_definitions(connection, known))
     except (BusUnavailableError, NoBusError) as error:
         sys.stderr.write(f"kinds from KindDefinitions are not shown: {error}\n")
     found = [
-        _known(kind, explanation_of(kind))
+        _known(kind, explain_kind(kind))
         for name, kind in sorted(known.items())
         if everything or name not in COMPOSED_KINDS
     ]

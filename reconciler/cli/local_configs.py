@@ -1,4 +1,4 @@
-"""The ProviderConfigs that `up` declares for what it has started: `default` and components."""
+"""The ProviderConfigs that `up` declares for the APIs and components that it starts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from reconciler.errors import WaitTimeoutError
 from reconciler.ports import IntakeMessageOut
 from reconciler.wiring import Running
 
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
 class LocalApi(msgspec.Struct, frozen=True):
     """An API that `up` has started, and the ProviderConfig for it.
 
-    ``allow``: the use of the host that a new ProviderConfig permits. ``endpoint_pattern``: the
+    ``allow``: the access to this host that a new ProviderConfig permits. ``endpoint_pattern``: the
     endpoints that `up` declares. A configuration with another endpoint or provider belongs to the
     user and stays unchanged.
     """
@@ -39,64 +39,66 @@ class LocalApi(msgspec.Struct, frozen=True):
     allow: Allow = NOTHING
 
 
-def example_api(url: str) -> LocalApi:
+def build_example_api(url: str) -> LocalApi:
     """Return the example API."""
     return LocalApi(DEFAULT_PROVIDER_CONFIG, "shapes", url, r"http://127\.0\.0\.1:.*")
 
 
-class Change(msgspec.Struct, frozen=True):
-    """A declaration that is needed before the roles start, if any, and a note for the user."""
+class ConfigChange(msgspec.Struct, frozen=True):
+    """The declaration that an API requires, if any, and a note for the user."""
 
     config: str = DEFAULT_PROVIDER_CONFIG
     spec: ProviderConfigSpec | None = None
-    before: SpecDeclared | None = None
+    current: SpecDeclared | None = None
     note: str = ""
 
     @property
     def is_correction(self) -> bool:
-        """Whether the roles would otherwise start with a wrong configuration."""
-        return self.spec is not None and self.before is not None
+        """Whether it corrects an existing declaration, which must happen before the roles start."""
+        return self.spec is not None and self.current is not None
 
 
-async def change_of_config(nc: Client, api: LocalApi, resync_seconds: float | None) -> Change:
-    """Return the change that makes an API's ProviderConfig point to it."""
+async def plan_config_change(
+    nc: Client, api: LocalApi, resync_seconds: float | None
+) -> ConfigChange:
+    """Return the change that makes a ProviderConfig point to its API."""
     name = api.config
-    current = await _current(await open_log(nc), config_key(name))
-    spec = _spec(current)
-    is_ours = spec is None or (
+    current = await _read_declaration(await open_log(nc), config_key(name))
+    spec = _decode_spec(current)
+    is_managed = spec is None or (
         spec.provider == api.provider
         and re.fullmatch(api.endpoint_pattern, spec.endpoint) is not None
     )
-    if spec is not None and not is_ours:
+    if spec is not None and not is_managed:
         where = f"points to {spec.endpoint} and was not changed"
-        return Change(name, note=f"ProviderConfig {name} {where}")
-    base = spec or _new(api)
+        return ConfigChange(name, note=f"ProviderConfig {name} {where}")
+    base = spec or _build_spec(api)
     new_spec = msgspec.structs.replace(
         base,
         endpoint=api.endpoint,
         resync_seconds=base.resync_seconds if resync_seconds is None else resync_seconds,
     )
-    return Change(name) if new_spec == spec else Change(name, new_spec, current)
+    return ConfigChange(name) if new_spec == spec else ConfigChange(name, new_spec, current)
 
 
-def _new(api: LocalApi) -> ProviderConfigSpec:
+def _build_spec(api: LocalApi) -> ProviderConfigSpec:
     spec = ProviderConfigSpec(api.provider, api.endpoint, allow=api.allow)
     if api.least_resync_seconds is None:
         return spec
     return msgspec.structs.replace(spec, least_resync_seconds=api.least_resync_seconds)
 
 
-async def declare_config(parts: Running, change: Change, *, wait: bool) -> None:
+async def declare_config(parts: Running, change: ConfigChange, *, wait: bool) -> None:
     """Declare the changed configuration, and wait until this process has read it."""
     if change.spec is None:
         return
     key = config_key(change.config)
-    await parts.intake.publish([_message(key, change.spec, change.before)])
+    await parts.intake.publish([_build_message(key, change.spec, change.current)])
     if wait:
-        await _known(parts, key, change.spec)
+        await _wait_until_read(parts, key, change.spec)
 
 
-async def _current(log: JetStreamLog, key: ResourceKey) -> SpecDeclared | None:
+async def _read_declaration(log: JetStreamLog, key: ResourceKey) -> SpecDeclared | None:
     loaded = (await log.load([key], use_cache=False))[key]
     for event in reversed(loaded.events):
         if isinstance(event.data, SpecDeclared):
@@ -106,16 +108,16 @@ async def _current(log: JetStreamLog, key: ResourceKey) -> SpecDeclared | None:
     return None
 
 
-def _spec(current: SpecDeclared | None) -> ProviderConfigSpec | None:
+def _decode_spec(current: SpecDeclared | None) -> ProviderConfigSpec | None:
     if current is None:
         return None
     try:
         return msgspec.convert(current.fields, ProviderConfigSpec)
-    except msgspec.ValidationError:  # of another release: replaced
+    except msgspec.ValidationError:  # another release wrote it; it is replaced
         return None
 
 
-def _message(
+def _build_message(
     key: ResourceKey, spec: ProviderConfigSpec, current: SpecDeclared | None
 ) -> IntakeMessageOut:
     metadata = Metadata(
@@ -129,16 +131,16 @@ def _message(
     return IntakeMessageOut("desired", key, Declared(manifest), uuid.uuid4().hex)
 
 
-async def _known(parts: Running, key: ResourceKey, spec: ProviderConfigSpec) -> None:
-    """Wait until the roles of this process have read the configuration."""
+async def _wait_until_read(parts: Running, key: ResourceKey, spec: ProviderConfigSpec) -> None:
+    """Wait until this process's roles have read the configuration."""
     changed = asyncio.Event()
     parts.configurations.listen(lambda _name: changed.set())
     try:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             while parts.configurations.by_name.get(key.name) != spec:
                 await changed.wait()
                 changed.clear()
     except TimeoutError:
         raise WaitTimeoutError(
-            f"{key}: no decider processed the declaration within {_PATIENCE_SECONDS:.0f} s"
+            f"{key}: no decider processed the declaration within {_TIMEOUT_SECONDS:.0f} s"
         ) from None

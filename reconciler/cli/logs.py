@@ -11,14 +11,14 @@ from cyclopts import Parameter
 from nats.aio.client import Client
 
 from events.names import ResourceKey
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.live_object import live_object
 from reconciler.cli.naming import parse_reference
 from reconciler.cli.options import Integer, Name, Namespace, Resource
-from reconciler.cli.output import harmless_lines
+from reconciler.cli.output import escape_lines
 from reconciler.cli.search import find_resource
-from reconciler.cli.signals import until_stopped
+from reconciler.cli.signals import run_until_stopped
 from reconciler.provider import LoggingProvider
 
 
@@ -31,7 +31,7 @@ def logs(
     namespace: Namespace = None,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
     tail: Integer | None = None,
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show the logs of an external object, such as the output of a container.
 
@@ -47,7 +47,7 @@ def logs(
     Parameters
     ----------
     kind
-        The kind, if only the name is given.
+        Kind of the resource, if you give only its name.
     follow
         Continue with new lines until the object stops or you press Ctrl-C.
     tail
@@ -62,7 +62,7 @@ def logs(
             key = await find_resource(nc, reference)
             await _show(nc, key, follow=follow, tail=tail)
 
-    return run_async(until_stopped(work()))
+    return run_async(run_until_stopped(work()))
 
 
 async def _show(nc: Client, key: ResourceKey, *, follow: bool, tail: int | None) -> None:
@@ -76,5 +76,5 @@ async def _show(nc: Client, key: ResourceKey, *, follow: bool, tail: int | None)
             decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
             async for piece in pieces:
                 text = decoder.decode(piece)
-                sys.stdout.write(harmless_lines(text) if sys.stdout.isatty() else text)
+                sys.stdout.write(escape_lines(text) if sys.stdout.isatty() else text)
                 sys.stdout.flush()

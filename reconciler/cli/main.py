@@ -1,4 +1,4 @@
-"""The entry point: run one command, and print every error as one line."""
+"""Run one command, and print every error as one line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from reconciler.cli.commands import COMPLETE, WITH_COMMANDS, first_page, names
+from reconciler.cli.commands import COMMAND_GROUPS, COMPLETE_COMMAND, first_page, names
 from reconciler.cli.exits import Exit
-from reconciler.cli.interrupts import forget_sending, interrupted
-from reconciler.cli.own_clock import forget_own_clock
+from reconciler.cli.interrupts import interruption_message, reset_sending
+from reconciler.cli.local_clock import reset_local_clock_use
 from reconciler.cli.standard_streams import discard_output, open_closed_streams
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ OBJECTS_BETWEEN_COLLECTIONS: Final = 50_000
 """Allocations between two garbage collections.
 
 A collection scans every cached resource, and almost no object is part of a cycle. With the default
-of 700, collections took a sixth of a busy process's CPU time, and a fifth of the start time.
+of 700, collections took a sixth of a busy process's CPU time, and a fifth of its startup time.
 """
 
-STARTED = time.monotonic()
+START_TIME = time.monotonic()
 """Approximate start time of this process, before the slow imports."""
 
 
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return the exit status."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     status: int = Exit.OK
-    forget_sending()
-    forget_own_clock()
+    reset_sending()
+    reset_local_clock_use()
     try:
         open_closed_streams()
         if not tokens or tokens[0] in ("--help", "-h"):
@@ -44,41 +44,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _run(tokens)
         sys.stdout.flush()
     except BrokenPipeError:
-        discard_output()  # The reader, such as `head`, has ended. The command's result counts.
-    except OSError as error:  # of standard output, such as a full disk
+        discard_output()  # The reader, such as `head`, has ended; keep the command's status.
+    except OSError as error:  # from standard output, for example on a full disk
         discard_output()
         print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
         return status or Exit.FAILED
     except KeyboardInterrupt:
-        print(interrupted(), file=sys.stderr)
+        print(interruption_message(), file=sys.stderr)
         return Exit.INTERRUPTED
     finally:
-        gc.enable()  # for callers in their own process
+        gc.enable()  # for callers that use this function in their own process
     return status
 
 
 def _run(tokens: Sequence[str]) -> int:
     """Import and run a command."""
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
-    gc.disable()  # until a command starts its work, because imported objects are never freed
+    gc.disable()  # until a command starts its work: imported objects are never freed
     command = tokens[0]
-    if not command.startswith("-") and command not in (*names(), COMPLETE):
-        return _unknown(command)
+    if not command.startswith("-") and command not in (*names(), COMPLETE_COMMAND):
+        return _report_unknown_command(command)
     from reconciler.shadowing import PackageConflictError, check_packages  # noqa: PLC0415
 
     try:
-        check_packages()  # before the first import of a package that another one may shadow
+        check_packages()  # before importing a package that another one may shadow
     except PackageConflictError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.FAILED
-    from reconciler.cli.spared_imports import import_without_spared  # noqa: PLC0415
+    from reconciler.cli.skipped_imports import import_with_skips  # noqa: PLC0415
 
-    import_without_spared()  # before the first command that imports them
-    if command == COMPLETE:
+    import_with_skips()  # before a command imports them
+    if command == COMPLETE_COMMAND:
         from reconciler.cli.completion import complete  # noqa: PLC0415 - only for shells
 
         return complete(tokens[1:])
-    from cyclopts import CycloptsError  # noqa: PLC0415 - not for the first page of help
+    from cyclopts import CycloptsError  # noqa: PLC0415 - the first page of help does not need it
 
     from reconciler.cli.app import build_app  # noqa: PLC0415
 
@@ -88,7 +88,7 @@ def _run(tokens: Sequence[str]) -> int:
         return _status_of_error(_report_usage(error, command), tokens)
     except (BrokenPipeError, KeyboardInterrupt):
         raise
-    except Exception as error:  # noqa: BLE001 - also a defect is reported in one line
+    except Exception as error:  # noqa: BLE001 - bugs are also reported in one line
         from reconciler.cli.errors import report  # noqa: PLC0415 - only for errors
 
         status = report(error, tokens, with_traceback="--debug" in tokens)
@@ -97,9 +97,9 @@ def _run(tokens: Sequence[str]) -> int:
 
 
 def _status_of_error(status: int, tokens: Sequence[str]) -> int:
-    """Return the exit status of an error, which must differ from that of differences.
+    """Return the exit status of an error, which must not be the status for differences.
 
-    As for `terraform plan -detailed-exitcode`: 0 no changes, 1 an error, 2 changes.
+    As in `terraform plan -detailed-exitcode`: 0 no changes, 1 an error, 2 changes.
     """
     is_dry_run = any(token.startswith("--dry-run") for token in tokens)
     reports_differences = tokens[0] in ("plan", "diff") or is_dry_run
@@ -107,7 +107,7 @@ def _status_of_error(status: int, tokens: Sequence[str]) -> int:
 
 
 def _console_for_help(tokens: Sequence[str]) -> Console | None:
-    is_group = len(tokens) == 1 and tokens[0] in WITH_COMMANDS  # it shows its help
+    is_group = len(tokens) == 1 and tokens[0] in COMMAND_GROUPS  # it prints its help
     if not (is_group or {"--help", "-h", "--version"} & set(tokens)):
         return None
     from reconciler.cli.console import help_console  # noqa: PLC0415 - only for help
@@ -115,7 +115,7 @@ def _console_for_help(tokens: Sequence[str]) -> Console | None:
     return help_console()
 
 
-def _unknown(command: str) -> int:
+def _report_unknown_command(command: str) -> int:
     close = difflib.get_close_matches(command, names(), n=1)
     hint = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(names())}"
     print(f"error: unknown command {command!r}: {hint}", file=sys.stderr)

@@ -17,18 +17,18 @@ from reconciler.cli.errors import CommandError
 STANDARD_INPUT: Final = "-"
 
 MAX_MANIFEST_BYTES: Final = 64 << 20
-"""Limit of bytes per file, enough for 60,000 manifests."""
+"""Limit on the size of a file, enough for 60,000 manifests."""
 
 
 @dataclass(slots=True)
 class Documents:
-    """The documents of some files: valid ones, and problems."""
+    """The valid documents of files, and the problems of the others."""
 
     good: list[Read] = field(default_factory=list[Read])
     bad: list[Problem] = field(default_factory=list[Problem])
 
-    def put_configs_first(self) -> None:
-        """Sort the documents by their dependencies, otherwise keeping the order."""
+    def sort_by_dependency(self) -> None:
+        """Sort the documents by their dependencies, and otherwise keep their order."""
         self.good.sort(key=lambda read: system_rank(read.key.kind))
 
     def problems(self) -> list[str]:
@@ -41,7 +41,7 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
     """Read every document of files, directories and ``-``; raises ``CommandError``, ``OSError``."""
     documents = Documents()
     first: dict[ResourceKey, Source] = {}
-    for file, text in _texts(paths):
+    for file, text in _read_texts(paths):
         for read in read_documents(file, text, namespace):
             if isinstance(read, Read) and read.key in first:
                 again = f"{read.key} is already declared in {first[read.key]}"
@@ -51,36 +51,36 @@ def read_all(paths: Sequence[str], namespace: str) -> Documents:
             else:
                 first[read.key] = read.source
                 documents.good.append(read)
-    documents.put_configs_first()
+    documents.sort_by_dependency()
     return documents
 
 
-def _texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _read_texts(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     for path in paths:
         if path == STANDARD_INPUT:
             content = sys.stdin.buffer.read(MAX_MANIFEST_BYTES + 1)
             yield (
                 "standard input",
-                _decoded(
+                _decode(
                     "standard input", check_size(content, MAX_MANIFEST_BYTES, "standard input")
                 ),
             )
             continue
-        if not path:  # from an empty shell variable, and not the current directory
+        if not path:  # from an empty shell variable; it does not mean the current directory
             raise CommandError("--file '': name a file, a directory, or - for standard input")
-        for file in _files(Path(path)):
-            yield str(file), _decoded(str(file), read_at_most(file, MAX_MANIFEST_BYTES))
+        for file in _find_files(Path(path)):
+            yield str(file), _decode(str(file), read_at_most(file, MAX_MANIFEST_BYTES))
 
 
-def _decoded(file: str, content: bytes) -> str:
-    """Return a file's text. Python's standard input would accept invalid text."""
+def _decode(file: str, content: bytes) -> str:
+    """Return a file's text; raises ``CommandError`` if it is not UTF-8."""
     try:
         return io.StringIO(content.decode(), newline=None).read()
     except UnicodeDecodeError as error:
         raise CommandError(f"{file}: not UTF-8 text ({error}); save it as UTF-8") from None
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _find_files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return

@@ -1,4 +1,4 @@
-"""Parse the names of resources on the command line."""
+"""Parse resource names from the command line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Reference(NamedTuple):
 
 
 def parse_reference(resource: str, namespace: str | None, name: str | None = None) -> Reference:
-    """Parse NAME, kind/name or namespace/kind/name, or a kind followed by the ``name``.
+    """Parse NAME, KIND/NAME or NAMESPACE/KIND/NAME, or a kind followed by the ``name``.
 
     Raises:
-        UsageError, InvalidNameError: the text is invalid; no server is used.
+        UsageError, InvalidNameError: the text is invalid. The check needs no server.
     """
     text = resource if name is None else f"{resource}/{name}"
     parts = text.split("/")
@@ -32,11 +32,11 @@ def parse_reference(resource: str, namespace: str | None, name: str | None = Non
         raise UsageError(
             f"{text!r} is not a resource name; use NAME, KIND/NAME or NAMESPACE/KIND/NAME"
         )
-    *places, name = parts
-    kind = places.pop() if places else None
-    place = places.pop() if places else namespace
-    check_names(namespace=place, kind=kind, name=name)
-    return Reference(text, place, kind, name)
+    *prefix, name = parts
+    kind = prefix.pop() if prefix else None
+    outer_namespace = prefix.pop() if prefix else namespace
+    check_names(namespace=outer_namespace, kind=kind, name=name)
+    return Reference(text, outer_namespace, kind, name)
 
 
 def check_names(
@@ -48,21 +48,21 @@ def check_names(
             check_token(token, what=what)
 
 
-def same_kind(text: str, kind: str) -> bool:
-    """Return whether a text means a kind: ``shape``, ``Shape`` and ``shapes`` are equivalent."""
+def is_same_kind(text: str, kind: str) -> bool:
+    """Return whether a text names a kind: ``shape``, ``Shape`` and ``shapes`` are equivalent."""
     return text.lower() in (kind.lower(), f"{kind.lower()}s")
 
 
-def known_outcome(text: str, *also: str, option: str = "--outcome") -> str:
-    """Return the outcome for a text, or one of ``also``; ``UsageError`` lists them all."""
-    # No resource is Rejected: that is the outcome of a declaration.
+def parse_outcome(text: str, *also: str, option: str = "--outcome") -> str:
+    """Parse an outcome or one of ``also``; raises ``UsageError``, which lists them all."""
+    # Rejected is an outcome of declarations, not of resources.
     known = [*(each for each in get_args(OutcomeName) if each != "Rejected"), *also]
-    return _one_of(known, text, option, "outcome")
+    return _parse_choice(known, text, option, "outcome")
 
 
-def known_event(text: str) -> str:
-    """Return the event type for a text; ``UsageError`` lists them all."""
-    return _one_of(event_names(), text, "--event", "event")
+def parse_event_name(text: str) -> str:
+    """Parse an event type; raises ``UsageError``, which lists all types."""
+    return _parse_choice(event_names(), text, "--event", "event")
 
 
 def event_names() -> list[str]:
@@ -70,13 +70,13 @@ def event_names() -> list[str]:
     return sorted(each.__name__ for each in get_args(ResourceEvent))
 
 
-def _one_of(known: Sequence[str], text: str, option: str, noun: str) -> str:
+def _parse_choice(known: Sequence[str], text: str, option: str, noun: str) -> str:
     for each in known:
         if each.lower() == text.lower():
             return each
     raise UsageError(f"{option} {text}: unknown {noun}; use one of {', '.join(known)}")
 
 
-def registered(text: str) -> str:
-    """Return the installed kind for a text, or the text, because the kind may be elsewhere."""
-    return next((kind for kind in installed_kinds() if same_kind(text, kind)), text)
+def resolve_kind(text: str) -> str:
+    """Return the installed kind for a text, or the text, as the kind may be installed elsewhere."""
+    return next((kind for kind in installed_kinds() if is_same_kind(text, kind)), text)

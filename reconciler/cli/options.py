@@ -1,4 +1,4 @@
-"""Options of several commands, each defined once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from reconciler.cli.completion import complete_namespaces, complete_resources
 from reconciler.cli.errors import UsageError
 from reconciler.cli.output import Format, WideFormat
 
-# --- resources: by their names, their namespace and their labels
+# --- resources: names, namespaces and labels
 
-_NAMES: Final = "NAME, KIND/NAME or NAMESPACE/KIND/NAME"
+_NAME_FORMS: Final = "NAME, KIND/NAME or NAMESPACE/KIND/NAME"
 
 ResourceWord = Annotated[str, Parameter(completer=complete_resources)]
-"""A word of the command line that names resources: a kind, a name, or both with slashes."""
+"""A command-line word that names resources: a kind, a name, or both with slashes."""
 
 Kind = Annotated[
-    ResourceWord, Parameter(help=f"Kind of the names that follow; or a resource: {_NAMES}.")
+    ResourceWord, Parameter(help=f"Kind of the names that follow; or a resource: {_NAME_FORMS}.")
 ]
-Names = Annotated[ResourceWord, Parameter(help=f"{_NAMES}.")]
-Resource = Annotated[ResourceWord, Parameter(help=f"{_NAMES}; or a kind, followed by the name.")]
+Names = Annotated[ResourceWord, Parameter(help=f"{_NAME_FORMS}.")]
+Resource = Annotated[
+    ResourceWord, Parameter(help=f"{_NAME_FORMS}; or a kind, followed by the name.")
+]
 Name = Annotated[ResourceWord | None, Parameter(help="The name, after a kind.")]
 Words = Annotated[
     ResourceWord,
-    Parameter(name="RESOURCE", help=f"{_NAMES}; or a kind, followed by names."),
+    Parameter(name="RESOURCE", help=f"{_NAME_FORMS}; or a kind, followed by names."),
 ]
 WordsOrKind = Annotated[
     Words, Parameter(help="NAME, KIND [NAME ...], KIND/NAME or NAMESPACE/KIND/NAME.")
@@ -89,7 +91,7 @@ MAX_REASON_CHARACTERS: Final = 1_000
 
 
 def _check_reason(_type: Any, reason: str) -> None:
-    """Check a reason, which the log keeps permanently; raises ``UsageError``."""
+    """Raise ``UsageError`` for a long reason, because the log keeps it permanently."""
     if len(reason) > MAX_REASON_CHARACTERS:
         raise UsageError(
             f"--reason: has {len(reason)} characters, but must have at most {MAX_REASON_CHARACTERS}"
@@ -105,77 +107,78 @@ Reason = Annotated[
 ]
 
 
-def _named(_type: Any, tokens: Any) -> Path:
-    """Convert the name of a file or directory.
+def _convert_path(_type: Any, tokens: Any) -> Path:
+    """Convert the name of a file or directory; raises ``UsageError`` if it is empty.
 
-    An empty name, from an empty shell variable, would mean the current directory.
+    An empty name, for example from an empty shell variable, would mean the current directory.
     """
     if not tokens[0].value:
         raise UsageError(f"{tokens[0].keyword or 'FILE'} '': name a file or a directory")
     return Path(tokens[0].value)
 
 
-NamedPath = Annotated[Path, Parameter(converter=_named)]
+NamedPath = Annotated[Path, Parameter(converter=_convert_path)]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
-_SHOWN = 80
+_MAX_SHOWN_CHARACTERS = 80
 
 
-def _read_integers(hint: Any, tokens: Any) -> int | tuple[int, ...]:
-    """Read integers; 1.5 is an error, which the parser would round to 2."""
+def _convert_integers(hint: Any, tokens: Any) -> int | tuple[int, ...]:
+    """Convert integers. 1.5 is an error, but cyclopts would round it to 2."""
     for each in tokens:
         if _INTEGER.fullmatch(each.value) is None:
-            what = each.keyword or "NUMBER"
-            raise UsageError(
-                f"{what} {each.value[:_SHOWN]!r}: must be an integer with at most 18 digits"
-            )
-    found = tuple(int(each.value) for each in tokens)
-    return found if get_origin(hint) is tuple else found[0]
+            option = each.keyword or "NUMBER"
+            value = each.value[:_MAX_SHOWN_CHARACTERS]
+            raise UsageError(f"{option} {value!r}: must be an integer with at most 18 digits")
+    integers = tuple(int(each.value) for each in tokens)
+    return integers if get_origin(hint) is tuple else integers[0]
 
 
-Integer = Annotated[int, Parameter(converter=_read_integers)]
+Integer = Annotated[int, Parameter(converter=_convert_integers)]
 
 MAX_LIMIT = 1_000_000_000
 """More than the number of events in any log."""
 
 
 def check_limit(limit: int, *, at_least: int = 1) -> None:
-    """Raise ``UsageError`` for an invalid number of items."""
+    """Raise ``UsageError`` for an invalid --limit."""
     if limit < at_least:
         raise UsageError(f"--limit {limit}: must be at least 1")
     if limit > MAX_LIMIT:
         raise UsageError(f"--limit: must be at most {MAX_LIMIT}")
 
 
-# --- durations as people write them: 30s, 2m, 1h, or bare seconds
+# --- durations: 30s, 2m, 1h, or seconds without a unit
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 MAX_DURATION_HOURS = 87_600
-"""Ten years. A date plus a longer duration may overflow."""
-_FORM = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+"""Ten years. Adding a longer duration to a date may overflow."""
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 
 
 def parse_duration(text: str) -> float:
-    """Convert a duration into seconds; raises ``UsageError``."""
-    match = _FORM.fullmatch(text.strip())
+    """Parse a duration, in seconds; raises ``UsageError``."""
+    match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r} is not a duration; use a value such as 500ms, 30s, 2m or 1h")
     seconds = float(match[1]) * _UNITS[match[2] or "s"]
     if seconds > MAX_DURATION_HOURS * 3_600:
-        raise UsageError(f"{text[:_SHOWN]!r}: must be at most {MAX_DURATION_HOURS}h")
+        raise UsageError(f"{text[:_MAX_SHOWN_CHARACTERS]!r}: must be at most {MAX_DURATION_HOURS}h")
     return seconds
 
 
-def _convert(_type: Any, tokens: Any) -> float:
+def _convert_duration(_type: Any, tokens: Any) -> float:
     return parse_duration(tokens[0].value)
 
 
-def _shown(seconds: float | None) -> str | None:
+def _format_seconds(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds:g}s"
 
 
-Duration = Annotated[float, Parameter(converter=_convert, metavar="DURATION", show_default=_shown)]
-AnswerTimeout = Annotated[
+Duration = Annotated[
+    float, Parameter(converter=_convert_duration, metavar="DURATION", show_default=_format_seconds)
+]
+ReplyTimeout = Annotated[
     Duration,
     Parameter(help="Maximum time to wait for the decider's replies: 500ms, 30s, 2m, 1h."),
 ]

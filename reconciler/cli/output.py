@@ -15,23 +15,23 @@ WideFormat = Literal["table", "wide", "json", "yaml"]
 TABLES: Final = ("table", "wide")
 """Values of ``--output`` that print a table."""
 
-_UNUSUAL = re.compile(r"[^\t\n -~]")
+_NEEDS_ESCAPE = re.compile(r"[^\t\n -~]")
 
 
-def harmless(text: str) -> str:
-    """Return a text in one line, with non-printable characters escaped.
+def escape_text(text: str) -> str:
+    """Return a text as one line, with non-printable characters escaped.
 
-    Tenants and APIs choose names, reasons and messages. Without the escapes, a line break could
-    forge a line of output, and other characters could control the terminal or reorder the text.
+    Tenants and APIs choose names, reasons and messages. Without escapes, a line break could forge a
+    line of output, and other characters could control the terminal or reorder the text.
     """
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def harmless_lines(text: str) -> str:
-    """Return a text of several lines, each escaped as by ``harmless``."""
-    return _UNUSUAL.sub(lambda found: harmless(found[0]), text)
+def escape_lines(text: str) -> str:
+    """Return a text of several lines, each escaped like ``escape_text``."""
+    return _NEEDS_ESCAPE.sub(lambda found: escape_text(found[0]), text)
 
 
 def single_line(text: str) -> str:
@@ -39,9 +39,9 @@ def single_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def harmless_json(text: str) -> str:
+def escape_json(text: str) -> str:
     """Return equivalent JSON with non-printable characters escaped."""
-    return _UNUSUAL.sub(lambda found: _json_escape(found[0]), text)
+    return _NEEDS_ESCAPE.sub(lambda found: _json_escape(found[0]), text)
 
 
 def _json_escape(character: str) -> str:
@@ -52,47 +52,47 @@ def _json_escape(character: str) -> str:
 
 
 def time_text(at: datetime | None) -> str:
-    """Return a time in ISO 8601, in UTC and whole seconds, or ""."""
+    """Return a time in ISO 8601, in UTC and whole seconds, or "" for None."""
     if at is None:
         return ""
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def print_structured(thing: object, output: WideFormat) -> None:
+def print_structured(value: object, output: WideFormat) -> None:
     """Print structs, dicts and lists as YAML or JSON."""
-    plain = msgspec.to_builtins(thing, str_keys=True)
-    sys.stdout.write(as_yaml(plain) if output == "yaml" else as_json(plain) + "\n")
+    value = msgspec.to_builtins(value, str_keys=True)
+    sys.stdout.write(as_yaml(value) if output == "yaml" else as_json(value) + "\n")
 
 
-def print_json_line(thing: object) -> None:
-    """Print an object as one line of JSON, and flush it."""
-    sys.stdout.write(harmless_json(msgspec.json.encode(thing).decode()) + "\n")
+def print_json_line(value: object) -> None:
+    """Print an object as one line of JSON, and flush standard output."""
+    sys.stdout.write(escape_json(msgspec.json.encode(value).decode()) + "\n")
     sys.stdout.flush()
 
 
-def as_json(plain: Any) -> str:
+def as_json(value: Any) -> str:
     """Return formatted JSON."""
-    return harmless_json(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+    return escape_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
-def as_yaml(plain: Any) -> str:
+def as_yaml(value: Any) -> str:
     """Return YAML with the keys in their original order."""
     import yaml  # noqa: PLC0415 - only for YAML
 
-    # The version in C takes a tenth of the time.
+    # The C implementation takes a tenth of the time.
     base = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     dumper_class = cast("type[yaml.SafeDumper]", type("Dumper", (base,), {}))
 
     def represent(dumper: Any, value: str) -> Any:
-        style = None if harmless_lines(value) == value else '"'
+        style = None if escape_lines(value) == value else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
 
-    # Quotes all strings that need an escape of YAML.
+    # Quote all strings that require a YAML escape.
     dumper_class.add_representer(str, represent)
     text = yaml.dump(
-        plain, Dumper=dumper_class, sort_keys=False, allow_unicode=True, default_flow_style=False
+        value, Dumper=dumper_class, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
-    return _UNUSUAL.sub(lambda found: _yaml_escape(found[0]), text)
+    return _NEEDS_ESCAPE.sub(lambda found: _yaml_escape(found[0]), text)
 
 
 def _yaml_escape(character: str) -> str:

@@ -1,4 +1,4 @@
-"""`reconciler permissions`: what each principal may do on the bus, ready for the server."""
+"""`reconciler permissions`: what each principal may do on the bus, in a format for NATS."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ def permissions(
 ) -> int:
     """Print the minimal NATS permissions of each principal.
 
-    Without PRINCIPAL, it prints all principals except restore, with a
-    service for each --namespace. Users authenticate with nkeys (`nk -gen
-    user`). The output has a placeholder for each missing key, and a NATS
-    server does not start with it until you replace the placeholder. The
-    command needs no server.
+    Without PRINCIPAL, print all principals except restore, and a service for
+    each --namespace. Users authenticate with nkeys (`nk -gen user`). The
+    output has a placeholder for each missing key, and a NATS server does not
+    start until you replace it. The command needs no server.
 
     For example:
 
@@ -47,14 +46,14 @@ def permissions(
     namespace
         Namespace of a service. May be repeated.
     user
-        Name of a user of PRINCIPAL. May be repeated. Default: the name of the principal, or the
-        namespace of the service.
+        Name of a user with the permissions of PRINCIPAL. May be repeated. Default: the name of the
+        principal, or the namespace of the service.
     key
         Public nkey of a user, as NAME=KEY. May be repeated.
     finalizers
         Also allow services to add and remove finalizers in their namespace.
     output
-        A block for the configuration of the NATS server, or claims for JWTs in the format of `nsc`.
+        conf: a block for the NATS server configuration. json: JWT claims in the format of `nsc`.
     """
     users = _users(principal, namespace, user, finalizers=finalizers)
     users = _with_keys(users, key)
@@ -73,13 +72,13 @@ def _users(
     finalizers: bool,
 ) -> list[User]:
     if names and (principal is None or len(namespaces) > 1):
-        raise UsageError("--user: requires one PRINCIPAL, and for a service one --namespace")
+        raise UsageError("--user: requires a PRINCIPAL, and for a service exactly one --namespace")
     if principal == "service" and not namespaces:
         raise UsageError("missing option --namespace, which a service requires")
     if principal not in (None, "service") and namespaces:
         raise UsageError(f"--namespace: allowed only for a service, not for {principal}")
     if finalizers and not namespaces:
-        raise UsageError("--finalizers: allowed only for services; give their --namespace")
+        raise UsageError("--finalizers: allowed only for services; add --namespace")
     namespaces, names = tuple(dict.fromkeys(namespaces)), tuple(dict.fromkeys(names))
     users = [
         User(name, each)
@@ -96,11 +95,11 @@ def _users(
 
 
 def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
-    named = [_named_key(text) for text in dict.fromkeys(keys)]
-    public = dict(named)
-    if len(public) < len(named) or len(set(public.values())) < len(named):
+    pairs = [_parse_key(text) for text in dict.fromkeys(keys)]
+    keys_by_name = dict(pairs)
+    if len(keys_by_name) < len(pairs) or len(set(keys_by_name.values())) < len(pairs):
         raise UsageError("--key: give each user exactly one key, and each key to exactly one user")
-    unknown = public.keys() - {user.name for user in users}
+    unknown = keys_by_name.keys() - {user.name for user in users}
     if unknown:
         raise UsageError(
             f"--key: unknown user {', '.join(sorted(unknown))}; the users are "
@@ -111,18 +110,22 @@ def _with_keys(users: list[User], keys: tuple[str, ...]) -> list[User]:
     for user in users:
         if user.principal == "service" and user.name in names:
             raise UsageError(
-                f"a service cannot be named {user.name}: this is the name of a principal, and "
-                "both would have the same inbox; name its users with --user"
+                f"a service cannot be named {user.name}: that is the name of a principal, and "
+                "the two would share an inbox; name its users with --user"
             )
         keyed = User(
-            user.name, user.principal, public.get(user.name, ""), user.namespace, user.finalizers
+            user.name,
+            user.principal,
+            keys_by_name.get(user.name, ""),
+            user.namespace,
+            user.finalizers,
         )
-        _check(keyed)
+        _check_user(keyed)
         matches.append(keyed)
     return matches
 
 
-def _check(user: User) -> None:
+def _check_user(user: User) -> None:
     try:
         user.check()
         _ = user.permissions
@@ -130,8 +133,8 @@ def _check(user: User) -> None:
         raise UsageError(str(error)) from None
 
 
-def _named_key(text: str) -> tuple[str, str]:
-    name, equals, public = text.partition("=")
-    if not equals or not name or not public:
+def _parse_key(text: str) -> tuple[str, str]:
+    name, equals, public_key = text.partition("=")
+    if not equals or not name or not public_key:
         raise UsageError(f"--key {text[:80]!r}: must have the form NAME=PUBLIC_KEY")
-    return name, public
+    return name, public_key

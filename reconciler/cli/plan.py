@@ -1,4 +1,4 @@
-"""`reconciler plan`: show the effects of declarations before they are declared."""
+"""`reconciler plan`: show the effects of manifests before you declare them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rich.text import Text
 from events.composition import CHILDREN, MANIFESTS
 from events.manifest import Manifest
 from events.names import ResourceKey
+from infra.bus.event_log import open_log
 from infra.named_files import read_at_most, write_atomically
 from infra.secrets import open_stores
-from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import age, console
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
+from reconciler.cli.console import console, format_age
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
-from reconciler.cli.folded_log import log_of
-from reconciler.cli.live_object import secrets_here
+from reconciler.cli.live_object import find_secrets_directory
 from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import check_names
 from reconciler.cli.options import Files, NamedPath, Output
@@ -58,13 +58,13 @@ def plan(
     out: NamedPath | None = None,
     refresh: bool = False,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show what `apply` would do with these files, and change nothing.
 
     For each resource, the plan shows the actions of the decider. Later
     actions assume that earlier ones succeed. A value that only the API can
-    supply is "(known after apply)". The plan also shows changes of other
+    supply is "(known after apply)". The plan also shows changes to other
     resources, adoptions, holds by a guard, and refused documents.
 
     Exit status: 0 no changes, 2 changes, 1 an error or an invalid document
@@ -81,11 +81,11 @@ def plan(
     Parameters
     ----------
     namespace
-        Namespace of documents without one. A ProviderConfig is always in namespace system.
+        Default namespace for documents. A ProviderConfig is always in namespace system.
     out
         Write the plan to this file, for `reconciler apply --plan`.
     refresh
-        List the APIs of these resources first, from this machine. Without it, the plan uses the
+        List the APIs of these resources first, from this machine. By default, the plan uses the
         state in the log, and shows its age for each object.
     """
     check_names(namespace=namespace)
@@ -97,7 +97,7 @@ def plan(
     for problem in documents.problems():
         sys.stderr.write(f"error: {problem}\n")
     if out is not None:
-        _write(out, new_plan)
+        _write_plan(out, new_plan)
     status = _show(new_plan, output)
     return Exit.FAILED if documents.bad else status
 
@@ -137,14 +137,18 @@ async def make_plan(
     refresh: bool = False,
 ) -> Plan:
     """Predict the effects of manifests and withdrawals from the current log."""
-    await log_of(nc)
-    return await compute_plan(nc, manifests, withdraw=withdraw, listing=_list if refresh else None)
+    await open_log(nc)
+    return await compute_plan(
+        nc, manifests, withdraw=withdraw, listing=_list_objects if refresh else None
+    )
 
 
-async def _list(foresight: Foresight, places: Collection[ListingTarget]) -> None:
-    """List each place under its planned configuration; raises ``CommandError``."""
+async def _list_objects(foresight: Foresight, places: Collection[ListingTarget]) -> None:
+    """List the objects in each place with its planned config; raises ``CommandError``."""
     name = ""
-    pool = ProviderPool(foresight.kinds, foresight.configurations, open_stores(secrets_here()))
+    pool = ProviderPool(
+        foresight.kinds, foresight.configurations, open_stores(find_secrets_directory())
+    )
     try:
         for name, config in sorted(foresight.configurations.by_name.items()):
             for kind in foresight.kinds.of_provider(config.provider):
@@ -165,10 +169,10 @@ async def _list(foresight: Foresight, places: Collection[ListingTarget]) -> None
         await pool.close()
 
 
-# --- the file
+# --- plan files
 
 
-def _write(path: Path, new_plan: Plan) -> None:
+def _write_plan(path: Path, new_plan: Plan) -> None:
     content = msgspec.json.format(msgspec.json.encode(new_plan), indent=1) + b"\n"
     try:
         write_atomically(path, content)
@@ -188,37 +192,41 @@ def read_plan(path: Path) -> Plan:
         raise CommandError(f"{path}: not a plan: {error}; create one with --out") from None
     if stored.format != PLAN_FORMAT:
         raise CommandError(
-            f"{path}: the plan has format {stored.format}, which this release does not read; plan "
+            f"{path}: the plan has format {stored.format}, which this release cannot read; plan "
             "again"
         )
     return stored
 
 
-# --- for people
+# --- tables
 
 
 def _print(new_plan: Plan) -> None:
     out = console()
     changed = [each for each in new_plan.resources if each.says != "NoChange"]
-    rest: Counter[str] = Counter()
-    for each in sorted(changed, key=_is_quiet_part):
+    parts_shown: Counter[str] = Counter()
+    for each in sorted(changed, key=_is_unremarkable_part):
         if each.part_of:
-            rest[each.part_of] += 1
-        if rest[each.part_of] <= _MAX_PARTS_IN_FULL or not each.part_of:
+            parts_shown[each.part_of] += 1
+        if parts_shown[each.part_of] <= _MAX_PARTS_IN_FULL or not each.part_of:
             _print_resource(each, new_plan.made_at)
-    for parent, count in rest.items():
+    for parent, count in parts_shown.items():
         if count > _MAX_PARTS_IN_FULL:
             more = f"… and {count - _MAX_PARTS_IN_FULL} more parts of {parent}; -o json lists all"
             out.print(Text(more, "dim"))
     if changed:
         out.print()
-    looks = [each.observed_at for each in changed if each.observed_at is not None]
-    oldest = f", oldest observation {age(min(looks), new_plan.made_at)} ago" if looks else ""
+    observed = [each.observed_at for each in changed if each.observed_at is not None]
+    oldest = (
+        f", oldest observation {format_age(min(observed), new_plan.made_at)} ago"
+        if observed
+        else ""
+    )
     out.print(f"{_summary(new_plan.resources)} (as of log position {new_plan.position}{oldest})")
 
 
-def _is_quiet_part(each: PlannedResource) -> bool:
-    """Return whether a resource is a part that needs no attention; such parts are shown last."""
+def _is_unremarkable_part(each: PlannedResource) -> bool:
+    """Return whether a resource is a part that needs no attention, which is shown last."""
     return bool(each.part_of) and each.says not in ("Refused", "Unreadable", "Held", "Waiting")
 
 
@@ -227,19 +235,19 @@ def _summary(resources: Sequence[PlannedResource]) -> str:
 
 
 def _counts(resources: Sequence[PlannedResource]) -> str:
-    new = [each for one in resources for each in one.actions if not each.under_way]
+    new = [action for each in resources for action in each.actions if not action.under_way]
     actions = Counter(each.operation for each in new)
-    words = [f"{actions[each]} to {each.lower()}" for each in _SIGNS if actions[each]]
+    texts = [f"{actions[each]} to {each.lower()}" for each in _SIGNS if actions[each]]
     waiting = sum(each.needs_approval for each in new)
-    words += [f"{waiting} of them after approval"] if waiting else []
-    quiet = sum(each.says == "Change" and not each.actions for each in resources)
-    words += [f"{quiet} without a call"] if quiet else []
-    says = Counter(each.says for each in resources)
+    texts += [f"{waiting} of them after approval"] if waiting else []
+    without_call = sum(each.says == "Change" and not each.actions for each in resources)
+    texts += [f"{without_call} without a call"] if without_call else []
+    states = Counter(each.says for each in resources)
     names = {"Refused": "refused", "Held": "held", "Waiting": "waiting", "Unreadable": "unreadable"}
-    words += [f"{says[each]} {name}" for each, name in names.items() if says[each]]
-    if says["NoChange"]:
-        words.append(f"{says['NoChange']} unchanged")
-    return ", ".join(words) or "nothing to do"
+    texts += [f"{states[each]} {name}" for each, name in names.items() if states[each]]
+    if states["NoChange"]:
+        texts.append(f"{states['NoChange']} unchanged")
+    return ", ".join(texts) or "nothing to do"
 
 
 def _print_resource(each: PlannedResource, now: datetime) -> None:
@@ -252,7 +260,7 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
     elif not each.is_declared and not each.part_of:
         heading.append("  (affected)", "dim")
     if each.observed_at is not None and each.actions:
-        heading.append(f"  observed {age(each.observed_at, now)} ago", "dim")
+        heading.append(f"  observed {format_age(each.observed_at, now)} ago", "dim")
     out.print(heading, style="bold")
     for name in each.adopts:
         out.print(Text(f"  = Adopt {name}", "cyan"))
@@ -263,52 +271,54 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
         out.print(Text(f"  = {word} {name}", "cyan"))
     if each.says in ("Refused", "Held", "Waiting", "Unreadable"):
         why = ": ".join(one for one in (each.reason, each.message) if one)
-        colour = "red" if each.says in ("Refused", "Unreadable") else "yellow"
-        out.print(Text(f"  ! {each.says.lower()}: {why}", colour))
+        color = "red" if each.says in ("Refused", "Unreadable") else "yellow"
+        out.print(Text(f"  ! {each.says.lower()}: {why}", color))
     elif not each.actions and each.outcome:
         why = ": ".join(one for one in (each.reason, each.message) if one)
         out.print(Text(f"  → {each.outcome} {why}".rstrip(), "dim"))
 
 
 def _print_action(action: PlannedAction) -> None:
-    sign, colour = _SIGNS[action.operation]
-    words = f"  {sign} {action.operation} {action.external_name}"
+    sign, color = _SIGNS[action.operation]
+    text = f"  {sign} {action.operation} {action.external_name}"
     if action.purpose != "Converge":
-        words += f" ({action.purpose})"
+        text += f" ({action.purpose})"
     if action.under_way:
-        words += " (in progress)"
+        text += " (in progress)"
     if action.needs_approval:
-        words += " (requires approval)"
-    console().print(Text(words, colour))
+        text += " (requires approval)"
+    console().print(Text(text, color))
     for each in action.changes:
         # The plan shows the content of a composed object part by part.
         if not (action.parts and each.path.partition(".")[0] in (CHILDREN, MANIFESTS)):
-            console().print(f"      {_change(action, each)}")
+            console().print(f"      {_format_planned_change(action, each)}")
     for each in action.parts[:_MAX_PARTS]:
-        sign, colour = _STEPS[each.step]
-        text = ", ".join(f"{one.path}: {_values(one)}" for one in each.changes)
+        sign, color = _STEPS[each.step]
+        text = ", ".join(f"{one.path}: {_format_change(one)}" for one in each.changes)
         text = f"  ({text})" if text else ""
-        console().print(Text(f"      {sign} {each.resource}{text}", colour))
+        console().print(Text(f"      {sign} {each.resource}{text}", color))
     if len(action.parts) > _MAX_PARTS:
         more = Counter(each.step for each in action.parts[_MAX_PARTS:])
-        words = ", ".join(f"{more[step]} to {step.lower()}" for step in _STEPS if more[step])
-        console().print(Text(f"      … and {words}", "dim"))
+        text = ", ".join(f"{more[step]} to {step.lower()}" for step in _STEPS if more[step])
+        console().print(Text(f"      … and {text}", "dim"))
     if action.goes_on:
         console().print(Text("      The next steps follow as the parts become ready.", "dim"))
 
 
-def _change(action: PlannedAction, each: PlannedChange) -> str:
+def _format_planned_change(action: PlannedAction, each: PlannedChange) -> str:
     if action.operation == "Create":
-        return f"{each.path}: {_value(each.wanted)}"
-    applied = "" if each.applied == each.observed else f"  (last applied: {_value(each.applied)})"
-    return f"{each.path}: {_values(each)}{applied}"
+        return f"{each.path}: {_format_value(each.wanted)}"
+    applied = (
+        "" if each.applied == each.observed else f"  (last applied: {_format_value(each.applied)})"
+    )
+    return f"{each.path}: {_format_change(each)}{applied}"
 
 
-def _values(each: PlannedChange) -> str:
-    return f"{_value(each.observed)} → {_value(each.wanted)}"
+def _format_change(each: PlannedChange) -> str:
+    return f"{_format_value(each.observed)} → {_format_value(each.wanted)}"
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "not set"
     if value == UNKNOWN:
@@ -317,17 +327,18 @@ def _value(value: Any) -> str:
     return text if len(text) <= _MAX_VALUE_CHARACTERS else f"{text[:_MAX_VALUE_CHARACTERS]}…"
 
 
-def moved(before: Plan, after: Plan) -> Iterable[str]:
+def describe_plan_changes(before: Plan, after: Plan) -> Iterable[str]:
     """Yield a line for each declared resource whose planned result has changed."""
-    now = {each.resource: each for each in after.resources}
+    resources = {each.resource: each for each in after.resources}
     for each in before.resources:
         if not each.is_declared or each.says in ("Refused", "Unreadable"):
             continue
-        other = now[each.resource]
-        if other.version != each.version:
+        current = resources[each.resource]
+        if current.version != each.version:
             yield (
                 f"{each.resource}: planned at version {each.version}, but now at version "
-                f"{other.version}"
+                f"{current.version}"
             )
-        elif other.digest != each.digest:
-            yield f"{each.resource}: the result would now differ from the plan: {_counts([other])}"
+        elif current.digest != each.digest:
+            counts = _counts([current])
+            yield f"{each.resource}: the result would now differ from the plan: {counts}"

@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, and nothing elsewhere."""
+"""A progress bar on a terminal; no output elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 FEW = 20
-"""Up to this number of items, no progress bar is shown."""
+"""Maximum number of items for which no progress bar is shown."""
 
 
 def _show_nothing(_done: int) -> None:
@@ -16,11 +16,11 @@ def _show_nothing(_done: int) -> None:
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
-    """Show a bar on standard error if it is a terminal; yields a callback for the number done."""
+    """Show a bar on standard error if it is a terminal; yield a callback for the number done."""
     if total <= FEW or not sys.stderr.isatty():
         yield _show_nothing
         return
-    from rich import progress  # noqa: PLC0415 - 20 ms, and only a terminal has bars
+    from rich import progress  # noqa: PLC0415 - takes 20 ms, and only a terminal needs it
 
     from reconciler.cli.console import console  # noqa: PLC0415
 

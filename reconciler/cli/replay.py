@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from nats.aio.client import Client
 
 from events.wording import plural
+from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from projections.read_models import (
     CHECKPOINT,
@@ -19,24 +20,24 @@ from projections.read_models import (
     encode_checkpoint,
     read_checkpoint,
 )
-from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import coloured, console, print_table
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
+from reconciler.cli.console import colored, console, print_table
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
-from reconciler.cli.folded_log import log_of, replay_from_start
+from reconciler.cli.folded_log import replay_from_start
 from reconciler.cli.options import Output
-from reconciler.cli.output import harmless_json, print_structured
+from reconciler.cli.output import escape_json, print_structured
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.row_comparison import Comparison, compare
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.ports import RowsConflictError
 from reconciler.sdk.log_replay import Integrity
 
-_SHOWN = 20
-_NO_TIME = 1e-9
+_MAX_SHOWN = 20
+_MIN_SECONDS = 1e-9
 
 
-class Replayed(msgspec.Struct, frozen=True, rename="camel"):
+class ReplayResult(msgspec.Struct, frozen=True, rename="camel"):
     """The result of a replay."""
 
     events: int
@@ -55,15 +56,15 @@ def replay(
     repair: bool = False,
     dump: bool = False,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Rebuild all read models from the log, and check the log.
 
     The command checks the version and digest of every event, and that the log
     is as long as the other streams indicate. It calls no API, and the roles
-    may keep running.
-    With --verify, it also compares the result with the stored rows, byte for
-    byte, at their log position. It writes nothing without --repair.
+    may keep running. With --verify, it also compares the result with the
+    stored rows at their log position, byte for byte. It writes nothing without
+    --repair.
 
     Exit status: 1 if the log is damaged, or if rows differ and --repair did
     not mark them.
@@ -80,7 +81,7 @@ def replay(
         Compare the result with the stored rows.
     repair
         Verify. If rows differ and the log is correct, mark the rows as incomplete, so that the
-        projectors and observers rebuild them at their next start. Deletes nothing.
+        projectors and observers rebuild them when they next start. Deletes nothing.
     dump
         Print only the rebuilt rows, one JSON object per line.
     """
@@ -99,20 +100,20 @@ def replay(
 
 async def _replay(
     connection: Connection, verify: bool, repair: bool
-) -> tuple[Replayed, ReadModels]:
+) -> tuple[ReplayResult, ReadModels]:
     async with bus(connection, sends=repair) as nc:
-        last = await (await log_of(nc)).last_position()
-        began = time.perf_counter()
+        last = await (await open_log(nc)).last_position()
+        started_at = time.perf_counter()
         async with replay_from_start(nc) as replay:
             with progress_bar("replaying", last) as progress:
                 verified = await compare(nc, replay, progress) if verify else None
                 await replay.advance(last, progress)
             integrity = replay.integrity
             repaired = repair and await _repair(nc, verified, integrity)
-            seconds = max(time.perf_counter() - began, _NO_TIME)
+            seconds = max(time.perf_counter() - started_at, _MIN_SECONDS)
     models = replay.models
     rate = replay.events / seconds
-    replayed = Replayed(
+    replayed = ReplayResult(
         replay.events,
         models.position,
         round(seconds, 3),
@@ -126,14 +127,14 @@ async def _replay(
 
 
 async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity) -> bool:
-    """Mark differing rows as incomplete; their position, which shows the log's length, stays."""
+    """Mark differing rows as incomplete, but keep their position, which shows the log's length."""
     if verified is None or not verified.differences or integrity.damage:
         return False
     store = JetStreamRows(nc)
     payload, revision = await store.checkpoint()
-    partly = replace(read_checkpoint(payload) or EMPTY_CHECKPOINT, is_whole=False)
+    incomplete = replace(read_checkpoint(payload) or EMPTY_CHECKPOINT, is_whole=False)
     try:
-        await store.save({CHECKPOINT: encode_checkpoint(partly)}, revision)
+        await store.save({CHECKPOINT: encode_checkpoint(incomplete)}, revision)
     except RowsConflictError:
         raise CommandError("a projector is writing the rows; stop it, then retry") from None
     return True
@@ -141,10 +142,10 @@ async def _repair(nc: Client, verified: Comparison | None, integrity: Integrity)
 
 def _dump(models: ReadModels) -> None:
     for name, payload in models.rows():
-        sys.stdout.write(harmless_json(f'{{"row":"{name}","value":{payload.decode()}}}') + "\n")
+        sys.stdout.write(escape_json(f'{{"row":"{name}","value":{payload.decode()}}}') + "\n")
 
 
-def _print(replayed: Replayed) -> None:
+def _print(replayed: ReplayResult) -> None:
     out = console()
     out.print(
         f"{plural(replayed.events, 'event')} up to position {replayed.position} "
@@ -169,9 +170,9 @@ def print_integrity(integrity: Integrity) -> None:
         )
         return
     out.print(f"the log is damaged in {plural(len(integrity.damage), 'place')}", style="bold red")
-    for one in integrity.damage[:_SHOWN]:
+    for one in integrity.damage[:_MAX_SHOWN]:
         out.print(f"{one.problem}: {one}")
-    if len(integrity.damage) > _SHOWN:
+    if len(integrity.damage) > _MAX_SHOWN:
         out.print("... (--output json lists all)")
     out.print(
         "Keep all streams: they may contain the lost events. Restore the log with "
@@ -182,8 +183,7 @@ def print_integrity(integrity: Integrity) -> None:
 def print_fleet(fleet: FleetSummary) -> None:
     """Print the number of resources per namespace, kind and outcome."""
     rows = [
-        (each.namespace, each.kind, coloured(each.outcome), str(each.count))
-        for each in fleet.counts
+        (each.namespace, each.kind, colored(each.outcome), str(each.count)) for each in fleet.counts
     ]
     print_table(("NAMESPACE", "KIND", "OUTCOME", "COUNT"), rows)
     console().print(f"{fleet.owned} owned, {fleet.in_flight} with an action in progress")
@@ -204,11 +204,11 @@ def _print_comparison(comparison: Comparison, *, is_damaged: bool, is_marked: bo
             f"{len(comparison.differences)} of {comparison.rows} stored rows differ",
             style="bold red",
         )
-        for one in comparison.differences[:_SHOWN]:
+        for one in comparison.differences[:_MAX_SHOWN]:
             out.print(f"{one.problem}: {one.row}")
             out.print(f"  log:    {one.rebuilt}")
             out.print(f"  stored: {one.live}")
-        if len(comparison.differences) > _SHOWN:
+        if len(comparison.differences) > _MAX_SHOWN:
             out.print("... (--output json lists all)")
         if is_marked:
             out.print("The rows are marked. Restart the projectors and observers to rebuild them.")

@@ -1,4 +1,4 @@
-"""A table of resources and their status."""
+"""A table of resources with their status."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Final
 from rich.text import Text
 
 from projections.status import StatusRow
-from reconciler.cli.api_standing import listing_failure, throttled, unobserved
-from reconciler.cli.console import NOT_READY, Table, age, coloured
+from reconciler.cli.api_state import (
+    describe_listing_failure,
+    describe_throttling,
+    find_listing_failure,
+)
+from reconciler.cli.console import NOT_READY, Table, colored, format_age
 from reconciler.cli.output import single_line, time_text
 
 PENDING: Final = "Pending"
@@ -21,37 +25,37 @@ _WIDE: Final = ("WAITS SINCE", "CHANGED", "CONFIG", "EXTERNAL", "DRIFTS", "ACTIO
 
 
 class ResourceTable:
-    """A table of resources to which rows can be added.
+    """A table of resources, printed in one or more calls.
 
-    ``known`` has the rows of the ProviderConfigs, by name.
+    ``known`` contains the rows of the ProviderConfigs, by key.
     """
 
     def __init__(
         self, known: Mapping[str, StatusRow], *, with_namespace: bool, wide: bool = False
     ) -> None:
         self._known = known
-        place = ("NAMESPACE",) if with_namespace else ()
+        namespace_column = ("NAMESPACE",) if with_namespace else ()
         self._with_namespace, self._wide = with_namespace, wide
-        self._table = Table((*place, *_COLUMNS, *(_WIDE if wide else ()), "MESSAGE"))
-        self._has_begun = False
+        self._table = Table((*namespace_column, *_COLUMNS, *(_WIDE if wide else ()), "MESSAGE"))
+        self._has_headings = False
 
     def show(self, rows: Sequence[StatusRow], now: datetime) -> None:
-        """Print rows; the headings come above the first one."""
+        """Print rows, with headings above the first one."""
         if rows:
-            headings, self._has_begun = not self._has_begun, True
+            headings, self._has_headings = not self._has_headings, True
             self._table.print((self._cells(row, now) for row in rows), headings=headings)
 
-    def looks(self, row: StatusRow) -> list[str]:
-        """Return the cells of a row without their dependence on the current time."""
+    def stable_cells(self, row: StatusRow) -> list[str]:
+        """Return the cells of a row, independent of the current time."""
         return [str(each) for each in self._cells(row, row.since or datetime.now(UTC))]
 
     def _cells(self, row: StatusRow, now: datetime) -> list[str | Text]:
         why = row.not_ready
-        word = coloured(row.outcome or PENDING) if why is None else Text(NOT_READY, "yellow")
+        word = colored(row.outcome or PENDING) if why is None else Text(NOT_READY, "yellow")
         reason, message = (row.reason, row.message) if why is None else (why.reason, why.message)
         cells: list[str | Text] = [row.namespace] if self._with_namespace else []
         cells += [row.kind, row.name, word, _generation(row), owns_object(row)]
-        cells += [reason, "" if row.since is None else age(row.since, now)]
+        cells += [reason, "" if row.since is None else format_age(row.since, now)]
         if self._wide:
             action = f"{row.operation} (attempt {row.attempt})" if row.action_id else ""
             cells += [
@@ -62,14 +66,14 @@ class ResourceTable:
                 str(row.drifts),
                 action,
             ]
-        failure = listing_failure(row, self._known)
-        stale = "" if failure is None else unobserved(failure)
-        parts = filter(None, (message or throttled(row, now), stale))
+        failure = find_listing_failure(row, self._known)
+        stale = "" if failure is None else describe_listing_failure(failure)
+        parts = filter(None, (message or describe_throttling(row, now), stale))
         return [*cells, single_line("; ".join(parts))]
 
 
 def owns_object(row: StatusRow) -> str:
-    """Return whether a resource owns its object; "-" for a kind without objects."""
+    """Return "yes" if a resource owns its object, "no" if not, "-" for a kind without objects."""
     if row.owned:
         return "yes"
     return "no" if row.provider_config else "-"

@@ -24,7 +24,7 @@ from infra.bus.event_log import JetStreamLog
 from infra.bus.rows import JetStreamRows
 from infra.bus.streams import LogIdentity
 from infra.jetstream.errors import BusDeniedError, NotFoundOnBusError
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.console import console
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import Integer, NamedPath, Output, check_replicas
@@ -33,7 +33,7 @@ from reconciler.cli.progress import progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.roles.projector.lost_events import find_short_end
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def restore(
@@ -43,7 +43,7 @@ def restore(
     replace: str | None = None,
     replicas: Integer = 1,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Restore the log from a backup. Stop all roles first.
 
@@ -88,32 +88,33 @@ async def _restore(
 ) -> RestoredLog:
     source = Backup(file)
     with progress_bar("checking", source.size) as progress:
-        summary = inspect(source, progress)
+        inspection = inspect(source, progress)
     async with bus(connection, sends=True) as nc:
-        plan = await plan_of(nc, source, summary, replace)
+        plan = await plan_restore(nc, source, inspection, replace)
         if plan.way == "nothing":
-            return _unchanged(plan, rename_saved_files(source.path))
-        with progress_bar("restoring", summary.events) as progress:
-            return await restore_log(nc, source, summary, plan, progress, replicas=replicas)
+            return _build_unchanged_log(plan, rename_saved_files(source.path))
+        with progress_bar("restoring", inspection.events) as progress:
+            return await restore_log(nc, source, inspection, plan, progress, replicas=replicas)
 
 
-async def plan_of(nc: Client, source: Backup, summary: LogSummary, replace: str | None) -> Plan:
-    """Plan a restoration, also of a log without its end; raises ``RestoreRefusedError``."""
-    plan = await plan_restoration(nc, source, summary, replace)
-    if plan.log is None or plan.present != summary.events:
+async def plan_restore(
+    nc: Client, source: Backup, inspection: LogSummary, replace: str | None
+) -> Plan:
+    """Plan a restore, even of a log that has lost its end; raises ``RestoreRefusedError``."""
+    plan = await plan_restoration(nc, source, inspection, replace)
+    if plan.log is None or plan.present != inspection.events:
         return plan
     return await _without_lost_end(nc, plan, plan.log.log_id, replace)
 
 
 async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
-    """Return the plan for a backup without events that the server lacks.
+    """Return the plan for a backup whose events are all on the server.
 
     If the log has lost its end, raises ``RestoreRefusedError`` unless ``replace`` is its id.
     """
     short: LogDamage | None = None
-    with suppress(
-        NotFoundOnBusError, BusDeniedError
-    ):  # an interrupted restoration has removed the rows
+    # An interrupted restore has removed the rows.
+    with suppress(NotFoundOnBusError, BusDeniedError):
         short = await find_short_end(JetStreamLog(nc, LogIdentity(log_id)), JetStreamRows(nc))
     if short is None:
         return plan
@@ -126,7 +127,7 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     )
 
 
-def _unchanged(plan: Plan, replaced: list[str]) -> RestoredLog:
+def _build_unchanged_log(plan: Plan, replaced: list[str]) -> RestoredLog:
     assert plan.log is not None
     return RestoredLog(
         log_id=plan.log.log_id,
@@ -164,7 +165,7 @@ def _print(restored: RestoredLog) -> None:
         out.print(
             f"the backup is damaged in {plural(len(restored.damage), 'place')}:", style="bold red"
         )
-        for one in restored.damage[:_SHOWN]:
+        for one in restored.damage[:_MAX_SHOWN]:
             out.print(f"{one.problem}: {one}")
     out.print(
         "Start only the decider first: after a listing, Reconciler may delete objects that were "

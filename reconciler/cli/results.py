@@ -1,4 +1,4 @@
-"""The results of declarations and withdrawals, one line each, and their exit status."""
+"""Print the results of requests, one per line, and compute the exit status."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.text import Text
 from events.intake import Reply
 from events.names import ResourceKey
 from events.wording import plural
-from reconciler.cli.console import NOT_READY, coloured, print_table
+from reconciler.cli.console import NOT_READY, colored, print_table
 from reconciler.cli.exits import Exit
-from reconciler.cli.output import Format, harmless_lines, print_structured, single_line
+from reconciler.cli.output import Format, escape_lines, print_structured, single_line
 from reconciler.cli.progress import FEW, progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
@@ -35,8 +35,8 @@ class Result(msgspec.Struct, rename="camel", omit_defaults=True):
     ready: bool = True
 
 
-def result_of(key: ResourceKey, reply: Reply | DeclarationRefusedError) -> Result:
-    """Return the result of the decider's response."""
+def build_result(key: ResourceKey, reply: Reply | DeclarationRefusedError) -> Result:
+    """Build a result from the decider's reply."""
     if isinstance(reply, DeclarationRefusedError):
         return Result(str(key), False, reply.reason, message=reply.message)
     return Result(str(key), True, reply.reason, reply.generation, message=reply.message)
@@ -45,28 +45,28 @@ def result_of(key: ResourceKey, reply: Reply | DeclarationRefusedError) -> Resul
 async def wait_for_results(
     client: Client, results: Sequence[Result], timeout_seconds: float
 ) -> None:
-    """Wait until accepted requests are settled, and update the results; shows progress."""
+    """Wait until accepted requests settle, show the progress, and update the results."""
     accepted = {result.resource: result for result in results if result.accepted}
     generations: Mapping[str, int] = {name: result.generation for name, result in accepted.items()}
     settled: dict[str, Outcome] = {}
     with progress_bar("waiting for outcomes", len(generations)) as show:
 
-        def note(outcome: Outcome) -> None:
+        def record(outcome: Outcome) -> None:
             settled[str(outcome.key)] = outcome
             show(len(settled))
 
         try:
             outcomes = await client.wait_for_many(
-                generations, timeout_seconds=timeout_seconds, on_outcome=note
+                generations, timeout_seconds=timeout_seconds, on_outcome=record
             )
         except WaitTimeoutError:
-            _note_the_timeout(accepted, settled)
+            _record_timeout(accepted, settled)
             return
     for key, outcome in outcomes.items():
-        _note(accepted[str(key)], outcome)
+        _update(accepted[str(key)], outcome)
 
 
-def _note(result: Result, outcome: Outcome) -> None:
+def _update(result: Result, outcome: Outcome) -> None:
     why = outcome.not_ready if outcome.outcome == "Converged" else None
     result.outcome = outcome.outcome
     result.ready = why is None
@@ -75,18 +75,18 @@ def _note(result: Result, outcome: Outcome) -> None:
     )
 
 
-def _note_the_timeout(accepted: Mapping[str, Result], outcomes: Mapping[str, Outcome]) -> None:
+def _record_timeout(accepted: Mapping[str, Result], outcomes: Mapping[str, Outcome]) -> None:
     for name, result in accepted.items():
         outcome = outcomes.get(name)
         if outcome is not None and outcome.generation >= result.generation:
-            _note(result, outcome)
+            _update(result, outcome)
         result.timed_out = result.outcome not in SETTLED or not result.ready
 
 
 def exit_status(results: Sequence[Result], good: Collection[str] | None) -> Exit:
     """Return 0 if all succeeded, 3 if some did not settle in time, and 1 if some failed.
 
-    ``good``: the outcomes that count as success; None: acceptance is enough.
+    ``good``: the outcomes that count as success. If it is None, acceptance is enough.
     """
     if any(not result.accepted for result in results):
         return Exit.FAILED
@@ -105,21 +105,21 @@ def print_results(
     problems: Sequence[str] = (),
     dry_run: bool = False,
 ) -> None:
-    """Print all results; many good results only as counts, in a table.
+    """Print the results. On a terminal, many successes are only counted.
 
-    ``problems``: problems of documents that could not be used.
+    ``problems``: the problems of invalid documents.
     """
     with tolerating_closed_output():
         _print(results, output, good)
         sys.stdout.flush()
     for problem in problems:
-        sys.stderr.write(f"error: {harmless_lines(problem)}\n")
+        sys.stderr.write(f"error: {escape_lines(problem)}\n")
     if output == "table" and len(results) + len(problems) > 1:
         sys.stderr.write(f"{_counts(results, problems)}{' (dry run)' if dry_run else ''}\n")
 
 
 def _counts(results: Sequence[Result], problems: Sequence[str]) -> str:
-    counts = Counter(str(_word(each)) for each in results)
+    counts = Counter(str(_format_status(each)) for each in results)
     counts["invalid"] += len(problems)
     text = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return f"{plural(counts.total(), 'resource')}: {text}"
@@ -137,15 +137,15 @@ def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> 
         print_table(("RESOURCE", "RESULT", "GENERATION", "REASON", "MESSAGE"), map(_row, rows))
 
 
-def _word(result: Result) -> Text:
+def _format_status(result: Result) -> Text:
     if not result.accepted:
-        return coloured("Rejected")
+        return colored("Rejected")
     if result.timed_out:
         reached = result.outcome or "Pending"
         return Text(f"{reached if result.ready else NOT_READY} (timed out)", "yellow")
-    return coloured(result.outcome or "Accepted")
+    return colored(result.outcome or "Accepted")
 
 
 def _row(result: Result) -> list[str | Text]:
-    word, generation = _word(result), str(result.generation) if result.generation else ""
+    word, generation = _format_status(result), str(result.generation) if result.generation else ""
     return [result.resource, word, generation, result.reason, single_line(result.message)]

@@ -1,4 +1,4 @@
-"""Follow the rows of resources: fold new events of the log into the read models."""
+"""Follow changes of rows by folding new log events into the read models."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import AsyncGenerator
 
 from nats.aio.client import Client
 
+from infra.bus.event_log import open_log
 from projections.read_models import ReadModels
 from projections.status import StatusRow
-from reconciler.cli.folded_log import log_of
 
 
 async def row_changes(nc: Client, models: ReadModels) -> AsyncGenerator[list[StatusRow]]:
-    """Yield the changed rows each time the log has grown, without end.
+    """Yield the changed rows each time the log grows; never ends.
 
-    A yielded row that is missing in the models belongs to a deleted resource.
+    A yielded row that is missing from the models belongs to a deleted resource.
     """
-    async with (await log_of(nc)).follow(models.position) as feed:
+    async with (await open_log(nc)).follow(models.position) as feed:
         while True:
             events = await feed.next_events()
             if events:

@@ -1,4 +1,4 @@
-"""Compare stored rows with the rows that the log gives, byte for byte."""
+"""Compare stored rows, byte for byte, with rows rebuilt from the log."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal
 import msgspec
 from nats.aio.client import Client
 
+from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from projections.read_models import CHECKPOINT, SCHEMA, read_checkpoint
-from reconciler.cli.folded_log import log_of
 from reconciler.sdk.log_replay import LogReplay
 from reconciler.sdk.timeline import Progress
 
-_LOOKS = 5
-"""Number of comparisons. A projector may write meanwhile, so only a repeated difference counts."""
+_MAX_ATTEMPTS = 5
+"""A projector may write between comparisons, so only a repeated difference counts."""
 
 
 class Difference(msgspec.Struct, frozen=True, rename="camel"):
-    """A stored row that differs from the log."""
+    """A stored row that differs from the row rebuilt from the log."""
 
     row: str
     problem: Literal["missing", "unexpected", "different"]
@@ -37,21 +37,21 @@ class Comparison(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def compare(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
-    """Replay the log up to the checkpoint of the stored rows, and compare all of them."""
-    comparison = await _look(nc, replay, progress)
-    for _ in range(_LOOKS):
+    """Replay the log up to the checkpoint of the stored rows, and compare all rows."""
+    comparison = await _compare_once(nc, replay, progress)
+    for _ in range(_MAX_ATTEMPTS):
         previous = comparison.differences
         if previous:
-            comparison = await _look(nc, replay, progress)
+            comparison = await _compare_once(nc, replay, progress)
         if comparison.differences == previous:
             break
     return comparison
 
 
-async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
+async def _compare_once(nc: Client, replay: LogReplay, progress: Progress) -> Comparison:
     rows = await JetStreamRows(nc).load()
     if CHECKPOINT not in rows:
-        log = await log_of(nc)
+        log = await open_log(nc)
         is_empty = await log.last_position() == 0
         note = "the log is empty" if is_empty else "no projector has stored rows yet"
         return Comparison(0, len(rows), [], note)
@@ -65,15 +65,17 @@ async def _look(nc: Client, replay: LogReplay, progress: Progress) -> Comparison
         )
         return Comparison(checkpoint.position, len(rows), [], note)
     if not checkpoint.is_whole:
-        note = "a projector has not finished writing all rows; it or the next one completes them"
+        note = (
+            "a projector has not finished writing the rows; it or the next projector completes them"
+        )
         return Comparison(checkpoint.position, len(rows), [], note)
     await replay.advance(checkpoint.position, progress)
-    rows_differing = differences(dict(replay.models.rows()), rows)
-    return Comparison(checkpoint.position, len(rows), rows_differing)
+    row_differences = differences(dict(replay.models.rows()), rows)
+    return Comparison(checkpoint.position, len(rows), row_differences)
 
 
 def differences(rebuilt: Mapping[str, bytes], live: Mapping[str, bytes]) -> list[Difference]:
-    """Compare the rows at one position."""
+    """Compare rebuilt and stored rows at one log position."""
     return [
         _difference(name, rebuilt.get(name), live.get(name))
         for name in sorted(rebuilt.keys() | live.keys())

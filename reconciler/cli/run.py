@@ -7,9 +7,15 @@ import asyncio
 import structlog
 
 from infra.jetstream.connection import without_secrets
-from reconciler.cli.connection import ANY_BUS, LOGS, BusOptions, Logs, run_async
-from reconciler.cli.own_logs import configure_logs
-from reconciler.cli.signals import until_stopped
+from reconciler.cli.connection import (
+    DEFAULT_BUS_OPTIONS,
+    DEFAULT_LOG_OPTIONS,
+    BusOptions,
+    LogOptions,
+    run_async,
+)
+from reconciler.cli.process_logs import configure_logs
+from reconciler.cli.signals import run_until_stopped
 from reconciler.provider.lazy import check_extra
 from reconciler.wiring import Role, connected, running
 
@@ -18,15 +24,15 @@ def run(
     role: Role,
     /,
     *,
-    bus: BusOptions = ANY_BUS,
-    logs: Logs = LOGS,
+    bus: BusOptions = DEFAULT_BUS_OPTIONS,
+    logs: LogOptions = DEFAULT_LOG_OPTIONS,
 ) -> int:
     """Run one role until Ctrl-C or SIGTERM.
 
     The decider determines the next action of each resource, the worker calls
-    the external APIs, the observer lists them, and the projector maintains
-    the read models. You can run several processes of each role. The streams must
-    exist: create them with `reconciler init`.
+    the external APIs, the observer lists their objects, and the projector
+    maintains the read models. You can run several processes of each role. The
+    streams must exist: create them with `reconciler init`.
 
     For example:
 
@@ -47,4 +53,4 @@ def run(
             structlog.get_logger().info("role is running", role=role, bus=without_secrets(url))
             await asyncio.Event().wait()
 
-    return run_async(until_stopped(work()))
+    return run_async(run_until_stopped(work()))

@@ -1,4 +1,4 @@
-"""`reconciler schema`: print the published messages as a schema."""
+"""`reconciler schema`: print a schema of the published messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def schema(form: Literal["json-schema", "asyncapi"] = "json-schema", /) -> int:
     Parameters
     ----------
     form
-        What to print.
+        Format of the schema.
     """
     document = json_schema() if form == "json-schema" else asyncapi()
     print_structured(document, "json")

@@ -1,4 +1,4 @@
-"""Find the resource or the kind that a user names, in the log and without a role."""
+"""Find the resource or kind that a user names in the log, even if no role is running."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from nats.aio.client import Client
 from events.excerpt import some
 from events.field_hints import closest
 from events.names import DEFAULT_NAMESPACE, ResourceKey, is_token
+from infra.bus.event_log import open_log
 from infra.bus.streams import LOG
 from infra.jetstream.connection import api_request
 from reconciler.cli.errors import CommandError
-from reconciler.cli.folded_log import current_models, log_of
-from reconciler.cli.naming import Reference, parse_reference, registered, same_kind
+from reconciler.cli.folded_log import current_models
+from reconciler.cli.naming import Reference, is_same_kind, parse_reference, resolve_kind
 from reconciler.provider.kind import installed_kinds
 
 
 async def find_resource(nc: Client, reference: Reference) -> ResourceKey:
-    """Find the one resource that the words of a user name.
+    """Find the one resource that a user's words name, even if it was deleted.
 
-    It finds every resource that has ever had an event in the log. Raises ``CommandError`` if there
-    is none, or more than one.
+    Raises ``CommandError`` if the log has no events of such a resource, or several match.
     """
-    keys, text = await _matching(nc, reference), reference.text
+    keys, text = await _find_matches(nc, reference), reference.text
     if len(keys) == 1:
         return keys[0]
     if not keys:
@@ -39,12 +39,12 @@ async def find_in_words(
 ) -> tuple[ResourceKey, Sequence[str]]:
     """Find the resource at the beginning of ``words``; return it and the words after it.
 
-    ``KIND NAME`` also names a resource, also of a kind that is defined at run time. Raises
-    ``CommandError``, ``UsageError`` and ``InvalidNameError``.
+    It may be ``KIND NAME``, even if the kind is defined at run time. Raises ``CommandError``,
+    ``UsageError`` and ``InvalidNameError``.
     """
     first, *rest = words
     if rest and "/" not in first:
-        is_installed = registered(first) in installed_kinds()
+        is_installed = resolve_kind(first) in installed_kinds()
         if is_installed or await _is_kind_and_name(nc, first, rest[0], namespace):
             first, rest = f"{first}/{rest[0]}", rest[1:]
     return await find_resource(nc, parse_reference(first, namespace)), rest
@@ -53,48 +53,48 @@ async def find_in_words(
 async def _is_kind_and_name(nc: Client, kind: str, name: str, namespace: str | None) -> bool:
     if not is_token(kind) or not is_token(name):
         return False  # it is the path of a field
-    return any(same_kind(kind, key.kind) for key in await _in_log(nc, namespace, name))
+    return any(is_same_kind(kind, key.kind) for key in await _find_in_log(nc, namespace, name))
 
 
-async def _in_log(nc: Client, namespace: str | None, name: str) -> set[ResourceKey]:
-    await log_of(nc)
-    question = {"subjects_filter": f"log.{namespace or '*'}.*.{name}.>"}
-    info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
+async def _find_in_log(nc: Client, namespace: str | None, name: str) -> set[ResourceKey]:
+    await open_log(nc)
+    request = {"subjects_filter": f"log.{namespace or '*'}.*.{name}.>"}
+    info = await api_request(nc, f"STREAM.INFO.{LOG}", request)
     subjects: dict[str, int] = info["state"].get("subjects") or {}
     return {ResourceKey(*subject.split(".")[1:4]) for subject in subjects}
 
 
-async def _matching(nc: Client, reference: Reference) -> list[ResourceKey]:
+async def _find_matches(nc: Client, reference: Reference) -> list[ResourceKey]:
     _, namespace, kind, name = reference
-    keys = await _in_log(nc, namespace, name)
-    if not keys:  # the log may have lost all its events
+    keys = await _find_in_log(nc, namespace, name)
+    if not keys:  # the log may have lost all events of the resource
         known = [row.key for row in (await current_models(nc)).status.values()]
         keys = {key for key in known if key.name == name and namespace in (None, key.namespace)}
-    return sorted(key for key in keys if kind is None or same_kind(kind, key.kind))
+    return sorted(key for key in keys if kind is None or is_same_kind(kind, key.kind))
 
 
 async def has_log_events(nc: Client, tokens: str) -> bool:
     """Return whether the log has events of resources that match ``namespace.kind.name``."""
-    question = {"subjects_filter": f"log.{tokens}.>"}
-    info = await api_request(nc, f"STREAM.INFO.{LOG}", question)
+    request = {"subjects_filter": f"log.{tokens}.>"}
+    info = await api_request(nc, f"STREAM.INFO.{LOG}", request)
     return bool(info["state"].get("subjects"))
 
 
-async def known_kind(nc: Client, text: str) -> str:
-    """Return the kind that a user names: an installed kind, or one that is declared in the log.
+async def find_kind(nc: Client, text: str) -> str:
+    """Return the kind that a user names: an installed kind, or a kind with resources in the log.
 
-    Raises ``UnknownKindError``, which names the known kinds.
+    Raises ``UnknownKindError``, which lists the known kinds.
     """
     kinds = installed_kinds()
-    kind_name = next((kind for kind in kinds if same_kind(text, kind)), None)
+    kind_name = next((kind for kind in kinds if is_same_kind(text, kind)), None)
     if kind_name is None:
         declared = {row.kind for row in (await current_models(nc)).status.values()}
-        kind_name = next((kind for kind in declared if same_kind(text, kind)), None)
+        kind_name = next((kind for kind in declared if is_same_kind(text, kind)), None)
     return kinds[text].name if kind_name is None else kind_name
 
 
 async def check_namespace(nc: Client, namespace: str | None) -> None:
-    """Raise ``CommandError`` for a namespace without events in the log: a typo.
+    """Raise ``CommandError`` for a namespace without events in the log, which is probably a typo.
 
     The default namespace may be empty.
     """

@@ -15,8 +15,8 @@ from events.names import DEFAULT_NAMESPACE, check_token
 from events.secret import SECRET_NAME
 from infra.named_files import MAX_KEY_BYTES, read_at_most
 from infra.secrets import FileSecrets
-from reconciler.cli.app import group_of_commands
-from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER
+from reconciler.cli.app import command_group
+from reconciler.cli.connection import DATA_DIRECTORY, SECRETS_DIRECTORY
 from reconciler.cli.console import print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
@@ -36,17 +36,17 @@ FormerReader = Annotated[
 Directory = Annotated[
     NamedPath | None,
     Parameter(
-        help="The secrets directory. Default: $RECONCILER_SECRETS, or that of `up` in this "
+        help="The secrets directory. Default: $RECONCILER_SECRETS, or the one of `up` in this "
         "directory."
     ),
 ]
 
-secrets = group_of_commands(
+secrets = command_group(
     "secrets",
     """Store, list, grant and remove the secrets that specs may name.
 
 A secret belongs to a namespace, and only resources of this namespace can
-use it. Grant it to let another namespace use it. Run the commands on each
+use it unless you grant it to another namespace. Run the commands on each
 machine that runs workers or observers. No command prints a value.
 
 For example:
@@ -60,7 +60,7 @@ For example:
 )
 
 
-class Shown(msgspec.Struct, frozen=True, rename="camel"):
+class SecretSummary(msgspec.Struct, frozen=True, rename="camel"):
     """A secret without its value, and the change that a command made."""
 
     namespace: str
@@ -83,8 +83,8 @@ def set_secret(
 
     The value comes from a file or from standard input. On a terminal, the
     command prompts for it and does not show your input. If you replace a
-    value, Reconciler writes the new value within seconds to the objects that
-    use it.
+    value, Reconciler writes the new value to the objects that use it within
+    seconds.
 
     For example:
 
@@ -97,11 +97,11 @@ def set_secret(
     name
         Name of the secret.
     from_file
-        File with the value. One line break at its end is not part of the value.
+        File with the value. A line break at the end is not part of the value.
     """
-    key = _key(namespace, name)
-    store = _open(directory)
-    value = _value(key, from_file)
+    key = _parse_key(namespace, name)
+    store = _open_store(directory)
+    value = _read_value(key, from_file)
     is_new = store.put(key, value)
     if len(value.strip()) < MIN_CHARACTERS:
         sys.stderr.write(
@@ -120,16 +120,16 @@ def list_secrets(
     directory: Directory = None,
     output: Output = "table",
 ) -> int:
-    """List the secrets and the namespaces that they are granted to.
+    """List the secrets and the namespaces to which they are granted.
 
     For example:
 
         reconciler secrets list
         reconciler secrets list -n billing -o json
     """
-    store = _open(directory)
+    store = _open_store(directory)
     visible = [
-        _shown(store, key) for key in store.list_keys() if namespace in (None, key.namespace)
+        _summarize(store, key) for key in store.list_keys() if namespace in (None, key.namespace)
     ]
     if output != "table":
         print_structured(visible, output)
@@ -153,7 +153,7 @@ def grant(
 ) -> int:
     """Let resources of another namespace use a secret.
 
-    They name it with its namespace: {$secret: NAME, namespace: OWNER}.
+    These resources reference it as {$secret: NAME, namespace: OWNER}.
 
     For example:
 
@@ -164,11 +164,11 @@ def grant(
     name
         Name of the secret.
     """
-    key = _key(namespace, name)
+    key = _parse_key(namespace, name)
     check_token(to, what="namespace")
     if to == namespace:
         raise UsageError(f"--to {to}: the secret already belongs to this namespace")
-    store = _existing(directory, key)
+    store = _open_store_of(directory, key)
     store.grants.add(key, to)
     return _print_change(store, key, f"granted to {to}", output)
 
@@ -185,8 +185,8 @@ def revoke(
 ) -> int:
     """Revoke the grant of a secret to a namespace.
 
-    Objects that have the value keep it. To make the old value useless, change
-    it where it is used as a credential.
+    Objects that have the value keep it. To invalidate the old value, change
+    the credential where it is used.
 
     For example:
 
@@ -197,8 +197,8 @@ def revoke(
     name
         Name of the secret.
     """
-    key = _key(namespace, name)
-    store = _open(directory)
+    key = _parse_key(namespace, name)
+    store = _open_store(directory)
     if to not in store.grants.readers(key):
         raise CommandError(
             f"secret {key} is not granted to {to}; `reconciler secrets list` shows all grants"
@@ -219,9 +219,9 @@ def remove(
 ) -> int:
     """Remove a secret and its grants.
 
-    Resources that name it wait until it exists again. Their objects keep the
-    current value. Reconciler keeps the value for seven days, to hide it if an
-    API repeats it.
+    Resources that reference it wait until it exists again. Their objects keep
+    the current value. Reconciler keeps the value for seven days, to hide it if
+    an API repeats it.
 
     For example:
 
@@ -233,10 +233,10 @@ def remove(
     name
         Name of the secret.
     yes
-        Remove it even if it is granted to other namespaces.
+        Remove the secret even if it is granted to other namespaces.
     """
-    key = _key(namespace, name)
-    store = _existing(directory, key)
+    key = _parse_key(namespace, name)
+    store = _open_store_of(directory, key)
     readers = store.grants.readers(key)
     if readers and not yes:
         raise CommandError(
@@ -246,20 +246,20 @@ def remove(
     return _print_change(store, key, "removed", output)
 
 
-def _key(namespace: str, name: str) -> SecretKey:
+def _parse_key(namespace: str, name: str) -> SecretKey:
     check_token(namespace, what="namespace")
     if SECRET_NAME.fullmatch(name) is None:
         raise UsageError(
-            f"{name!r} is not a valid name of a secret; use 1 to 128 of the characters "
+            f"{name!r} is not a valid secret name; use 1 to 128 of the characters "
             "A-Z a-z 0-9 _ . -, and begin with a letter, a digit or _"
         )
     return SecretKey(namespace, name)
 
 
-def _open(directory: Path | None) -> FileSecrets:
+def _open_store(directory: Path | None) -> FileSecrets:
     folder = directory or secrets_folder()
-    if folder is None and DATA_FOLDER.is_dir():
-        folder = DATA_FOLDER / SECRETS_FOLDER
+    if folder is None and DATA_DIRECTORY.is_dir():
+        folder = DATA_DIRECTORY / SECRETS_DIRECTORY
     if folder is None:
         raise UsageError(
             f"the secrets directory is unknown; pass --directory, set {SECRETS_VARIABLE}, or run "
@@ -268,14 +268,14 @@ def _open(directory: Path | None) -> FileSecrets:
     return FileSecrets(folder)
 
 
-def _existing(directory: Path | None, key: SecretKey) -> FileSecrets:
-    store = _open(directory)
+def _open_store_of(directory: Path | None, key: SecretKey) -> FileSecrets:
+    store = _open_store(directory)
     if key not in store.list_keys():
         raise CommandError(f"secret {key} does not exist; `reconciler secrets list` shows all")
     return store
 
 
-def _value(key: SecretKey, file: Path | None) -> str:
+def _read_value(key: SecretKey, file: Path | None) -> str:
     if file is not None:
         content = read_at_most(file, MAX_KEY_BYTES)
     elif sys.stdin.isatty():
@@ -293,13 +293,13 @@ def _value(key: SecretKey, file: Path | None) -> str:
     return value
 
 
-def _shown(store: FileSecrets, key: SecretKey, change: str | None = None) -> Shown:
-    return Shown(key.namespace, key.name, store.grants.readers(key), change)
+def _summarize(store: FileSecrets, key: SecretKey, change: str | None = None) -> SecretSummary:
+    return SecretSummary(key.namespace, key.name, store.grants.readers(key), change)
 
 
 def _print_change(store: FileSecrets, key: SecretKey, change: str, output: Format) -> int:
     if output == "table":
         print(f"secret {key} {change}")
     else:
-        print_structured(_shown(store, key, change), output)
+        print_structured(_summarize(store, key, change), output)
     return Exit.OK

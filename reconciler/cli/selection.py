@@ -1,8 +1,8 @@
-"""The resources that a command line selects; all commands accept the same forms.
+"""The resources that a command line selects. All commands accept the same syntax.
 
 =============================  ================================================================
-``NAME ...``                   of any kind, in any namespace
-``KIND [NAME ...]``            of that kind, in the selected namespace
+``NAME ...``                   resources of any kind, in any namespace
+``KIND [NAME ...]``            resources of that kind, in the selected namespace
 ``KIND/NAME ...``              the same; each word may have a different kind
 ``NAMESPACE/KIND/NAME ...``    exactly that resource
 =============================  ================================================================
@@ -21,43 +21,49 @@ from projections.status import StatusRow
 from reconciler.cli.connection import Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
-from reconciler.cli.naming import Reference, check_names, parse_reference, registered, same_kind
+from reconciler.cli.naming import (
+    Reference,
+    check_names,
+    is_same_kind,
+    parse_reference,
+    resolve_kind,
+)
 from reconciler.cli.options import UNFILTERED, Filter
 from reconciler.cli.selectors import Selector, parse_selector
 from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.moments import Moment
 
-_SHOWN: Final = 5
+_MAX_SHOWN_MATCHES: Final = 5
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """The selection of a command line, before any request to a server.
+    """The parsed words of a command line, before any request to a server.
 
-    ``first`` is a word that may be a kind or a name; only the existing resources decide which.
+    ``first`` may be a kind or a name, which depends on the existing resources.
     """
 
     first: str | None
     named: tuple[Reference, ...]
     namespace: str | None
-    everywhere: bool
+    all_namespaces: bool
     labels: Selector
 
-    def among(self, rows: Collection[StatusRow]) -> Selected:
-        """Resolve the words with the existing resources; raises ``CommandError``."""
-        kind = None if self.first is None else _kind_named(self.first, _kinds(rows))
-        named = self._resolved(kind)
+    def resolve(self, rows: Collection[StatusRow]) -> ResolvedSelection:
+        """Resolve the words against the existing resources; raises ``CommandError``."""
+        kind = None if self.first is None else _find_kind(self.first, _list_kinds(rows))
+        named = self._resolve_names(kind)
         if self.first is not None and kind is None:
             if not any(row.name == self.first for row in rows):
-                raise CommandError(_unknown_word(self.first, _kinds(rows)))
+                raise CommandError(_unknown_word(self.first, _list_kinds(rows)))
             named = (Reference(self.first, self.namespace, None, self.first), *named)
-        place = self._place(kind, None if named else DEFAULT_NAMESPACE)
-        return Selected(kind, named, place, self.labels)
+        scope = self._namespace_of_kind(kind, None if named else DEFAULT_NAMESPACE)
+        return ResolvedSelection(kind, named, scope, self.labels)
 
     @property
     def tokens(self) -> str:
-        """The narrowest pattern of `namespace.kind.name` that matches all possible resources."""
-        kind = None if self.first is None else _kind_named(self.first, installed_kinds())
-        one = self._resolved(kind)[0] if len(self.named) == 1 else None
+        """The narrowest `namespace.kind.name` pattern that matches all possible resources."""
+        kind = None if self.first is None else _find_kind(self.first, installed_kinds())
+        one = self._resolve_names(kind)[0] if len(self.named) == 1 else None
         if self.first is not None and kind is None:
             return f"{self.namespace or '*'}.*.*"  # the word may be a name, or an unknown kind
         if one is not None:
@@ -65,41 +71,43 @@ class Selection(msgspec.Struct, frozen=True):
                 one.kind if one.kind in installed_kinds() else None
             )  # else its spelling is unknown
             return f"{one.namespace or '*'}.{known or '*'}.{one.name}"
-        place = self.namespace if self.named else self._place(kind, DEFAULT_NAMESPACE)
-        return f"{place or '*'}.{kind or '*'}.*"
+        scope = self.namespace if self.named else self._namespace_of_kind(kind, DEFAULT_NAMESPACE)
+        return f"{scope or '*'}.{kind or '*'}.*"
 
-    def exact(self) -> list[ResourceKey] | None:
-        """Return the keys if the words alone determine them; None if resources must be read."""
-        kind = None if self.first is None else _kind_named(self.first, installed_kinds())
+    def exact_keys(self) -> list[ResourceKey] | None:
+        """Return the keys if the words alone determine them, or None if rows must be read."""
+        kind = None if self.first is None else _find_kind(self.first, installed_kinds())
         if not self.named or self.labels.terms or (self.first is not None and kind is None):
             return None
         keys = [
             ResourceKey.checked(each.namespace, each.kind, each.name)
-            for each in self._resolved(kind)
+            for each in self._resolve_names(kind)
             if each.namespace is not None and each.kind is not None
         ]
         return list(dict.fromkeys(keys)) if len(keys) == len(self.named) else None
 
-    def _resolved(self, kind: str | None) -> tuple[Reference, ...]:
-        """Add what a name omits: its kind, and its namespace if the kind is known."""
+    def _resolve_names(self, kind: str | None) -> tuple[Reference, ...]:
+        """Add the kind and namespace that names omit, if they are known."""
         return tuple(
             Reference(
                 each.text,
-                each.namespace or self._place(each.kind or kind),
-                registered(each.kind) if each.kind is not None else kind,
+                each.namespace or self._namespace_of_kind(each.kind or kind),
+                resolve_kind(each.kind) if each.kind is not None else kind,
                 each.name,
             )
             for each in self.named
         )
 
-    def _place(self, kind: str | None, otherwise: str | None = None) -> str | None:
-        """Return the namespace for a kind, ``otherwise`` without a kind; None for all."""
-        if self.everywhere or self.namespace is not None:
+    def _namespace_of_kind(self, kind: str | None, otherwise: str | None = None) -> str | None:
+        """Return the namespace of a kind, ``otherwise`` if there is no kind, or None for all."""
+        if self.all_namespaces or self.namespace is not None:
             return self.namespace
-        return otherwise if kind is None else namespace_of_kind(registered(kind), DEFAULT_NAMESPACE)
+        return (
+            otherwise if kind is None else namespace_of_kind(resolve_kind(kind), DEFAULT_NAMESPACE)
+        )
 
 
-class Selected(msgspec.Struct, frozen=True):
+class ResolvedSelection(msgspec.Struct, frozen=True):
     """The resolved words of a command line."""
 
     kind: str | None
@@ -107,7 +115,7 @@ class Selected(msgspec.Struct, frozen=True):
     namespace: str | None
     labels: Selector
 
-    def takes(self, row: StatusRow) -> bool:
+    def matches(self, row: StatusRow) -> bool:
         """Return whether a resource is selected."""
         if not self.labels.matches(row.labels):
             return False
@@ -116,15 +124,18 @@ class Selected(msgspec.Struct, frozen=True):
         return self.namespace in (None, row.namespace) and self.kind in (None, row.kind)
 
     def check_named(self, rows: Collection[StatusRow], when: Moment | None = None) -> None:
-        """Raise ``CommandError`` if a named resource is missing in these rows."""
+        """Raise ``CommandError`` if a named resource is missing from these rows."""
         for each in self.named:
             if any(_matches(each, row) for row in rows):
                 continue
             kind = "" if each.kind is None else f"{each.kind} "
-            place = "any namespace" if each.namespace is None else f"namespace {each.namespace}"
-            is_not, at = f"does not exist in {place}", ""
+            scope = "any namespace" if each.namespace is None else f"namespace {each.namespace}"
+            is_not, at = f"does not exist in {scope}", ""
             if when is not None:
-                is_not, at = f"did not exist in {place} at {when}", f" --at {when.position}"
+                is_not, at = (
+                    f"did not exist in {scope} at {when}",
+                    f" --at {when.position}",
+                )
             raise CommandError(
                 f"{kind}{each.name!r} {is_not}; `reconciler get -A{at}` lists all resources"
             )
@@ -134,26 +145,28 @@ class Selected(msgspec.Struct, frozen=True):
         for each in self.named:
             matches = [str(row.key) for row in rows if _matches(each, row)]
             if len(matches) > 1:
-                names = ", ".join(matches[:_SHOWN]) + (", ..." if len(matches) > _SHOWN else "")
+                names = ", ".join(matches[:_MAX_SHOWN_MATCHES]) + (
+                    ", ..." if len(matches) > _MAX_SHOWN_MATCHES else ""
+                )
                 raise CommandError(
                     f"{each.text!r} matches {len(matches)} resources ({names}); use "
                     "NAMESPACE/KIND/NAME"
                 )
 
 
-def selection(words: Sequence[str], where: Filter = UNFILTERED) -> Selection:
+def parse_selection(words: Sequence[str], where: Filter = UNFILTERED) -> Selection:
     """Parse the words of a command line; raises ``UsageError`` and ``InvalidNameError``."""
-    namespace, everywhere = where.namespace, where.all_namespaces
+    namespace, all_namespaces = where.namespace, where.all_namespaces
     check_names(namespace=namespace)
-    if everywhere and namespace is not None:
-        raise UsageError("--namespace and --all-namespaces: give only one of them")
+    if all_namespaces and namespace is not None:
+        raise UsageError("--namespace and --all-namespaces: use only one of them")
     first, rest = (None, words) if not words or "/" in words[0] else (words[0], words[1:])
     check_names(name=first)
     named = tuple(parse_reference(word, namespace) for word in rest)
-    return Selection(first, named, namespace, everywhere, parse_selector(where.labels))
+    return Selection(first, named, namespace, all_namespaces, parse_selector(where.labels))
 
 
-def chosen_keys(
+def select_keys(
     connection: Connection,
     words: Sequence[str],
     what: str,
@@ -161,32 +174,34 @@ def chosen_keys(
     *,
     whole_kinds: bool = False,
 ) -> list[ResourceKey]:
-    """Return the keys of the resources that a command acts on, each once.
+    """Return the keys of the resources that a command acts on, without duplicates.
 
-    Exact names may be unknown. For other words, the declared resources are read from the bus.
-    ``what`` is the command, for errors. A kind alone is sufficient only with ``whole_kinds``.
-    Raises ``UsageError``, ``InvalidNameError``, ``CommandError`` and ``BusError``.
+    Exact names need not exist. Other words are matched against the resources on the bus. ``what``
+    is the command, for errors. A kind alone is sufficient only with ``whole_kinds``. Raises
+    ``UsageError``, ``InvalidNameError``, ``CommandError`` and ``BusError``.
     """
-    chosen = selection(words, where)
+    selection = parse_selection(words, where)
     if not words and not where.labels:
         raise UsageError(
             f"{what}: no resource given; use KIND NAME..., NAMESPACE/KIND/NAME, or -l LABELS"
         )
-    kind = None if chosen.first is None else _kind_named(chosen.first, installed_kinds())
-    _check_enough(kind, chosen, what, whole_kinds)
-    exact = chosen.exact()
-    return run_async(_keys(connection, chosen, what, whole_kinds)) if exact is None else exact
+    kind = None if selection.first is None else _find_kind(selection.first, installed_kinds())
+    _check_enough(kind, selection, what, whole_kinds)
+    exact = selection.exact_keys()
+    return (
+        run_async(_read_keys(connection, selection, what, whole_kinds)) if exact is None else exact
+    )
 
 
-async def _keys(
-    connection: Connection, chosen: Selection, what: str, whole_kinds: bool
+async def _read_keys(
+    connection: Connection, selection: Selection, what: str, whole_kinds: bool
 ) -> list[ResourceKey]:
     async with bus(connection) as nc:
         known = (await current_models(nc)).status.values()
     rows = [row for row in known if not row.is_foreign or row.outcome == "Held"]
-    selected = chosen.among(rows)
-    _check_enough(selected.kind, chosen, what, whole_kinds)
-    rows_selected = [row for row in rows if selected.takes(row)]
+    selected = selection.resolve(rows)
+    _check_enough(selected.kind, selection, what, whole_kinds)
+    rows_selected = [row for row in rows if selected.matches(row)]
     selected.check_named(rows)
     selected.check_unique(rows_selected)
     keys = sorted(row.key for row in rows_selected if row.declared or selected.named)
@@ -195,12 +210,12 @@ async def _keys(
     return keys
 
 
-def _check_enough(kind: str | None, chosen: Selection, what: str, whole_kinds: bool) -> None:
-    if kind is not None and not (chosen.named or chosen.labels.terms or whole_kinds):
-        raise UsageError(f"{what}: no {kind} named; give at least one name, or -l LABELS")
+def _check_enough(kind: str | None, selection: Selection, what: str, whole_kinds: bool) -> None:
+    if kind is not None and not (selection.named or selection.labels.terms or whole_kinds):
+        raise UsageError(f"{what}: no {kind} named; use at least one name, or -l LABELS")
 
 
-def _kinds(rows: Iterable[StatusRow]) -> list[str]:
+def _list_kinds(rows: Iterable[StatusRow]) -> list[str]:
     return sorted({*installed_kinds(), *(row.kind for row in rows)})
 
 
@@ -213,13 +228,13 @@ def _unknown_word(text: str, kinds: Sequence[str]) -> str:
     )
 
 
-def _kind_named(text: str, kinds: Iterable[str]) -> str | None:
-    return next((each for each in kinds if same_kind(text, each)), None)
+def _find_kind(text: str, kinds: Iterable[str]) -> str | None:
+    return next((each for each in kinds if is_same_kind(text, each)), None)
 
 
 def _matches(each: Reference, row: StatusRow) -> bool:
     return (
         each.name == row.name
         and each.namespace in (None, row.namespace)
-        and (each.kind is None or same_kind(each.kind, row.kind))
+        and (each.kind is None or is_same_kind(each.kind, row.kind))
     )

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from reconciler.cli.errors import UsageError
 
-_FORMS: Final = "use key=value, key!=value, key in (a,b), key notin (a,b), key or !key"
+_CONDITION_HINT: Final = "use key=value, key!=value, key in (a,b), key notin (a,b), key or !key"
 _KEY: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
 _TERM: Final = re.compile(
     rf"(?P<not>!)?\s*(?P<key>{_KEY})"
@@ -26,7 +26,7 @@ class Term(NamedTuple):
 
 
 class Selector(NamedTuple):
-    """Conditions that must all hold; without conditions it selects everything."""
+    """Conditions that must all hold; an empty selector selects everything."""
 
     terms: tuple[Term, ...]
 
@@ -41,7 +41,7 @@ def _holds(term: Term, labels: Mapping[str, str]) -> bool:
 
 
 def parse_selector(text: str) -> Selector:
-    """Parse a selector, empty for everything; raises ``UsageError``."""
+    """Parse a selector; an empty text selects everything. Raises ``UsageError``."""
     return Selector(tuple(_term(part.strip(), text) for part in _parts(text) if text))
 
 
@@ -53,7 +53,7 @@ def _parts(text: str) -> list[str]:
 def _term(part: str, text: str) -> Term:
     match = _TERM.fullmatch(part)
     if match is None or (match["not"] and (match["sign"] or match["word"])):
-        raise UsageError(f"--selector {text!r}: {part!r} is not a condition; {_FORMS}")
+        raise UsageError(f"--selector {text!r}: {part!r} is not a condition; {_CONDITION_HINT}")
     if match["sign"]:
         return Term(match["key"], frozenset({match["value"]}), match["sign"] != "!=")
     if match["word"]:

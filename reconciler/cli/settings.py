@@ -1,7 +1,7 @@
-"""Settings of the connection: from flags, the environment, an `up` in this directory, or a file.
+"""Connection settings from flags, the environment, an `up` in this directory, or a file.
 
 The file is `$RECONCILER_CONFIG`, or `reconciler.toml` in this directory, or
-`~/.config/reconciler/config.toml`. Its keys have the names of the flags.
+`~/.config/reconciler/config.toml`. Its keys are the names of the flags.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ NAMES: Final = (
     "tls_cert",
     "tls_key",
 )
-_KEYS: Final = frozenset({"credentials", "nkey"})
+_IDENTITY_SETTINGS: Final = frozenset({"credentials", "nkey"})
 _FILE_VARIABLE: Final = f"{VARIABLE_PREFIX}CONFIG"
-_HERE: Final = Path("reconciler.toml")
-UP: Final = "`reconciler up` in this directory"
-"""The source of a setting that comes from the `up` of this directory."""
+_LOCAL_FILE: Final = Path("reconciler.toml")
+UP_SOURCE: Final = "`reconciler up` in this directory"
+"""The source of a setting that comes from an `up` in this directory."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -42,21 +42,23 @@ class Setting(msgspec.Struct, frozen=True):
     source: str
 
 
-def flag(name: str) -> str:
-    """Return the flag of a setting; without its dashes it is the key in the file."""
+def flag_name(name: str) -> str:
+    """Return the flag of a setting. Without the leading dashes, it is the key in the file."""
     return f"--{name.replace('_', '-')}"
 
 
-def settings(given: Mapping[str, Any], *, running: str = "") -> dict[str, Setting]:
+def settings(flags: Mapping[str, Any], *, running: str = "") -> dict[str, Setting]:
     """Collect the settings; the identity (credentials or nkey) comes from one source only.
 
-    ``running``: the URL of an `up` in this directory. The file does not describe that bus, so it is
-    used only without it. Raises ``ConfigurationError`` for an unusable file.
+    ``running``: the URL of an `up` in this directory. The file is used only if there is none,
+    because it describes another bus. Raises ``ConfigurationError`` for an invalid file.
     """
     collected: dict[str, Setting] = {}
-    _add(collected, {name: (str(value), f"flag {flag(name)}") for name, value in given.items()})
+    _add_missing(
+        collected, {name: (str(value), f"flag {flag_name(name)}") for name, value in flags.items()}
+    )
     variables = {name: f"{VARIABLE_PREFIX}{name.upper()}" for name in NAMES}
-    _add(
+    _add_missing(
         collected,
         {
             name: (value, f"environment {variable}")
@@ -65,36 +67,38 @@ def settings(given: Mapping[str, Any], *, running: str = "") -> dict[str, Settin
         },
     )
     if "nats_url" not in collected and running:
-        collected["nats_url"] = Setting("nats_url", running, UP)
+        collected["nats_url"] = Setting("nats_url", running, UP_SOURCE)
         return collected
-    path = _file()
+    path = _find_file()
     if path is not None:
-        _add(collected, {name: (value, f"file {path}") for name, value in _read(path).items()})
+        _add_missing(
+            collected, {name: (value, f"file {path}") for name, value in _read_file(path).items()}
+        )
     return collected
 
 
-def _add(collected: dict[str, Setting], more: Mapping[str, tuple[str, str]]) -> None:
-    has_key = not _KEYS.isdisjoint(collected)
+def _add_missing(collected: dict[str, Setting], more: Mapping[str, tuple[str, str]]) -> None:
+    has_identity = not _IDENTITY_SETTINGS.isdisjoint(collected)
     for name, (value, source) in more.items():
-        if name not in collected and not (has_key and name in _KEYS):
+        if name not in collected and not (has_identity and name in _IDENTITY_SETTINGS):
             collected[name] = Setting(name, value, source)
 
 
-def _file() -> Path | None:
+def _find_file() -> Path | None:
     if named := os.environ.get(_FILE_VARIABLE):
         return Path(named)
     base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    usual = (_HERE, Path(base) / "reconciler" / "config.toml")
-    return next((path for path in usual if path.is_file()), None)
+    default_paths = (_LOCAL_FILE, Path(base) / "reconciler" / "config.toml")
+    return next((path for path in default_paths if path.is_file()), None)
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_file(path: Path) -> dict[str, str]:
     try:
         content = tomllib.loads(read_at_most(path, MAX_KEY_BYTES).decode())
     except (OSError, ValueError) as error:
         what = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
         raise ConfigurationError(f"{path}: invalid: {what}") from None
-    known = {flag(name).removeprefix("--"): name for name in NAMES}
+    known = {flag_name(name).removeprefix("--"): name for name in NAMES}
     for key, value in content.items():
         if key not in known:
             raise ConfigurationError(

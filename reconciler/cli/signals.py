@@ -1,4 +1,4 @@
-"""Run until Ctrl-C or SIGTERM: the first stops in order, the second immediately."""
+"""Run until Ctrl-C or SIGTERM: the first stops gracefully, the second immediately."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from reconciler.cli.exits import Exit
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-async def until_stopped(work: Coroutine[None, None, None]) -> Exit:
-    """Run ``work`` until it ends or a signal comes; waits for its cleanup."""
+async def run_until_stopped(work: Coroutine[None, None, None]) -> Exit:
+    """Run ``work`` until it ends or a signal arrives, and wait for its cleanup."""
     task = asyncio.ensure_future(work)
-    stopping = False
+    is_stopping = False
 
     def stop() -> None:
-        nonlocal stopping
-        if stopping:
+        nonlocal is_stopping
+        if is_stopping:
             os._exit(Exit.INTERRUPTED)
-        stopping = True
+        is_stopping = True
         task.cancel()
 
     loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ async def until_stopped(work: Coroutine[None, None, None]) -> Exit:
     try:
         await task
     except asyncio.CancelledError:
-        if not stopping:
+        if not is_stopping:
             raise
     finally:
         for number in _SIGNALS:

@@ -1,4 +1,4 @@
-"""The servers that `up` starts on this machine, NATS and others, in one data directory."""
+"""The servers that `up` starts on this machine: NATS, the example API and components."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from infra.components.ports import is_free
 from infra.jetstream.connection import without_secrets
 from reconciler.cli import components
 from reconciler.cli.connection import UP_FILE, UP_LOCK, UpFile, read_up_file
-from reconciler.cli.errors import FULL, StackError, UsageError
-from reconciler.cli.local_configs import LocalApi, example_api
+from reconciler.cli.errors import DISK_FULL_ERRNOS, StackError, UsageError
+from reconciler.cli.local_configs import LocalApi, build_example_api
 
 if TYPE_CHECKING:
     from infra.embedded.full_disk import FullDiskWatch
@@ -32,7 +32,7 @@ DEFAULT_PORT: Final = 4222
 DEFAULT_API_PORT: Final = 8080
 
 EXAMPLE_API: Final = "shapes_api"
-"""Package of the example API; optional, in a separate distribution."""
+"""Package of the example API, which is an optional, separate distribution."""
 
 WITHOUT_EXAMPLE_API: Final = (
     "the example API and its kinds are not installed; to install them, run `pip install "
@@ -40,12 +40,12 @@ WITHOUT_EXAMPLE_API: Final = (
 )
 
 _PORTS_FILE: Final = "ports.json"
-_LOCK_SECONDS: Final = 0.5  # a command that checks whether `up` runs holds the lock briefly
-_ORPHAN_SECONDS: Final = 15.0  # the server of a killed `up` ends with a delay
+_LOCK_TIMEOUT_SECONDS: Final = 0.5  # a command that checks for `up` holds the lock briefly
+_ORPHAN_TIMEOUT_SECONDS: Final = 15.0  # the server of a killed `up` exits with a delay
 _POLL_SECONDS: Final = 0.02
 _logger = structlog.get_logger(__name__)
-_WATCH_SECONDS: Final = 0.5
-_DISK_LOOK_SECONDS: Final = 2.0
+_WATCH_INTERVAL_SECONDS: Final = 0.5
+_DISK_CHECK_SECONDS: Final = 2.0
 
 
 class ExampleApi(Protocol):
@@ -53,26 +53,26 @@ class ExampleApi(Protocol):
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """The port on which the server listens."""
         ...
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is running."""
+        """Whether the server's process is running."""
         ...
 
     async def start(self, data_dir: Path, *, port: int, latency_ms: float) -> str:
-        """Start the server, and return its URL when it listens."""
+        """Start the server, and return its URL once it listens."""
         ...
 
     async def stop(self) -> None:
-        """Stop the server in order."""
+        """Stop the server gracefully."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StackOptions:
-    """The servers to start, and their directory and ports."""
+    """The servers to start, with their directory and ports."""
 
     data: Path
     port: int | None
@@ -84,7 +84,7 @@ class StackOptions:
 
 
 class _Ports(msgspec.Struct):
-    """The ports used instead of the default ones; the next start uses the same ones."""
+    """The ports that replaced the default ports; the next start uses them again."""
 
     nats: int | None = None
     api: int | None = None
@@ -92,7 +92,7 @@ class _Ports(msgspec.Struct):
 
 @dataclass(slots=True)
 class Stack:
-    """The started servers: their URLs, and notes for the user."""
+    """The started servers, with their URLs and notes for the user."""
 
     data: Path
     nats_url: str
@@ -101,41 +101,41 @@ class Stack:
     api: ExampleApi | None = None
     components: dict[str, Component] = field(default_factory=dict[str, Component])
     bus_apis: tuple[str, ...] = ()
-    """Names of the ``BUS_APIS`` to declare a ProviderConfig for."""
+    """Names of the ``BUS_APIS`` for which to declare a ProviderConfig."""
     notes: list[str] = field(default_factory=list[str])
     failure: StackError | None = None
     is_serving: bool = False
 
     @property
     def local_apis(self) -> list[LocalApi]:
-        """The APIs that run here, each with the ProviderConfig that must point at it."""
-        apis = [] if self.api_url is None else [example_api(self.api_url)]
-        apis += [components.bus_api(name, self.nats_url) for name in self.bus_apis]
-        return apis + [components.local_api(*each) for each in self.components.items()]
+        """The APIs that run here, each with the ProviderConfig that must point to it."""
+        apis = [] if self.api_url is None else [build_example_api(self.api_url)]
+        apis += [components.build_bus_api(name, self.nats_url) for name in self.bus_apis]
+        return apis + [components.build_local_api(*each) for each in self.components.items()]
 
     @property
-    def shown_url(self) -> str:
+    def display_url(self) -> str:
         """The URL of the bus, without secrets."""
         return without_secrets(self.nats_url)
 
     async def watch(self) -> None:
-        """Wait without end; raises ``StackError`` if a server has ended unexpectedly.
+        """Wait indefinitely; raises ``StackError`` if a server exits unexpectedly.
 
-        If the disk of the embedded server was full, the method restarts the server when there is
-        space, and the connections of the roles reconnect. It checks this only after the roles have
-        started: a server that recovers its streams also reports that they could not be recovered.
+        If the embedded server's disk was full, restart the server once there is space, and the
+        roles reconnect. This check begins only after the roles have started, because a server
+        reports the same error while it recovers its streams.
         """
         disk = None if self.server is None else _full_disk_watch(self.server)
-        next_look = 0.0
+        next_check = 0.0
         while True:
             self._check_running()
-            is_due = self.is_serving and time.monotonic() >= next_look
+            is_due = self.is_serving and time.monotonic() >= next_check
             if disk is not None and self.server is not None and is_due:
                 if await disk.needs_restart():
                     _logger.warning("the disk has space again; restarting nats-server")
                     await self.server.restart()
-                next_look = time.monotonic() + _DISK_LOOK_SECONDS
-            await asyncio.sleep(_WATCH_SECONDS)
+                next_check = time.monotonic() + _DISK_CHECK_SECONDS
+            await asyncio.sleep(_WATCH_INTERVAL_SECONDS)
 
     def _check_running(self) -> None:
         if self.server is not None and not self.server.is_running:
@@ -154,17 +154,19 @@ class Stack:
 
 
 @asynccontextmanager
-async def started(options: StackOptions) -> AsyncGenerator[Stack]:
-    """Start the servers, and stop them in order at the end: components, the API, then NATS."""
+async def start_stack(options: StackOptions) -> AsyncGenerator[Stack]:
+    """Start the servers, and at the end stop components first, then the API, then NATS."""
     to_start = {
-        each: components.create(each) for each in options.components if each in components.OFFERS
+        each: components.create_component(each)
+        for each in options.components
+        if each in components.COMPONENTS
     }
     async with AsyncExitStack() as closing:
-        closing.enter_context(_locked(options.data))
-        with _room_in(options.data):
+        closing.enter_context(_lock_directory(options.data))
+        with _naming_full_disk(options.data):
             stack = Stack(options.data, options.nats_url or "")
             if not options.nats_url:
-                from infra.embedded.server import EmbeddedServer  # noqa: PLC0415 - it is slow
+                from infra.embedded.server import EmbeddedServer  # noqa: PLC0415 - slow to import
 
                 stack.server = EmbeddedServer()
                 closing.push_async_callback(stack.server.stop)
@@ -185,18 +187,18 @@ async def started(options: StackOptions) -> AsyncGenerator[Stack]:
 
 
 def _full_disk_watch(server: EmbeddedServer) -> FullDiskWatch:
-    from infra.embedded.full_disk import FullDiskWatch  # noqa: PLC0415 - it is slow
+    from infra.embedded.full_disk import FullDiskWatch  # noqa: PLC0415 - slow to import
 
     return FullDiskWatch(server)
 
 
 @contextmanager
-def _room_in(data: Path) -> Generator[None]:
-    """Name the data directory in the error of a full disk."""
+def _naming_full_disk(data: Path) -> Generator[None]:
+    """Add the data directory to the error of a full disk."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
         raise StackError(
             f"data directory {data}: {error.strerror}; free disk space, or use another directory "
@@ -207,15 +209,15 @@ def _room_in(data: Path) -> Generator[None]:
 def write_up_file(stack: Stack) -> None:
     """Write the URL of the bus to a file, for other commands in the same directory."""
     monitoring_url = stack.server.monitoring_url if stack.server is not None else ""
-    content = UpFile(stack.shown_url, stack.api_url, os.getpid(), monitoring_url)
+    content = UpFile(stack.display_url, stack.api_url, os.getpid(), monitoring_url)
     new = stack.data / f"{UP_FILE}.new"
-    with _room_in(stack.data):
+    with _naming_full_disk(stack.data):
         new.write_bytes(msgspec.json.encode(content) + b"\n")
         new.replace(stack.data / UP_FILE)
 
 
-def _locked(data: Path) -> BinaryIO:
-    """Lock the data directory for this process; closing the returned file ends the lock."""
+def _lock_directory(data: Path) -> BinaryIO:
+    """Lock the data directory for this process until the returned file is closed."""
     try:
         data.mkdir(parents=True, exist_ok=True)
         lock = (data / UP_LOCK).open("ab")
@@ -224,20 +226,20 @@ def _locked(data: Path) -> BinaryIO:
             f"data directory {data} is not usable: {error.strerror}; use another directory with "
             "--data"
         ) from error
-    if not _is_taken(lock):
+    if not _acquire_lock(lock):
         lock.close()
         running = read_up_file(data)
-        who = "" if running is None else f" (pid {running.pid}, {running.nats_url})"
+        owner = "" if running is None else f" (pid {running.pid}, {running.nats_url})"
         raise StackError(
-            f"data directory {data} is in use by another `reconciler up`{who}; stop that "
+            f"data directory {data} is in use by another `reconciler up`{owner}; stop that "
             "process, or use another directory with --data"
         )
     (data / UP_FILE).unlink(missing_ok=True)
     return lock
 
 
-def _is_taken(lock: BinaryIO) -> bool:
-    deadline = time.monotonic() + _LOCK_SECONDS
+def _acquire_lock(lock: BinaryIO) -> bool:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -250,13 +252,13 @@ def _is_taken(lock: BinaryIO) -> bool:
 
 
 async def _start_server(server: EmbeddedServer, options: StackOptions, notes: list[str]) -> str:
-    folder = options.data / "nats"
-    await _wait_for_orphan(folder / "nats.lock")
+    directory = options.data / "nats"
+    await _wait_for_orphan(directory / "nats.lock")
     ports = _read_ports(options.data)
-    port = _port(options.port, DEFAULT_PORT, ports.nats)
-    url = await server.start(folder, port=port, http_port=0)
+    port = _choose_port(options.port, DEFAULT_PORT, ports.nats)
+    url = await server.start(directory, port=port, http_port=0)
     if options.port is None and server.port != DEFAULT_PORT:
-        notes.append(f"{_why(port, DEFAULT_PORT)}; NATS listens on {server.port}")
+        notes.append(f"{_explain_port(port, DEFAULT_PORT)}; NATS listens on {server.port}")
         ports.nats = server.port
         _write_ports(options.data, ports)
     return url
@@ -273,21 +275,23 @@ def _find_example_api() -> ExampleApi | None:
 
 async def _start_api(api: ExampleApi, options: StackOptions, notes: list[str]) -> str:
     ports = _read_ports(options.data)
-    port = _port(options.api_port, DEFAULT_API_PORT, ports.api)
-    folder = options.data / "example-api"
+    port = _choose_port(options.api_port, DEFAULT_API_PORT, ports.api)
+    directory = options.data / "example-api"
     try:
-        url = await api.start(folder, port=port, latency_ms=options.latency_ms)
+        url = await api.start(directory, port=port, latency_ms=options.latency_ms)
     except import_module(EXAMPLE_API).ExampleApiError as error:
         raise StackError(str(error)) from None
     if options.api_port is None and api.port != DEFAULT_API_PORT:
-        notes.append(f"{_why(port, DEFAULT_API_PORT)}; the example API listens on {api.port}")
+        notes.append(
+            f"{_explain_port(port, DEFAULT_API_PORT)}; the example API listens on {api.port}"
+        )
         ports.api = api.port
         _write_ports(options.data, ports)
     return url
 
 
-def _why(port: int, default: int) -> str:
-    """Return why the port differs from the default; 0 was any free one."""
+def _explain_port(port: int, default: int) -> str:
+    """Return why the port differs from the default; 0 means any free port."""
     if port == 0:
         return f"port {default} is in use"
     return f"port {default} was in use at an earlier start"
@@ -306,8 +310,8 @@ def _write_ports(data: Path, ports: _Ports) -> None:
 
 
 async def _wait_for_orphan(lock_file: Path) -> None:
-    """Wait until the server of a killed `up` has released its data directory."""
-    deadline = time.monotonic() + _ORPHAN_SECONDS
+    """Wait until the server of a killed `up` releases the data directory."""
+    deadline = time.monotonic() + _ORPHAN_TIMEOUT_SECONDS
     with suppress(FileNotFoundError), lock_file.open("rb") as lock:
         while time.monotonic() < deadline:
             with suppress(BlockingIOError):
@@ -316,10 +320,10 @@ async def _wait_for_orphan(lock_file: Path) -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _port(requested: int | None, default: int, kept: int | None) -> int:
-    """Return the port to use: that of an earlier start, or the default; 0 is any free one."""
+def _choose_port(requested: int | None, default: int, previous: int | None) -> int:
+    """Return the requested port, the previous one, or the default; 0 means any free port."""
     if requested is not None:
         if not 0 <= requested < 2**16:
             raise UsageError(f"{requested} is not a port; use 0 (any free port) to 65535")
         return requested
-    return next((each for each in (kept, default) if each and is_free(each)), 0)
+    return next((each for each in (previous, default) if each and is_free(each)), 0)

@@ -1,4 +1,4 @@
-"""Standard input, output and error when they are closed or without a reader."""
+"""Handle closed standard streams, and output that cannot be written."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
-class _Forgiving(io.FileIO):
-    """A file that drops what it cannot write."""
+class _LossyFile(io.FileIO):
+    """A file that drops data that it cannot write."""
 
     def write(self, data: Any, /) -> int:
         """Write the data, or drop it."""
@@ -27,13 +27,13 @@ class _Forgiving(io.FileIO):
 def tolerate_stderr_failures() -> None:
     """Drop messages and log lines that cannot be written, instead of raising ``OSError``.
 
-    The disk may be full, or the reader of the pipe may have ended. Otherwise, a role would stop
-    during its work, and a command would stop before it has sent anything.
+    The disk may be full, or the pipe's reader may have ended. The error would otherwise stop a role
+    during its work, and a command before it sends anything.
     """
     stream = sys.stderr
-    if stream is None:  # it is closed: the null device replaces it
+    if stream is None:  # it is closed, and the null device replaces it
         return
-    raw = _Forgiving(stream.fileno(), "w", closefd=False)
+    raw = _LossyFile(stream.fileno(), "w", closefd=False)
     sys.stderr = io.TextIOWrapper(
         io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True
     )
@@ -53,13 +53,13 @@ def open_closed_streams() -> None:
 
 
 def discard_output() -> None:
-    """Drop the remaining output, so that the exit of the process does not fail again."""
+    """Drop the remaining output, so that it cannot fail again when the process exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def tolerating_closed_output() -> Generator[None]:
-    """Continue if the reader of the output has ended; the work determines the exit status."""
+    """Continue if the output's reader has ended, so that the work determines the exit status."""
     try:
         yield
         sys.stdout.flush()

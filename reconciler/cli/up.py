@@ -24,41 +24,41 @@ from infra.jetstream.errors import (
 )
 from reconciler.cli.components import parse_components
 from reconciler.cli.connection import (
-    ANY_BUS,
-    DATA_FOLDER,
-    LOGS,
-    SECRETS_FOLDER,
+    DATA_DIRECTORY,
+    DEFAULT_BUS_OPTIONS,
+    DEFAULT_LOG_OPTIONS,
+    SECRETS_DIRECTORY,
     UP_FILE,
     BusOptions,
-    Logs,
+    LogOptions,
     run_async,
 )
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.local_configs import Change, change_of_config, declare_config
-from reconciler.cli.main import STARTED
+from reconciler.cli.local_configs import ConfigChange, declare_config, plan_config_change
+from reconciler.cli.main import START_TIME
 from reconciler.cli.options import Integer, NamedPath, check_replicas
 from reconciler.cli.output import print_json_line
-from reconciler.cli.own_logs import configure_logs
-from reconciler.cli.signals import until_stopped
-from reconciler.cli.stack import Stack, StackError, StackOptions, started, write_up_file
+from reconciler.cli.process_logs import configure_logs
+from reconciler.cli.signals import run_until_stopped
+from reconciler.cli.stack import Stack, StackError, StackOptions, start_stack, write_up_file
 from reconciler.provider.lazy import check_extra
 from reconciler.roles.projector.lost_events import LogTooShortError
 from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder
 
-_NEEDS_REPAIR = (IncompatibleStreamError, StreamReplacedError, LogTooShortError)
+_REPAIRABLE_ERRORS = (IncompatibleStreamError, StreamReplacedError, LogTooShortError)
 _REPAIR_HINT = (
     "To run these commands on the embedded server, start it without roles: `reconciler up --roles "
     "none --no-api`"
 )
-_PATIENCE_SECONDS = 15.0
+_CONNECT_TIMEOUT_SECONDS = 15.0
 _MAX_LATENCY_MS = 3_600_000
-_DYING_SECONDS = 1.0
+_FAILURE_DETECTION_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The options of one `up`."""
+class UpOptions:
+    """The options of an `up` command."""
 
     stack: StackOptions
     roles: tuple[Role, ...]
@@ -70,11 +70,11 @@ class Plan:
     @property
     def secrets(self) -> Path:
         """The directory of the secret store ``files``."""
-        return secrets_folder() or self.stack.data / SECRETS_FOLDER
+        return secrets_folder() or self.stack.data / SECRETS_DIRECTORY
 
 
 class Ready(msgspec.Struct, frozen=True, rename="camel"):
-    """The line from which programs know that `up` is ready."""
+    """The line that reports to programs that `up` is ready."""
 
     nats_url: str
     api_url: str | None
@@ -87,25 +87,25 @@ class Ready(msgspec.Struct, frozen=True, rename="camel"):
 
 def up(
     *,
-    data: NamedPath = DATA_FOLDER,
+    data: NamedPath = DATA_DIRECTORY,
     port: Integer | None = None,
     api_port: Integer | None = None,
     latency_ms: float = 0,
-    bus: BusOptions = ANY_BUS,
+    bus: BusOptions = DEFAULT_BUS_OPTIONS,
     replicas: Integer | None = None,
     roles: str = ",".join(ROLES),
     no_api: bool = False,
     with_: Annotated[str, Parameter(name="--with")] = "",
     resync: float | None = None,
     output: Literal["table", "json"] = "table",
-    logs: Logs = LOGS,
+    logs: LogOptions = DEFAULT_LOG_OPTIONS,
 ) -> int:
     """Start everything in one process: NATS server, example API, all roles.
 
     Commands in the same directory find this server automatically. Ctrl-C
-    stops everything in order, and the data directory keeps all data.
+    stops everything gracefully. All data stays in the data directory.
 
-    With --nats-url, `up` starts no NATS server and uses that one. It must be
+    With --nats-url, `up` uses that server instead of starting one. It must be
     NATS 2.14 or newer with JetStream.
 
     For example:
@@ -130,23 +130,23 @@ def up(
     latency_ms
         Minimum duration of each request to the example API, in milliseconds.
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: those of the existing
-        streams, or 1.
+        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: the number that the existing
+        streams have, or 1.
     roles
-        Roles to run here, separated by commas; or none.
+        Roles to run here, separated by commas, or none.
     no_api
         Do not start the example API, and do not declare its ProviderConfig.
     with_
         More systems to start, separated by commas: docker, postgres, caddy, certificates (an ACME
-        authority), jetstream (for streams on this NATS server) or composition (for composed kinds).
-        `up` declares a ProviderConfig of the same name for each. Its spec.allow permits the parts
-        of this machine that the examples use. The last two start no system and have no data
+        CA), jetstream (for streams on this NATS server) or composition (for composed kinds). `up`
+        declares a ProviderConfig of the same name for each. Its spec.allow permits the access to
+        this machine that the examples need. The last two start no system and have no data
         directory.
     resync
-        Seconds between two listings of the APIs that do not report changes: the example API,
+        Seconds between listings of the APIs that do not report changes: the example API,
         PostgreSQL and certificates. Default: the value in the ProviderConfig, initially 30.
     output
-        What to print when ready: a banner, or one line of JSON.
+        Output when ready: a banner, or one line of JSON.
     """
     check_extra("server", "`reconciler up`")
     configure_logs(logs.log_level)
@@ -156,7 +156,7 @@ def up(
     if not 0 <= latency_ms <= _MAX_LATENCY_MS:
         raise UsageError(f"--latency-ms {latency_ms:g}: must be 0 to {_MAX_LATENCY_MS}")
     check_replicas(replicas)
-    plan = Plan(
+    plan = UpOptions(
         StackOptions(
             data, port, api_port, latency_ms, bus.nats_url, not no_api, parse_components(with_)
         ),
@@ -168,13 +168,13 @@ def up(
     )
 
     async def start() -> Exit:
-        return await until_stopped(_start_and_serve(plan))
+        return await run_until_stopped(_start_and_serve(plan))
 
     return run_async(start())
 
 
 def parse_roles(text: str) -> tuple[Role, ...]:
-    """Parse `decider,worker`; `none` means no role."""
+    """Parse roles such as `decider,worker`; `none` means no roles."""
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
     for name in names:
         if name not in ROLES:
@@ -182,35 +182,39 @@ def parse_roles(text: str) -> tuple[Role, ...]:
     return tuple(role for role in ROLES if role in names)
 
 
-async def _start_and_serve(plan: Plan) -> None:
-    async with started(plan.stack) as stack:
+async def _start_and_serve(plan: UpOptions) -> None:
+    async with start_stack(plan.stack) as stack:
         try:
-            await _watched(_serve(plan, stack), stack)
+            await _serve_while_running(_serve(plan, stack), stack)
         except Exception as error:
-            if isinstance(error, BusUnavailableError):  # the connection ends before the server
+            if isinstance(
+                error, BusUnavailableError
+            ):  # the connection may close before the server exits
                 with contextlib.suppress(TimeoutError, StackError):
-                    async with asyncio.timeout(_DYING_SECONDS):
+                    async with asyncio.timeout(_FAILURE_DETECTION_SECONDS):
                         await stack.watch()
             if stack.failure is not None:
-                raise stack.failure from None  # the other errors are its consequences
+                raise stack.failure from None  # it has caused the other errors
             raise
         finally:
             (plan.stack.data / UP_FILE).unlink(missing_ok=True)
 
 
-async def _serve(plan: Plan, stack: Stack) -> None:
+async def _serve(plan: UpOptions, stack: Stack) -> None:
     async with (
-        connected(stack.nats_url, access=plan.access, patience_seconds=_PATIENCE_SECONDS) as nc,
+        connected(
+            stack.nats_url, access=plan.access, patience_seconds=_CONNECT_TIMEOUT_SECONDS
+        ) as nc,
         contextlib.AsyncExitStack() as exits,
     ):
         try:
             await _start_roles(plan, stack, nc, exits)
         except LogFormatError:
             raise
-        except _NEEDS_REPAIR as error:
+        except _REPAIRABLE_ERRORS as error:
             if plan.roles:
                 raise CommandError(f"{error}. {_REPAIR_HINT}") from error
-            # The commands that repair the data need this server.
+            # The commands that repair the data require this server.
             stack.notes.append(str(error))
         write_up_file(stack)
         _print_ready(plan, stack)
@@ -219,17 +223,17 @@ async def _serve(plan: Plan, stack: Stack) -> None:
 
 
 async def _start_roles(
-    plan: Plan, stack: Stack, nc: Client, exits: contextlib.AsyncExitStack
+    plan: UpOptions, stack: Stack, nc: Client, exits: contextlib.AsyncExitStack
 ) -> None:
     await initialise(nc, replicas=plan.replicas)
-    changes = await _prepare(plan, stack, nc)
+    changes = await _correct_configs(plan, stack, nc)
     parts = await exits.enter_async_context(running(nc, plan.roles, secrets=plan.secrets))
     for change in changes:
         await declare_config(parts, change, wait="decider" in plan.roles)
 
 
-async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
-    """Serve until an embedded server ends unexpectedly, also while the roles still start."""
+async def _serve_while_running(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
+    """Serve until a server exits unexpectedly, even while the roles are starting."""
     tasks = [asyncio.ensure_future(each) for each in (serving, stack.watch())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -241,12 +245,12 @@ async def _watched(serving: Coroutine[Any, Any, None], stack: Stack) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _prepare(plan: Plan, stack: Stack, nc: Client) -> list[Change]:
-    """Correct the configurations before the roles use them; return the remaining changes."""
-    changes: list[Change] = []
+async def _correct_configs(plan: UpOptions, stack: Stack, nc: Client) -> list[ConfigChange]:
+    """Correct existing configurations before the roles use them; return the other changes."""
+    changes: list[ConfigChange] = []
     for api in stack.local_apis:
         resync = plan.resync if api.least_resync_seconds is None else None
-        changes.append(await change_of_config(nc, api, resync))
+        changes.append(await plan_config_change(nc, api, resync))
     stack.notes += [change.note for change in changes if change.note]
     corrections = [change for change in changes if change.is_correction]
     if not corrections or "decider" not in plan.roles:
@@ -257,14 +261,14 @@ async def _prepare(plan: Plan, stack: Stack, nc: Client) -> list[Change]:
     return [change for change in changes if not change.is_correction]
 
 
-def _print_ready(plan: Plan, stack: Stack) -> None:
-    seconds = round(time.monotonic() - STARTED, 3)
+def _print_ready(plan: UpOptions, stack: Stack) -> None:
+    seconds = round(time.monotonic() - START_TIME, 3)
     if plan.output == "json":
         notes = tuple(stack.notes)
         endpoints = {name: each.endpoint for name, each in stack.components.items()}
         print_json_line(
             Ready(
-                stack.shown_url,
+                stack.display_url,
                 stack.api_url,
                 plan.roles,
                 seconds,

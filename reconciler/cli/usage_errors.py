@@ -1,4 +1,4 @@
-"""Describe a usage error in one line, with the help page to read."""
+"""Describe a usage error in one line, with the command that shows the help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reconciler.cli.commands import names
 
 
 def describe_usage_error(error: CycloptsError, command: str) -> str:
-    """Return the description of a usage error, with a reference to the help."""
+    """Return the description of a usage error, with the command that shows the help."""
     text = " ".join(str(error).split()).removesuffix(".")
     if isinstance(error, UnusedCliTokensError):
         unused = " ".join(map(repr, error.unused_tokens or ()))
@@ -22,18 +22,18 @@ def describe_usage_error(error: CycloptsError, command: str) -> str:
         else:
             what = "option" if name.startswith("-") else "argument"
             text = f"missing {what} {name}{_choices(error)}"
-    return f"{text} (see `{_page(error, command)}`)"
+    return f"{text} (see `{_help_command(error, command)}`)"
 
 
 def _choices(error: MissingArgumentError) -> str:
-    """Return the allowed words for a missing argument."""
+    """Return the allowed values for a missing argument."""
     hint: Any = None if error.argument is None else error.argument.hint
     if get_origin(hint) is not Literal:
         return ""
     return f"; use one of {', '.join(map(str, get_args(hint)))}"
 
 
-def _page(error: CycloptsError, command: str) -> str:
+def _help_command(error: CycloptsError, command: str) -> str:
     if command not in names():
         return "reconciler --help"
     chain = [each for each in error.command_chain or () if each != command]

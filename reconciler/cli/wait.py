@@ -14,30 +14,30 @@ from nats.aio.client import Client
 from events.names import ResourceKey
 from projections.read_models import ReadModels
 from projections.status import StatusRow
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
-from reconciler.cli.naming import known_outcome
+from reconciler.cli.naming import parse_outcome
 from reconciler.cli.options import UNFILTERED, Duration, Filter, Output, WordsOrKind
 from reconciler.cli.progress import progress_bar
 from reconciler.cli.results import Result, exit_status, print_results
 from reconciler.cli.row_changes import row_changes
 from reconciler.cli.search import has_log_events
-from reconciler.cli.selection import chosen_keys
+from reconciler.cli.selection import select_keys
 from reconciler.sdk.outcomes import SETTLED
 
 _READY: Final = "Ready"
-_GONE: Final = "Deleted"
-_GONE_OUTCOMES: Final = ("Deleted", "Released")
+_DELETED: Final = "Deleted"
+_DELETED_OUTCOMES: Final = ("Deleted", "Released")
 _CONDITION: Final = "condition="
 
 
-class Awaited(msgspec.Struct, frozen=True):
-    """The awaited state; with ``ends``, another settled outcome ends the wait as a failure."""
+class WaitTarget(msgspec.Struct, frozen=True):
+    """The state to wait for. With ``fails_early``, any other settled outcome fails the wait."""
 
-    word: str
-    holds: Callable[[StatusRow], bool]
-    ends: bool = False
+    state: str
+    is_met: Callable[[StatusRow], bool]
+    fails_early: bool = False
 
 
 def wait(
@@ -46,12 +46,12 @@ def wait(
     where: Filter = UNFILTERED,
     timeout: Duration = 60.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Wait until resources reach a state.
 
-    Exit status: 0 if all reached it, 1 if any settled in another state, such
-    as Failed or Held, 3 on timeout.
+    Exit status: 0 if all resources reach it, 1 if any settles in another
+    state, such as Failed or Held, 3 on timeout.
 
     For example:
 
@@ -68,45 +68,45 @@ def wait(
     timeout
         Maximum time to wait: 500ms, 30s, 2m, 1h.
     """
-    awaited = parse_awaited(for_)
-    keys = chosen_keys(connection, words, "wait", where, whole_kinds=True)
-    results = run_async(_wait(connection, keys, awaited, timeout))
-    print_results(results, output, good=(awaited.word,))
-    return exit_status(results, (awaited.word,))
+    target = parse_target(for_)
+    keys = select_keys(connection, words, "wait", where, whole_kinds=True)
+    results = run_async(_wait(connection, keys, target, timeout))
+    print_results(results, output, good=(target.state,))
+    return exit_status(results, (target.state,))
 
 
-def parse_awaited(text: str) -> Awaited:
-    """Parse the awaited state; raises ``UsageError``."""
+def parse_target(text: str) -> WaitTarget:
+    """Parse the value of --for; raises ``UsageError``."""
     if text.lower().startswith(_CONDITION):
         kind, _, status = text[len(_CONDITION) :].partition("=")
         return _condition(kind, status or "True")
-    word = known_outcome(text, _READY, option="--for")
-    if word == _READY:
-        return Awaited(word, _is_ready, ends=True)
-    if word in _GONE_OUTCOMES:
-        return Awaited(word, lambda row: row.is_gone or row.outcome in _GONE_OUTCOMES)
-    return Awaited(word, lambda row: row.outcome == word, ends=word == "Converged")
+    state = parse_outcome(text, _READY, option="--for")
+    if state == _READY:
+        return WaitTarget(state, _is_ready, fails_early=True)
+    if state in _DELETED_OUTCOMES:
+        return WaitTarget(state, lambda row: row.is_gone or row.outcome in _DELETED_OUTCOMES)
+    return WaitTarget(state, lambda row: row.outcome == state, fails_early=state == "Converged")
 
 
 def _is_ready(row: StatusRow) -> bool:
     return row.outcome == "Converged" and row.not_ready is None
 
 
-def _condition(kind: str, status: str) -> Awaited:
+def _condition(kind: str, status: str) -> WaitTarget:
     if not kind:
         raise UsageError("--for condition=: must name a type, such as condition=Ready")
 
-    def holds(row: StatusRow) -> bool:
+    def is_met(row: StatusRow) -> bool:
         return any(
             (each.type.lower(), each.status.lower()) == (kind.lower(), status.lower())
             for each in row.conditions
         )
 
-    return Awaited(f"{kind} is {status}", holds)
+    return WaitTarget(f"{kind} is {status}", is_met)
 
 
 async def _wait(
-    connection: Connection, keys: Iterable[ResourceKey], awaited: Awaited, timeout_seconds: float
+    connection: Connection, keys: Iterable[ResourceKey], target: WaitTarget, timeout_seconds: float
 ) -> list[Result]:
     results = {str(key): Result(str(key), True, "") for key in keys}
     async with bus(connection) as nc:
@@ -117,57 +117,59 @@ async def _wait(
                 raise CommandError(
                     f"{name} was never declared; `reconciler get -A` lists all resources"
                 )
-        await _until(nc, models, results, awaited, timeout_seconds)
+        await _wait_until(nc, models, results, target, timeout_seconds)
     return list(results.values())
 
 
 async def wait_until_read(
     connection: Connection, results: Iterable[Result], timeout_seconds: float
 ) -> None:
-    """Wait until the objects of accepted requests are read and settled; update the results."""
+    """Wait until accepted requests' objects have been read and settled; update the results."""
     accepted = {each.resource: each for each in results if each.accepted}
-    awaited = Awaited(
-        "Converged", lambda row: not row.doubted and not row.action_id and _is_ready(row), ends=True
+    target = WaitTarget(
+        "Converged",
+        lambda row: not row.doubted and not row.action_id and _is_ready(row),
+        fails_early=True,
     )
     async with bus(connection) as nc:
-        await _until(nc, await current_models(nc), accepted, awaited, timeout_seconds)
+        await _wait_until(nc, await current_models(nc), accepted, target, timeout_seconds)
 
 
-async def _until(
+async def _wait_until(
     nc: Client,
     models: ReadModels,
     results: dict[str, Result],
-    awaited: Awaited,
+    target: WaitTarget,
     timeout_seconds: float,
 ) -> None:
     for result in results.values():
         result.timed_out = True
-    rows = [_row(models.status.get(name), name) for name in results]
+    rows = [_row_or_placeholder(models.status.get(name), name) for name in results]
     with progress_bar("waiting", len(results)) as show:
-        if _judge(rows, results, awaited, show):
+        if _update_results(rows, results, target, show):
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 async for changed in row_changes(nc, models):
-                    if _judge(changed, results, awaited, show):
+                    if _update_results(changed, results, target, show):
                         return
 
 
-def _row(row: StatusRow | None, name: str) -> StatusRow:
+def _row_or_placeholder(row: StatusRow | None, name: str) -> StatusRow:
     """Return the row, or a placeholder for a deleted resource."""
     if row is not None:
         return row
     key = ResourceKey.parse(name)
-    return StatusRow(key.namespace, key.kind, key.name, outcome=_GONE)
+    return StatusRow(key.namespace, key.kind, key.name, outcome=_DELETED)
 
 
-def _judge(
+def _update_results(
     rows: Iterable[StatusRow],
     results: dict[str, Result],
-    awaited: Awaited,
+    target: WaitTarget,
     show: Callable[[int], object],
 ) -> bool:
-    """Update the results from rows; return whether none is still pending."""
+    """Update the results from rows; return whether no result is pending."""
     for row in rows:
         result = results.get(str(row.key))
         if result is None:
@@ -178,10 +180,10 @@ def _judge(
         result.reason, result.message = source.reason, source.message
         is_current = row.generation == row.observed_generation
         is_bad = row.outcome in SETTLED - {"Converged"}
-        has_failed = awaited.ends and is_current and is_bad and not row.doubted
-        holds = is_current and awaited.holds(row)
-        result.timed_out = not (holds or has_failed)
-        if holds:
-            result.outcome = awaited.word
+        has_failed = target.fails_early and is_current and is_bad and not row.doubted
+        is_met = is_current and target.is_met(row)
+        result.timed_out = not (is_met or has_failed)
+        if is_met:
+            result.outcome = target.state
     show(sum(not each.timed_out for each in results.values()))
     return not any(each.timed_out for each in results.values())

@@ -21,38 +21,38 @@ from infra.bus.streams import LOG, REJECTIONS
 from infra.jetstream.follow import Follower, follow
 from infra.jetstream.reads import StoredMessage, stream_state
 from projections.status import StatusRow
-from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import coloured, console
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
+from reconciler.cli.console import colored, console
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.options import Filter, Labels, Namespace, ResourceWord
 from reconciler.cli.output import print_json_line, single_line
-from reconciler.cli.past.summaries import drifted
+from reconciler.cli.past.summaries import describe_drift
 from reconciler.cli.search import check_namespace, has_log_events
-from reconciler.cli.selection import Selected, Selection, selection
-from reconciler.cli.signals import until_stopped
+from reconciler.cli.selection import ResolvedSelection, Selection, parse_selection
+from reconciler.cli.signals import run_until_stopped
 
-Lines = Literal["table", "json"]
+LineFormat = Literal["table", "json"]
 
 
-class Watched(msgspec.Struct, frozen=True):
-    """The resources to show: those that match ``tokens`` and the selection.
+class WatchFilter(msgspec.Struct, frozen=True):
+    """Shows only the resources that match ``tokens`` and the selection.
 
-    ``labels`` has the labels of each resource, if the selection needs them.
+    ``labels`` contains each resource's labels, for selections by label.
     """
 
     tokens: str
-    selected: Selected
+    selected: ResolvedSelection
     labels: dict[str, dict[str, str]]
 
-    def shows(self, event: LogEvent) -> bool:
-        """Return whether to show an event; events must come in the order of the log."""
+    def matches(self, event: LogEvent) -> bool:
+        """Return whether to show an event; events must arrive in log order."""
         key = event.key
         if not self.selected.labels.terms:
-            return self.selected.takes(StatusRow(key.namespace, key.kind, key.name))
+            return self.selected.matches(StatusRow(key.namespace, key.kind, key.name))
         if isinstance(event.data, SpecDeclared):
             self.labels[event.subject] = event.data.labels
         labels = self.labels.get(event.subject, {})
-        return self.selected.takes(StatusRow(key.namespace, key.kind, key.name, labels=labels))
+        return self.selected.matches(StatusRow(key.namespace, key.kind, key.name, labels=labels))
 
 
 def watch(
@@ -62,8 +62,8 @@ def watch(
     namespace: Namespace = None,
     labels: Labels = "",
     since_start: bool = False,
-    output: Annotated[Lines, Parameter(name=("--output", "-o"))] = "table",
-    connection: Connection = HERE,
+    output: Annotated[LineFormat, Parameter(name=("--output", "-o"))] = "table",
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show outcomes and drift as they occur, one per line, until Ctrl-C.
 
@@ -90,39 +90,41 @@ def watch(
     """
     words = names if kind is None else (kind, *names)
     where = Filter(namespace=namespace, all_namespaces=namespace is None, labels=labels)
-    chosen = selection(words, where)
+    selection = parse_selection(words, where)
 
     async def work() -> None:
         async with bus(connection) as nc:
-            watched = await _watched(nc, chosen)
-            await _watch(nc, watched, output, since_start=since_start)
+            watch_filter = await _build_filter(nc, selection)
+            await _watch(nc, watch_filter, output, since_start=since_start)
 
-    return run_async(until_stopped(work()))
+    return run_async(run_until_stopped(work()))
 
 
-async def _watched(nc: Client, chosen: Selection) -> Watched:
-    """Return the resources to watch; prints a note if nothing that matches is known yet.
+async def _build_filter(nc: Client, selection: Selection) -> WatchFilter:
+    """Return the filter; print a note if no event in the log matches it yet.
 
-    A user may watch a name before it is declared. Raises ``CommandError`` for an unknown kind or
-    namespace, because that is a typo.
+    A user may watch a name before declaring it. Raises ``CommandError`` for an unknown kind or
+    namespace, which is probably a typo.
     """
     rows = (await current_models(nc)).status
-    selected = chosen.among(rows.values())
+    selected = selection.resolve(rows.values())
     await check_namespace(nc, selected.namespace)
     one = selected.named[0] if len(selected.named) == 1 else None
     kind, name = (one.kind, one.name) if one is not None else (selected.kind, None)
-    place = selected.namespace if one is None else one.namespace
-    tokens = f"{place or '*'}.{kind or '*'}.{name or '*'}"
+    namespace_token = selected.namespace if one is None else one.namespace
+    tokens = f"{namespace_token or '*'}.{kind or '*'}.{name or '*'}"
     if tokens != ALL_RESOURCES and not await has_log_events(nc, tokens):
         text = tokens.replace(".", "/")
         sys.stderr.write(f"{text}: no events in the log yet; waiting for the first one\n")
         sys.stderr.flush()
-    return Watched(tokens, selected, {name: row.labels for name, row in rows.items()})
+    return WatchFilter(tokens, selected, {name: row.labels for name, row in rows.items()})
 
 
-async def _watch(nc: Client, watched: Watched, output: Lines, *, since_start: bool) -> None:
-    """Follow the log, and the rejections, which are not in the log."""
-    tokens = watched.tokens
+async def _watch(
+    nc: Client, watch_filter: WatchFilter, output: LineFormat, *, since_start: bool
+) -> None:
+    """Follow the log and the rejections, which are not in the log."""
+    tokens = watch_filter.tokens
     filters = [outcome_filter(tokens), f"log.{tokens}.fact"]
     starts = {LOG: 1, REJECTIONS: 1}
     if not since_start:
@@ -134,29 +136,31 @@ async def _watch(nc: Client, watched: Watched, output: Lines, *, since_start: bo
         ) as rejections,
     ):
         if since_start:
-            watched.labels.clear()  # the replay sets them again
-            await _show_kept(log, rejections, watched, output)
+            watch_filter.labels.clear()  # the replay sets them again
+            await _show_existing(log, rejections, watch_filter, output)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_show_new(log, watched, output))
-            tasks.create_task(_show_new(rejections, watched, output))
+            tasks.create_task(_show_new(log, watch_filter, output))
+            tasks.create_task(_show_new(rejections, watch_filter, output))
 
 
-async def _show_kept(log: Follower, rejections: Follower, watched: Watched, output: Lines) -> None:
-    """Show the existing events, in the order of time."""
+async def _show_existing(
+    log: Follower, rejections: Follower, watch_filter: WatchFilter, output: LineFormat
+) -> None:
+    """Show the existing events in chronological order."""
     rejected = deque([event async for batch in rejections.replay() for event in _events(batch)])
     async for batch in log.replay():
         for event in _events(batch):
             while rejected and rejected[0].time <= event.time:
-                _show(rejected.popleft(), watched, output)
-            _show(event, watched, output)
+                _show(rejected.popleft(), watch_filter, output)
+            _show(event, watch_filter, output)
     for event in rejected:
-        _show(event, watched, output)
+        _show(event, watch_filter, output)
 
 
-async def _show_new(follower: Follower, watched: Watched, output: Lines) -> None:
+async def _show_new(follower: Follower, watch_filter: WatchFilter, output: LineFormat) -> None:
     async for batch in follower:
         for event in _events(batch):
-            _show(event, watched, output)
+            _show(event, watch_filter, output)
 
 
 def _events(messages: Iterable[StoredMessage]) -> Iterator[LogEvent]:
@@ -167,9 +171,9 @@ def _events(messages: Iterable[StoredMessage]) -> Iterator[LogEvent]:
             structlog.get_logger().error("an event cannot be read", error=str(error))
 
 
-def _show(event: LogEvent, watched: Watched, output: Lines) -> None:
-    """Show outcomes and drift of watched resources; other events only update the labels."""
-    if not watched.shows(event):
+def _show(event: LogEvent, watch_filter: WatchFilter, output: LineFormat) -> None:
+    """Show watched resources' outcomes and drift; other events only update the labels."""
+    if not watch_filter.matches(event):
         return
     if isinstance(event.data, DriftDetected):
         _show_drift(event, event.data, output)
@@ -180,19 +184,19 @@ def _show(event: LogEvent, watched: Watched, output: Lines) -> None:
             print_outcome(event, event.data)
 
 
-def _show_drift(event: LogEvent, data: DriftDetected, output: Lines) -> None:
+def _show_drift(event: LogEvent, data: DriftDetected, output: LineFormat) -> None:
     if output == "json":
         print_json_line(
             {
                 "time": event.time,
                 "resource": event.subject,
-                "drift": drifted(data),
+                "drift": describe_drift(data),
                 "generation": data.generation,
                 "actor": event.actor,
             }
         )
     else:
-        _print_line(event, "Drift", data.generation, drifted(data))
+        _print_line(event, "Drift", data.generation, describe_drift(data))
 
 
 def as_json_object(event: LogEvent, data: OutcomeRecorded) -> dict[str, object]:
@@ -216,7 +220,7 @@ def print_outcome(event: LogEvent, data: OutcomeRecorded) -> None:
 
 def _print_line(event: LogEvent, word: str, generation: int, rest: str) -> None:
     time = event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    text = coloured(word)
+    text = colored(word)
     text.pad_right(max(0, 10 - len(word)))
     line = f"{time}  {event.subject}  "
     console().print(line, text, f" generation {generation}  {rest}", sep="")

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 from events.names import check_token
 from infra.named_files import MAX_KEY_BYTES, read_at_most
-from reconciler.cli.client import client_of
-from reconciler.cli.connection import HERE, Connection, run_async
+from reconciler.cli.client import connect_client
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import Integer, NamedPath
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from uvicorn import Server
 
-_LEAST_CHARACTERS: Final = 16
+_MIN_SECRET_CHARACTERS: Final = 16
 
 _logger = structlog.get_logger(__name__)
 
@@ -34,13 +34,13 @@ def webhook(
     host: str = "127.0.0.1",
     port: Integer = 8091,
     namespace: Annotated[str | None, Parameter(name=("--namespace", "-n"))] = None,
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Receive webhooks from a Git host, to detect pushes immediately.
 
     A push makes Reconciler read the GitSources of that repository. Without a
-    webhook, the observer polls each source at its own interval. GitHub, Gitea and
-    Forgejo sign a request with the secret, and GitLab sends the secret. The
+    webhook, the observer polls each source at its own interval. GitHub, Gitea
+    and Forgejo sign a request with the secret, and GitLab sends the secret. The
     server uses plain HTTP: put a proxy with TLS in front of it.
 
     For example:
@@ -52,7 +52,7 @@ def webhook(
     Parameters
     ----------
     secret_file
-        File with the secret of the webhook, at least 16 characters.
+        File with the webhook secret, at least 16 characters.
     host
         Address to listen on.
     port
@@ -71,8 +71,8 @@ def webhook(
         ) from None
     except UnicodeDecodeError as error:
         raise CommandError(f"{secret_file}: not UTF-8 text ({error}); save it as UTF-8") from None
-    if len(secret) < _LEAST_CHARACTERS:
-        raise UsageError(f"{secret_file}: must have at least {_LEAST_CHARACTERS} characters")
+    if len(secret) < _MIN_SECRET_CHARACTERS:
+        raise UsageError(f"{secret_file}: must have at least {_MIN_SECRET_CHARACTERS} characters")
     if namespace is not None:
         check_token(namespace, what="namespace")
     run_async(_serve(connection, secret, host, port, namespace))
@@ -84,7 +84,7 @@ async def _serve(
 ) -> None:
     from infra.webhook import repository_key, webhook  # noqa: PLC0415 - only for the server
 
-    async with client_of(connection) as client:
+    async with connect_client(connection) as client:
 
         async def on_push(urls: Sequence[str]) -> Sequence[str]:
             pushed = {repository_key(url) for url in urls}
@@ -99,7 +99,7 @@ async def _serve(
             return [str(key) for key in keys]
 
         listener = _listen(host, port)
-        server = server_of(webhook(secret, on_push))
+        server = build_server(webhook(secret, on_push))
         print(f"listening on http://{host}:{listener.getsockname()[1]}/", flush=True)
         await server.serve(sockets=[listener])
 
@@ -112,10 +112,10 @@ def _listen(host: str, port: int) -> socket.socket:
         raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
-def server_of(app: Starlette) -> Server:
-    """Return the server of an application, with limits for unverified clients.
+def build_server(app: Starlette) -> Server:
+    """Return a server for an application, with limits on unverified clients.
 
-    It reads at most 64 KiB of a client's headers, and closes a connection without a request.
+    The server reads at most 64 KiB of headers, and closes connections that send no request.
     """
     import uvicorn  # noqa: PLC0415 - only for the server
 

@@ -66,7 +66,7 @@ async def test_an_overdue_action_is_detected_with_any_clock_of_its_decider(
 
     async def is_overdue_reported() -> bool:
         finding = await check_lost_actions(bus)
-        return (finding.verdict, finding.found) == ("fail", f"1 with an overdue retry: {key}")
+        return (finding.verdict, finding.details) == ("fail", f"1 with an overdue retry: {key}")
 
     await until(is_overdue_reported)
 
@@ -107,7 +107,7 @@ async def test_a_clock_that_is_wrong_is_reported_with_its_role(
         assert (finding.verdict, finding.remedy) == ("ok", "")
         return
     assert finding.verdict == "fail"
-    assert finding.found == (
+    assert finding.details == (
         f"differ from the bus's clock: a decider ({told}), observer reconciler@a:1 ({told})"
     )
 

@@ -297,7 +297,7 @@ async def test_without_the_intake_the_check_of_the_streams_names_it_and_the_reme
         await ensure_topology(nc)
         await delete_stream(nc, INTAKE)
         [finding] = await check_streams(nc)
-        assert f"{INTAKE} (" in finding.found
+        assert f"{INTAKE} (" in finding.details
         assert finding.remedy == "Run `reconciler init`, which restores them."
     finally:
         await nc.close()
@@ -368,7 +368,7 @@ async def test_a_log_that_lost_its_beginning_is_refused_by_roles_and_reported_by
             await watch_log(nc)
         [streams, log] = await check_streams(nc)
         assert (streams.verdict, log.verdict) == ("ok", "fail")
-        assert "begins at position 2" in log.found
+        assert "begins at position 2" in log.details
     finally:
         await nc.close()
 
@@ -391,7 +391,7 @@ async def test_messages_that_left_the_intake_undecided_are_reported_by_doctor(
         await api_request(nc, f"STREAM.PURGE.{INTAKE}", {"seq": state.first_seq + 3})
         [streams, intake] = await check_streams(nc)
         assert (streams.verdict, intake.verdict) == ("ok", "warn")
-        assert "3 messages" in intake.found
+        assert "3 messages" in intake.details
     finally:
         await nc.close()
 

@@ -39,7 +39,7 @@ class Listing(Cli):
 
 
 def imported(err: str) -> set[str]:
-    """Return what was imported, or looked for and not found, as a spared package is."""
+    """Return what was imported, or looked for and not found, as a skipped package is."""
     lines = (line for line in err.splitlines() if line.startswith("import time:"))
     modules = {line.rpartition("|")[2].strip() for line in lines}
     assert "reconciler.cli.main" in modules

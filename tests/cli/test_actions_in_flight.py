@@ -22,22 +22,22 @@ async def test_a_retry_that_begins_during_the_check_waits_for_no_timer(
     rows = {str(row.key): row for row in (called, retried)}
     replay: Any = SimpleNamespace(models=SimpleNamespace(status=rows), damage=())
 
-    async def not_handed_out(_nc: object, called: list[StatusRow]) -> list[StatusRow]:
-        return called
+    async def find_undelivered(_nc: object, unscheduled: list[StatusRow]) -> list[StatusRow]:
+        return unscheduled
 
     async def read_on(*_: object) -> frozenset[str]:
         retried.retry_at = None  # the log that was read on contains the beginning of the retry
         return frozenset()
 
-    async def timed(_nc: object, waiting: Sequence[StatusRow]) -> tuple[frozenset[str], ...]:
+    async def find_untimed(_nc: object, waiting: Sequence[StatusRow]) -> tuple[frozenset[str], ...]:
         assert all(row.retry_at is not None for row in waiting)
         return frozenset(), frozenset()
 
-    monkeypatch.setattr(actions, "_not_handed_out", not_handed_out)
-    monkeypatch.setattr(actions, "_really_lost", read_on)
-    monkeypatch.setattr(actions, "_not_timed", timed)
+    monkeypatch.setattr(actions, "_find_undelivered", find_undelivered)
+    monkeypatch.setattr(actions, "_confirm_lost", read_on)
+    monkeypatch.setattr(actions, "_find_untimed", find_untimed)
 
     bus: Any = None
     finding = await actions.check_actions(bus, replay)
 
-    assert (finding.verdict, finding.found) == ("ok", "none; 2 in flight, all accounted for")
+    assert (finding.verdict, finding.details) == ("ok", "none; 2 in flight, all accounted for")

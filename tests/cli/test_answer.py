@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from events.intake import Declared
 from events.log import DriftDetected
-from reconciler.cli.past.answer import answer
+from reconciler.cli.past.answer import build_answer
 from reconciler.ports import StoredEvent
 from reconciler.sdk.why import Parent, why
 from tests.resource.building import FOO, Story, converged, manifest, repainted, thing
@@ -22,7 +22,7 @@ def answer_for(story: Story, field: str = "", parent: str = "") -> str:
     explanation = why(str(FOO), history, field)
     if parent:
         explanation = replace(explanation, parents=(Parent(parent, "", ()),))
-    sentence = answer(FOO, history, explanation)
+    sentence = build_answer(FOO, history, explanation)
     assert sentence.startswith(str(FOO))
     return sentence.removeprefix(str(FOO)).strip()
 

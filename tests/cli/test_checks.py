@@ -23,16 +23,16 @@ from infra.bus.replicas import StreamReplicas
 from infra.jetstream.errors import BusUnavailableError, IncompatibleServerError
 from infra.jetstream.reads import StreamState
 from projections.status import StatusRow
-from reconciler.cli.api_standing import left_alone, unlisted
+from reconciler.cli.api_state import find_blocked_api, find_failed_listings
 from reconciler.cli.checks.apis import check_api
-from reconciler.cli.checks.bus import check_room, check_stage
+from reconciler.cli.checks.bus import check_stage, check_storage
 from reconciler.cli.checks.clocks import check_clock
-from reconciler.cli.checks.cluster import judge_copies
+from reconciler.cli.checks.cluster import judge_replicas
 from reconciler.cli.checks.finding import Finding
-from reconciler.cli.checks.log import check_held, check_ownership, check_watched
-from reconciler.cli.checks.room import judge_room
+from reconciler.cli.checks.log import check_holds, check_ownership, check_provider_configs
+from reconciler.cli.checks.space import judge_stream_limits
 from reconciler.cli.connection import BusOptions, Connection, UpFile, bus, read_up_file
-from reconciler.cli.doctor import diagnose, examine, look, room_first
+from reconciler.cli.doctor import diagnose, point_to_full_storage, run_check, run_checks
 from reconciler.cli.row_comparison import differences
 from reconciler.errors import ConfigurationError
 from reconciler.provider.kind import KindRegistry
@@ -56,7 +56,7 @@ def test_clocks(off: float, verdict: str) -> None:
 
 def test_a_tiny_difference_of_the_clocks_is_zero() -> None:
     now = NOON_SECONDS + 0.0001
-    assert check_clock(NOON, now, now).found.endswith("by +0.000 s")
+    assert check_clock(NOON, now, now).details.endswith("by +0.000 s")
 
 
 def test_a_server_that_is_slow_to_answer_has_no_wrong_clock() -> None:
@@ -77,11 +77,11 @@ async def test_a_server_that_does_not_answer_for_a_moment_is_asked_again(
             raise BusUnavailableError("no response")
         return [Finding("streams", "ok", "as required")]
 
-    assert [one.verdict for one in await look(check, looks=3, elects=True)] == ["ok"]
+    assert [one.verdict for one in await run_check(check, attempts=3, elects=True)] == ["ok"]
     for elects in (True, False):
         silent = [True, True]
         with pytest.raises(BusUnavailableError):
-            await look(check, looks=3, elects=elects)
+            await run_check(check, attempts=3, elects=elects)
 
 
 class _Moving:
@@ -106,15 +106,15 @@ async def test_another_server_of_a_cluster_is_asked_before_it_is_called_silent(
     async def bus(_: Connection) -> AsyncGenerator[_Moving]:
         yield nc
 
-    async def log_of(nc: _Moving) -> None:
+    async def open_log(nc: _Moving) -> None:
         looks.append(nc.moves)
         if len(looks) <= failures:
             raise BusUnavailableError("stream LOG_1 has no leader at the moment")
 
-    async def examine(*_: object, **__: object) -> list[Finding]:
+    async def run_checks(*_: object, **__: object) -> list[Finding]:
         return [Finding("streams", "ok", "as required")]
 
-    for each in (bus, log_of, examine):
+    for each in (bus, open_log, run_checks):
         monkeypatch.setattr(f"reconciler.cli.doctor.{each.__name__}", each)
     findings = await diagnose(Connection(nats_url="a:4222,b:4222"), full=False)
     assert [one.verdict for one in findings] == [verdict]
@@ -131,7 +131,9 @@ async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As one does whose disk is full: it responds, but its streams are not there."""
-    health = Finding("server health", "fail", "JetStream turned off, possibly by a full disk")
+    health = Finding(
+        "server health", "fail", "JetStream is disabled, possibly because of a full disk"
+    )
 
     @asynccontextmanager
     async def bus(_: Connection) -> AsyncGenerator[None]:
@@ -146,7 +148,7 @@ async def test_a_server_that_turned_jetstream_off_is_named_with_its_health(
     at = Connection(nats_url="a:4222")
     findings = await diagnose(at, full=False, monitoring_url="http://a:8222")
     assert findings[-2] == health
-    assert findings[-1].found == "JetStream is disabled on the server at a:4222"
+    assert findings[-1].details == "JetStream is disabled on the server at a:4222"
     with pytest.raises(IncompatibleServerError):
         await diagnose(at, full=False)
 
@@ -156,17 +158,17 @@ async def test_without_a_monitoring_url_the_health_of_the_server_is_unknown(
 ) -> None:
     """A stream whose disk is full still responds to all requests but a publish."""
 
-    async def look(*_: object, **__: object) -> list[Finding]:
+    async def run_check(*_: object, **__: object) -> list[Finding]:
         return []
 
     def check_sync(_: Client) -> Finding:
         return Finding("sync", "ok", "unknown")
 
-    monkeypatch.setattr("reconciler.cli.doctor.look", look)
+    monkeypatch.setattr("reconciler.cli.doctor.run_check", run_check)
     monkeypatch.setattr("reconciler.cli.doctor.check_sync", check_sync)
-    findings = await examine(cast("Client", None), full=False)
+    findings = await run_checks(cast("Client", None), full=False)
     [health] = [one for one in findings if one.check == "server health"]
-    assert health.found.startswith("unknown: a server reports a full disk only at its monitoring")
+    assert health.details.startswith("unknown: a server reports a full disk only at its monitoring")
 
 
 async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
@@ -186,7 +188,7 @@ async def test_a_command_leaves_a_server_of_a_cluster_that_has_no_leader(
 
     monkeypatch.setattr("reconciler.cli.connection.connect", connect)
     monkeypatch.setattr("reconciler.cli.connection.require_jetstream", require_jetstream)
-    for each in ("warn_of_own_clock", "close"):
+    for each in ("warn_of_clock_difference", "close"):
         monkeypatch.setattr(f"reconciler.cli.connection.{each}", nothing)
     async with bus(Connection(nats_url="a:4222,b:4222")):
         assert nc.moves == 1
@@ -204,25 +206,25 @@ async def test_what_is_wrong_for_a_moment_is_not_reported(monkeypatch: pytest.Mo
     async def check() -> list[Finding]:
         return [check_stage("intake", "decider", [{"num_waiting": waiting.pop(0)}])]
 
-    assert [one.verdict for one in await look(check, looks=3)] == ["ok"]
+    assert [one.verdict for one in await run_check(check, attempts=3)] == ["ok"]
     waiting = [0, 0, 0]
-    assert [one.verdict for one in await look(check, looks=3)] == ["warn"]
+    assert [one.verdict for one in await run_check(check, attempts=3)] == ["warn"]
 
 
 def test_room() -> None:
-    assert check_room({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
-    nearly = check_room({"storage": 9_500_000, "limits": {"max_storage": 10_000_000}})
-    assert (nearly.verdict, "95%" in nearly.found) == ("warn", True)
-    too_little = check_room({"storage": 9_999_000, "limits": {"max_storage": 10_000_000}})
-    assert (too_little.verdict, "99%" in too_little.found) == ("fail", True)
-    full = check_room({"storage": 266, "limits": {"max_storage": 100}})
-    assert (full.verdict, "266%" in full.found) == ("fail", True)
+    assert check_storage({"storage": 5, "limits": {"max_storage": -1}}).verdict == "ok"
+    nearly = check_storage({"storage": 9_500_000, "limits": {"max_storage": 10_000_000}})
+    assert (nearly.verdict, "95%" in nearly.details) == ("warn", True)
+    too_little = check_storage({"storage": 9_999_000, "limits": {"max_storage": 10_000_000}})
+    assert (too_little.verdict, "99%" in too_little.details) == ("fail", True)
+    full = check_storage({"storage": 266, "limits": {"max_storage": 100}})
+    assert (full.verdict, "266%" in full.details) == ("fail", True)
     tiers = {
         "R1": {"storage": 5, "limits": {"max_storage": 100}},
         "R3": {"storage": 120, "limits": {"max_storage": 100}},
     }
-    of_a_cluster = check_room({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
-    assert (of_a_cluster.verdict, "120%" in of_a_cluster.found) == ("fail", True)
+    of_a_cluster = check_storage({"storage": 365, "limits": {"max_storage": 0}, "tiers": tiers})
+    assert (of_a_cluster.verdict, "120%" in of_a_cluster.details) == ("fail", True)
 
 
 def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
@@ -230,11 +232,11 @@ def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
     waiting = Finding("lost actions", "fail", "1 without a result: a", "Stop the workers, …")
     other_finding = Finding("intake", "fail", "no decider", "Start one.")
     full = Finding("storage", "fail", "100% of the limit", "Give the account more storage.")
-    [_, lost_finding, untouched] = room_first([full, waiting, other_finding])
+    [_, lost_finding, untouched] = point_to_full_storage([full, waiting, other_finding])
     assert lost_finding.remedy.startswith("Fix the check storage first")
     assert untouched == other_finding
     nearly = msgspec.structs.replace(full, verdict="warn")
-    assert room_first([nearly, waiting, other_finding]) == [nearly, waiting, other_finding]
+    assert point_to_full_storage([nearly, waiting, other_finding]) == [nearly, waiting, other_finding]
 
 
 @pytest.mark.parametrize(
@@ -253,9 +255,11 @@ def test_a_stream_is_full_by_its_bytes_or_by_its_messages(
 ) -> None:
     messages, size = used
     state = StreamState(1, messages, messages, size, limits, "")
-    finding = judge_room({"LOG_1": state, "INTAKE": msgspec.structs.replace(state, config={})})
+    finding = judge_stream_limits(
+        {"LOG_1": state, "INTAKE": msgspec.structs.replace(state, config={})}
+    )
     assert finding.verdict == verdict
-    assert ("LOG_1" in finding.found, bool(finding.remedy)) == (verdict != "ok",) * 2
+    assert ("LOG_1" in finding.details, bool(finding.remedy)) == (verdict != "ok",) * 2
 
 
 @pytest.mark.parametrize(
@@ -283,27 +287,27 @@ def test_while_a_server_of_the_cluster_is_away_that_comes_first(pending: int) ->
     consumer = {"num_pending": pending, "num_waiting": 0, "cluster": {"replicas": replicas}}
     finding = check_stage("intake", "decider", [consumer])
     assert finding.verdict == ("fail" if pending else "warn")
-    assert "server c of the cluster is down or does not respond" in finding.found
+    assert "server c of the cluster is down or does not respond" in finding.details
     assert finding.remedy.startswith("First fix what the check `replicas` reports.")
 
 
 def test_a_replica_that_is_behind_may_be_of_a_server_that_hangs() -> None:
     behind = StreamReplicas("LOG_1", 3, 3, "a", ("c (not up to date)",))
-    finding = judge_copies([behind])
-    assert (finding.verdict, "LOG_1 on c (not up to date)" in finding.found) == ("warn", True)
+    finding = judge_replicas([behind])
+    assert (finding.verdict, "LOG_1 on c (not up to date)" in finding.details) == ("warn", True)
     assert "restart those that do not respond" in finding.remedy
     assert "disk" in finding.remedy
 
 
 def test_a_stream_without_a_leader_may_have_one_soon() -> None:
     behind = StreamReplicas("LOG_1", 3, 3, "node-0", ("node-2 (offline)",))
-    finding = judge_copies([behind, StreamReplicas("INTAKE", 3, 3, "", ())])
-    assert (finding.verdict, finding.found) == (
+    finding = judge_replicas([behind, StreamReplicas("INTAKE", 3, 3, "", ())])
+    assert (finding.verdict, finding.details) == (
         "fail",
         "no leader: INTAKE; replicas are missing or outdated: LOG_1 on node-2 (offline)",
     )
-    finding = judge_copies([StreamReplicas("LOG_1", 3, 3, "", ())])
-    assert (finding.verdict, finding.found) == ("fail", "no leader: LOG_1")
+    finding = judge_replicas([StreamReplicas("LOG_1", 3, 3, "", ())])
+    assert (finding.verdict, finding.details) == ("fail", "no leader: LOG_1")
     assert finding.remedy.startswith("Wait 10 seconds for an election, and run `reconciler doctor`")
 
 
@@ -312,8 +316,8 @@ def test_a_stream_without_a_leader_may_have_one_soon() -> None:
 )
 def test_a_stream_with_fewer_replicas_than_the_others_is_named(expected: int, present: int) -> None:
     whole = [StreamReplicas(name, 3, 3, "a", ()) for name in ("INTAKE", "STATES")]
-    finding = judge_copies([*whole, StreamReplicas("LOG_1", expected, present, "a", ())])
-    assert (finding.verdict, finding.found) == (
+    finding = judge_replicas([*whole, StreamReplicas("LOG_1", expected, present, "a", ())])
+    assert (finding.verdict, finding.details) == (
         "warn",
         f"too few replicas: LOG_1 has {present} of 3",
     )
@@ -321,7 +325,7 @@ def test_a_stream_with_fewer_replicas_than_the_others_is_named(expected: int, pr
 
 
 def test_one_replica_of_each_stream_is_as_many_as_a_single_server_has() -> None:
-    finding = judge_copies([StreamReplicas(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
+    finding = judge_replicas([StreamReplicas(name, 1, 1, "a", ()) for name in ("LOG_1", "INTAKE")])
     assert finding.verdict == "ok"
 
 
@@ -329,38 +333,38 @@ def test_an_api_that_is_left_alone_is_reported_and_not_asked() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     later, over = noon + timedelta(seconds=9), noon - timedelta(seconds=9)
     billing = partial(StatusRow, "system", "ProviderConfig", "billing")
-    assert left_alone(None, noon) is None
-    assert left_alone(billing(throttled_until=over), noon) is None
-    throttled = left_alone(billing(throttled_until=later, throttled_seconds=9.0), noon)
+    assert find_blocked_api(None, noon) is None
+    assert find_blocked_api(billing(throttled_until=over), noon) is None
+    throttled = find_blocked_api(billing(throttled_until=later, throttled_seconds=9.0), noon)
     assert throttled is not None
-    assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.found) == ("warn", True)
+    assert (throttled.verdict, "before 2026-01-02T12:00:09Z" in throttled.details) == ("warn", True)
     ahead = billing(throttled_until=noon + timedelta(hours=1), throttled_seconds=30.0)
-    assert left_alone(ahead, noon) is None, "a clock was set back since"
+    assert find_blocked_api(ahead, noon) is None, "a clock was set back since"
     for until in (over, later):  # an open breaker is open until its probe is answered
-        broken = left_alone(billing(breaker_until=until, message="open because"), noon)
+        broken = find_blocked_api(billing(breaker_until=until, message="open because"), noon)
         assert broken is not None
-        assert (broken.verdict, broken.found) == ("fail", "open because")
+        assert (broken.verdict, broken.details) == ("fail", "open because")
         assert "reconciler history system/ProviderConfig/billing" in broken.remedy
 
 
 def test_a_kind_that_is_not_listed_is_reported_with_the_intervals_that_passed() -> None:
     noon = datetime(2026, 1, 2, 12, tzinfo=UTC)
     since = noon - timedelta(minutes=6)
-    assert unlisted(None, 30.0, noon) is None
+    assert find_failed_listings(None, 30.0, noon) is None
     row = StatusRow("system", "ProviderConfig", "billing")
-    assert unlisted(row, 30.0, noon) is None
+    assert find_failed_listings(row, 30.0, noon) is None
     row.failed_listings = {"Shape": ListingFailure(since, "GET /shapes?page=2: 500")}
-    finding = unlisted(row, 30.0, noon)
+    finding = find_failed_listings(row, 30.0, noon)
     assert finding is not None
     assert (finding.check, finding.verdict) == ("API billing", "fail")
-    assert finding.found == (
+    assert finding.details == (
         "no listing of Shape has completed since 2026-01-02T11:54:00Z (12 resync intervals): GET "
         "/shapes?page=2: 500"
     )
     assert "reconciler history system/ProviderConfig/billing" in finding.remedy
-    finding = unlisted(row, 3_600.0, noon)
+    finding = find_failed_listings(row, 3_600.0, noon)
     assert finding is not None
-    assert "(less than 1 resync interval)" in finding.found
+    assert "(less than 1 resync interval)" in finding.details
 
 
 @pytest.mark.parametrize(
@@ -383,7 +387,7 @@ async def test_a_configuration_without_a_watched_kind_is_reported_with_the_reaso
     registry = KindRegistry([SHAPE, RECORD])
     pool = ProviderPool(registry, Configurations())
     finding = await check_api(None, "zone", config, registry, pool)
-    assert (finding.verdict, finding.found) == ("warn", expected)
+    assert (finding.verdict, finding.details) == ("warn", expected)
     assert remedy in finding.remedy
 
 
@@ -402,7 +406,7 @@ def never_end(connection: socket.socket, _head: bytes) -> None:
 async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
     answer: Answer, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.checks.apis._PATIENCE_SECONDS", 2.0)
+    monkeypatch.setattr("reconciler.cli.checks.apis._TIMEOUT_SECONDS", 2.0)
     registry = KindRegistry([SHAPE])
     with hostile_server(answer) as port:
         config = ProviderConfigSpec("shapes", f"http://127.0.0.1:{port}")
@@ -412,7 +416,7 @@ async def test_an_api_that_sends_too_much_or_never_ends_fails_its_own_check(
         finding = await check_api(None, "zone", config, registry, pool)
         await pool.close()
     assert finding.verdict == "fail"
-    assert expected in finding.found
+    assert expected in finding.details
 
 
 def plain_row(**values: object) -> StatusRow:
@@ -429,11 +433,11 @@ def test_undeclared_owned_objects_and_unserved_declarations_are_reported() -> No
     leaving = row(owned=True, actionId="a")
     held = row(owned=True, outcome="Held", reason="Finalizers")
     owned, _ = check_ownership([leaving])
-    assert (owned.verdict, owned.found) == ("ok", "1, all in progress")
+    assert (owned.verdict, owned.details) == ("ok", "1, all in progress")
     owned, _ = check_ownership([held])
-    assert owned.found == "1: default/Shape/foo (Held, Finalizers)"
+    assert owned.details == "1: default/Shape/foo (Held, Finalizers)"
     _, expected_finding = check_ownership([row(declared=True)])
-    assert (expected_finding.verdict, expected_finding.found) == (
+    assert (expected_finding.verdict, expected_finding.details) == (
         "warn",
         "1: default/Shape/foo (Pending)",
     )
@@ -443,22 +447,22 @@ def test_resources_whose_provider_config_was_withdrawn_are_reported() -> None:
     config = plain_row(kind="ProviderConfig", name="second", declared=True)
     own_row = plain_row(declared=True, owned=True, outcome="Converged", providerConfig="second")
     stranger = plain_row(name="bar", outcome="Unowned", providerConfig="third")
-    assert check_watched([config, own_row, stranger]).verdict == "ok"
+    assert check_provider_configs([config, own_row, stranger]).verdict == "ok"
     reference = plain_row(kind="ShapeRef", declared=True, outcome="Held")
-    assert check_watched([config, own_row, reference]).verdict == "ok"
+    assert check_provider_configs([config, own_row, reference]).verdict == "ok"
     deleted_row = msgspec.structs.replace(config, declared=False)
-    finding = check_watched([deleted_row, own_row, stranger])
-    assert (finding.verdict, finding.found) == ("warn", "1: default/Shape/foo (second)")
+    finding = check_provider_configs([deleted_row, own_row, stranger])
+    assert (finding.verdict, finding.details) == ("warn", "1: default/Shape/foo (second)")
 
 
 def test_what_is_held_is_reported_by_what_it_waits_for() -> None:
     well = plain_row(declared=True, owned=True, outcome="Converged")
-    assert check_held([well]).verdict == "ok"
+    assert check_holds([well]).verdict == "ok"
     doubted = [plain_row(name=name, outcome="Held", reason="LossGuard") for name in ("a", "b")]
     dangling = plain_row(name="c", kind="ShapeRef", outcome="Held", reason="Dangling")
-    finding = check_held([well, dangling, *doubted])
+    finding = check_holds([well, dangling, *doubted])
     assert finding.verdict == "warn"
-    assert finding.found == (
+    assert finding.details == (
         "3 (2 LossGuard, 1 Dangling), for example default/ShapeRef/c, default/Shape/a"
     )
 

@@ -141,9 +141,9 @@ def test_what_could_only_fail_again_is_refused_and_can_be_dismissed(
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["retry"], 2, "no dead letter selected; give numbers, --stage, --resource or --all"),
-        (["retry", "1", "--all"], 2, "give either numbers, or --stage, --resource and --all"),
-        (["retry", "1", "2", "--file", "x"], 2, "give exactly one number"),
+        (["retry"], 2, "no dead letter selected; use numbers, --stage, --resource or --all"),
+        (["retry", "1", "--all"], 2, "use either numbers, or --stage, --resource and --all"),
+        (["retry", "1", "2", "--file", "x"], 2, "name exactly one number"),
         (["retry", "1", "--file", "not-there.json"], 1, "No such file"),
         (["show", "99999"], 1, "dead letter 99999 does not exist"),
         (["list", "--resource", "foo"], 2, "write namespace/kind/name"),

@@ -22,7 +22,7 @@ from events.log import (
 )
 from projections.status import StatusRow
 from reconciler.cli.past import describe
-from reconciler.cli.past.knowledge import KnownObject, known_object
+from reconciler.cli.past.past_state import LastObservation, last_observation
 from reconciler.ports import StoredEvent
 from reconciler.resource.rules import apply_rules
 from reconciler.resource.state import NEW
@@ -44,9 +44,9 @@ def failed(error: ActionError, existing: ExternalObject | None = None) -> Action
     return data
 
 
-def known_object_after(*data: ResourceEvent) -> KnownObject | None:
+def known_object_after(*data: ResourceEvent) -> LastObservation | None:
     at = datetime(2026, 1, 2, tzinfo=UTC)
-    return known_object(
+    return last_observation(
         [
             StoredEvent(10 + n, LogEvent(f"e{n}", "r", "t", "d/Shape/foo", at, n, one, actor="w"))
             for n, one in enumerate(data, 1)
@@ -105,7 +105,7 @@ def test_the_known_object_names_its_source(
 def test_a_raised_grace_is_shown_with_its_reason() -> None:
     row = StatusRow("d", "Shape", "foo", grace_seconds=10.0)
     pairs = vars(describe)["_status_pairs"](row, 1, datetime.now(UTC))
-    late = "10 s after a write, because the API returned its object with a delay"
+    late = "10 s after a write, because the API returned the object with a delay"
     assert ("grace", late) in pairs
 
 

@@ -19,7 +19,7 @@ from reconciler.cli.checks.actions import check_actions
 from reconciler.cli.checks.bus import check_sources, check_stages
 from reconciler.cli.checks.finding import Finding
 from reconciler.cli.checks.monitoring import check_health, check_monitoring
-from reconciler.cli.doctor import examine
+from reconciler.cli.doctor import run_checks
 from reconciler.cli.folded_log import replay_for_checks
 from tests.bus.histories import event
 from tests.scenarios.conftest import api_url, world
@@ -42,7 +42,7 @@ async def workers(nc: Client) -> Finding:
 
 
 async def findings(world: World) -> dict[str, Finding]:
-    return {each.check: each for each in await examine(world.nc, full=True)}
+    return {each.check: each for each in await run_checks(world.nc, full=True)}
 
 
 async def decided_and_not_called(world: World) -> None:
@@ -67,8 +67,8 @@ async def test_all_is_well_with_a_fleet_at_rest(world: World) -> None:
 
     troubles = [each for each in reported_findings.values() if each.verdict == "fail"]
     assert troubles == []
-    assert reported_findings["lost actions"].found == "none; 0 in flight, all accounted for"
-    assert reported_findings["log"].found.endswith("events read, none missing or changed")
+    assert reported_findings["lost actions"].details == "none; 0 in flight, all accounted for"
+    assert reported_findings["log"].details.endswith("events read, none missing or changed")
     assert reported_findings["timers"].verdict == reported_findings["streams"].verdict == "ok"
 
 
@@ -82,11 +82,11 @@ async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowle
 
     async def is_reported() -> bool:  # once the projector has written the row of the configuration
         finding = await workers(world.nc)
-        return (finding.verdict, finding.found) == ("fail", absent)
+        return (finding.verdict, finding.details) == ("fail", absent)
 
     await world.until(is_reported, absent)
     waiting = await actions(world.nc)
-    assert (waiting.verdict, waiting.found) == ("ok", "none; 3 in flight, all accounted for")
+    assert (waiting.verdict, waiting.details) == ("ok", "none; 3 in flight, all accounted for")
 
     reader = JetStreamActionReader(world.nc)
     await reader.take_from("default", len(NAMES))
@@ -99,7 +99,7 @@ async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowle
 
     async def is_warned() -> bool:
         finding = await workers(world.nc)
-        return (finding.verdict, finding.found) == ("warn", absent)
+        return (finding.verdict, finding.details) == ("warn", absent)
 
     await world.until(is_warned, absent)
 
@@ -107,13 +107,13 @@ async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowle
     await world.nc.flush()
     lost_finding = await actions(world.nc)
     assert lost_finding.verdict == "fail"
-    assert "without a worker" in lost_finding.found
+    assert "without a worker" in lost_finding.details
 
     await reader.ack([deliveries[0], deliveries[2]])
     await world.nc.flush()
     lost_finding = await actions(world.nc)
-    assert lost_finding.found.startswith(
-        "3 without a worker and without a result: default/Shape/foo-0"
+    assert lost_finding.details.startswith(
+        "3 without a worker and a result: default/Shape/foo-0"
     )
 
     # The remedy that is told: hand all of it out again.
@@ -137,12 +137,12 @@ async def test_a_retry_without_its_timer_is_found(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded")
     await world.until_settled()
-    assert (await actions(world.nc)).found == "none; 1 in flight, all accounted for"
+    assert (await actions(world.nc)).details == "none; 1 in flight, all accounted for"
 
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
     finding = await actions(world.nc)
-    assert (finding.verdict, finding.found) == (
+    assert (finding.verdict, finding.details) == (
         "warn",
         "1 with a retry and no timer: default/Shape/foo",
     )
@@ -162,8 +162,8 @@ async def test_a_retry_that_a_hold_keeps_from_being_made_needs_no_timer(world: W
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
 
     finding = await actions(world.nc)
-    assert (finding.verdict, finding.found) == ("ok", "none; 1 in flight, all accounted for")
-    assert "1 WrongProvider" in (await findings(world))["held"].found
+    assert (finding.verdict, finding.details) == ("ok", "none; 1 in flight, all accounted for")
+    assert "1 WrongProvider" in (await findings(world))["held"].details
 
 
 async def test_a_log_with_an_unreadable_event_and_a_gap_is_reported(world: World) -> None:
@@ -177,7 +177,7 @@ async def test_a_log_with_an_unreadable_event_and_a_gap_is_reported(world: World
     reported_findings = await findings(world)
 
     assert reported_findings["log"].verdict == "fail"
-    assert reported_findings["log"].found.startswith("damaged in 2 places")
+    assert reported_findings["log"].details.startswith("damaged in 2 places")
     assert reported_findings["stored rows"].verdict == "warn"
 
 
@@ -199,13 +199,12 @@ async def test_rows_that_another_client_changed_are_reported(world: World) -> No
     reported_findings = await findings(world)
     assert reported_findings["stored rows"].verdict == "fail"
     assert (
-        reported_findings["stored rows"].found
-        == "1 row differs from the log: status.default.Shape.foo"
+        reported_findings["stored rows"].details == "1 row differs from the log: status.default.Shape.foo"
     )
     assert (
         reported_findings["intake"].verdict == reported_findings["actions"].verdict == "warn"
     )  # no role runs
-    assert "no decider pulls messages" in reported_findings["intake"].found
+    assert "no decider pulls messages" in reported_findings["intake"].details
 
 
 async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
@@ -217,7 +216,7 @@ async def test_open_dead_letters_are_counted_by_stage_until_they_are_dealt_with(
 
     checks = (await findings(world))["dead letters"]
     assert checks.verdict == "warn"
-    assert checks.found.startswith("2 open (2 intake); oldest from 20")
+    assert checks.details.startswith("2 open (2 intake); oldest from 20")
 
     for letter in await world.client.dead_letters():
         await world.client.dismiss_dead_letter(letter, note="a test")
@@ -238,8 +237,8 @@ async def test_an_api_that_is_away_and_a_stream_that_is_not_as_wanted_are_report
         "fail",
     )
     assert (
-        reported_findings["streams"].found
-        == f"differ from what this release requires: {DEADLETTERS} (max_age)"
+        reported_findings["streams"].details
+        == f"differ from the definitions of this release: {DEADLETTERS} (max_age)"
     )
 
 
@@ -254,7 +253,7 @@ async def test_the_server_says_whether_it_waits_for_the_disk(world: World) -> No
         assert (sync.verdict, disk.verdict, health.verdict) == (verdict, "ok", "ok")
     for check in (check_monitoring, check_health):
         (away,) = await check("http://127.0.0.1:1")
-        assert "does not respond" in away.found
+        assert "does not respond" in away.details
 
 
 def test_sources_that_lag_or_are_silent_are_reported() -> None:
@@ -262,6 +261,6 @@ def test_sources_that_lag_or_are_silent_are_reported() -> None:
         return {"sources": [{"name": TIMERS, "lag": lag, "active": active}]}
 
     assert check_sources(intake(0, 10**9)).verdict == "ok"
-    assert "is 9000 messages behind TIMERS" in check_sources(intake(9_000, 10**9)).found
-    assert "receives nothing from TIMERS" in check_sources(intake(0, -1)).found
+    assert "is 9000 messages behind TIMERS" in check_sources(intake(9_000, 10**9)).details
+    assert "receives nothing from TIMERS" in check_sources(intake(0, -1)).details
     assert check_sources(intake(0, 90 * 10**9)).verdict == "warn"

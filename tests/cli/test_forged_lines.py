@@ -23,13 +23,13 @@ from events.log import (
 from reconciler.cli.console import console, print_table
 from reconciler.cli.doctor import Finding
 from reconciler.cli.doctor import _print as print_findings  # pyright: ignore[reportPrivateUsage]
-from reconciler.cli.output import harmless, print_json_line, print_structured
-from reconciler.cli.own_logs import configure_logs
+from reconciler.cli.output import escape_text, print_json_line, print_structured
 from reconciler.cli.past.history import FleetLine, print_lines
 from reconciler.cli.past.history import (
     _print_lines as print_following,  # pyright: ignore[reportPrivateUsage]
 )
-from reconciler.cli.past.summaries import tell
+from reconciler.cli.past.summaries import describe_event
+from reconciler.cli.process_logs import configure_logs
 from reconciler.cli.watch import print_outcome
 from reconciler.ports import StoredEvent
 
@@ -80,7 +80,7 @@ def test_no_event_forges_a_line_of_a_history(
     at = datetime(2026, 11, 26, 18, 36, 34, tzinfo=UTC)
     actor = f"mallory={EVIL}"
     event = LogEvent("e1", "r", "t", "mallory/File/fg2", at, 1, data, actor=actor, causationid=EVIL)
-    line = tell(StoredEvent(1, event), None)
+    line = describe_event(StoredEvent(1, event), None)
     for wide in (False, True):
         print_lines([line], wide=wide)
         check_harmless(capsys.readouterr().out)
@@ -96,7 +96,7 @@ def test_no_run_of_spaces_of_a_source_moves_its_text_to_another_line() -> None:
         "e1", "r", "t", "mallory/File/f", datetime.now(UTC), 1, ReconcileAccepted(reads=True),
         actor=f"mallory=x{' ' * 200}{FORGED}",
     )  # fmt: skip
-    assert " " * 3 not in tell(StoredEvent(1, event), None).what
+    assert " " * 3 not in describe_event(StoredEvent(1, event), None).what
 
 
 def test_structured_output_keeps_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,4 +139,4 @@ def test_no_text_forges_a_line_of_the_logs(
 
 def test_printable_text_stays_as_it_is() -> None:
     for text in ("zwölf", "日本語 → ✓", "😀", ""):
-        assert harmless(text) == text
+        assert escape_text(text) == text

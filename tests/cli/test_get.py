@@ -11,7 +11,7 @@ import pytest
 
 from events.log import OutcomeName
 from reconciler.cli.options import Filter
-from reconciler.cli.selection import selection
+from reconciler.cli.selection import parse_selection
 from tests.cli.runner import STOP_SECONDS, Cli, shape
 
 
@@ -95,19 +95,19 @@ def test_several_are_named_at_once_in_several_forms(live: Cli, teams: str) -> No
         ("get Shape ghost", 1, "Shape 'ghost' does not exist in namespace default"),
         ("get Shape/ghost", 1, "Shape 'ghost' does not exist in namespace default"),
         ("get a/b/c/d", 2, "use NAME, KIND/NAME or NAMESPACE/KIND/NAME"),
-        ("get -A -n team", 2, "--namespace and --all-namespaces: give only one of them"),
+        ("get -A -n team", 2, "--namespace and --all-namespaces: use only one of them"),
         ("get -l =a", 2, "--selector '=a': '=a' is not a condition"),
         ("get -l a,,b", 2, "is not a condition"),
         ("get -l !a=b", 2, "is not a condition"),
         ("get --at 1 --watch", 2, "--watch: not allowed with --at"),
         ("delete", 2, "delete: no resource given; use KIND NAME..."),
-        ("delete Shape", 2, "delete: no Shape named; give at least one name, or -l LABELS"),
+        ("delete Shape", 2, "delete: no Shape named; use at least one name, or -l LABELS"),
         ("delete -l team=nobody", 1, "nothing to delete"),
         ("wait", 2, "wait: no resource given; use KIND NAME..."),
         ("wait foo --for Bogus", 2, "--for Bogus: unknown outcome; use one of"),
         ("wait foo --for condition=", 2, "--for condition=: must name a type"),
         ("wait Shape ghost", 1, "default/Shape/ghost was never declared"),
-        ("pause Shape", 2, "pause: no Shape named; give at least one name, or -l LABELS"),
+        ("pause Shape", 2, "pause: no Shape named; use at least one name, or -l LABELS"),
     ],
 )
 def test_missing_and_ambiguous_names_are_reported(
@@ -201,11 +201,11 @@ def test_a_followed_table_has_its_headings_once(live: Cli, teams: str) -> None:
     ],
 )
 def test_no_more_of_the_log_is_read_than_is_asked_for(words: tuple[str, ...], pattern: str) -> None:
-    assert selection(words).tokens == pattern
+    assert parse_selection(words).tokens == pattern
 
 
 def test_a_namespace_narrows_what_is_read_of_the_log() -> None:
-    assert selection((), Filter(namespace="team")).tokens == "team.*.*"
-    assert selection(("foo",), Filter(namespace="team")).tokens == "team.*.*"
-    assert selection(("Shape", "a", "b"), Filter(namespace="team")).tokens == "team.Shape.*"
-    assert selection((), Filter(all_namespaces=True)).tokens == "*.*.*"
+    assert parse_selection((), Filter(namespace="team")).tokens == "team.*.*"
+    assert parse_selection(("foo",), Filter(namespace="team")).tokens == "team.*.*"
+    assert parse_selection(("Shape", "a", "b"), Filter(namespace="team")).tokens == "team.Shape.*"
+    assert parse_selection((), Filter(all_namespaces=True)).tokens == "*.*.*"

@@ -118,7 +118,9 @@ def test_a_finalizer_holds_until_it_is_taken_off(live: Cli) -> None:
     ran = live.run("delete", "Shape", "final", "--wait", "-o", "json")
     assert (ran.status, ran.json[0]["outcome"], ran.json[0]["reason"]) == (1, "Held", "Finalizers")
     ran = live.ok("finalizer", "remove", "Shape", "final", "billing/first-invoice")
-    assert "the resource has no such finalizer; `reconciler describe` lists its own" in ran.out
+    assert (
+        "the resource has no such finalizer; `reconciler describe` lists its finalizers" in ran.out
+    )
 
     paid = ("--reason", "it is paid")
     removed = live.ok("finalizer", "remove", "Shape", "final", INVOICE, *paid)
@@ -190,22 +192,22 @@ def test_a_mistyped_name_does_not_look_like_success(live: Cli, command: tuple[st
         ("approve Shape foo", 2, "use one of Approval, DeletionGuard, LossGuard"),
         ("approve --hold LossGuard", 2, "approve: use either KIND NAME... or --all"),
         ("approve Shape foo --all --hold LossGuard", 2, "approve: use either KIND NAME... or"),
-        ("approve Shape --hold LossGuard", 2, "no Shape named; give at least one name"),
+        ("approve Shape --hold LossGuard", 2, "no Shape named; use at least one name"),
         ("approve Shape foo --hold Held", 2, 'Invalid value "Held" for --hold'),
         ("approve Shape foo --hold LossGuard --config a", 2, "--config: allowed only with --all"),
         ("approve Shape foo --hold LossGuard --abandon", 2, "only with --hold UnknownResult"),
         (f"approve Shape foo --hold LossGuard --reason {'x' * 1001}", 2, "has 1001 characters"),
         ("approve a/b/c/d --hold LossGuard", 2, "or NAMESPACE/KIND/NAME"),
         ("approve --all --hold LossGuard -n a.b", 2, "namespace 'a.b' is not allowed"),
-        ("finalizer add Shape foo", 2, "finalizer: give NAME FINALIZER, KIND"),
-        ("finalizer add default/Shape/foo a b", 2, "finalizer: give NAME FINALIZER, KIND"),
-        ("finalizer add Shape foo a b", 2, "finalizer: give NAME FINALIZER, KIND"),
+        ("finalizer add Shape foo", 2, "finalizer: use NAME FINALIZER, KIND"),
+        ("finalizer add default/Shape/foo a b", 2, "finalizer: use NAME FINALIZER, KIND"),
+        ("finalizer add Shape foo a b", 2, "finalizer: use NAME FINALIZER, KIND"),
         ("finalizer add Shape foo -x", 2, "-x"),
         ("finalizer add Shape foo x.", 2, "finalizer 'x.' is not allowed"),
         ("finalizer add Shape foo x --force", 2, "--force and --reason: allowed only with remove"),
         ("finalizer keep Shape foo x", 2, '"add", "remove"'),
         ("release Shape foo", 2, "missing option --reason"),
-        ("release Shape --reason x", 2, "no Shape named; give at least one name"),
+        ("release Shape --reason x", 2, "no Shape named; use at least one name"),
         (f"release Shape foo --reason {'x' * 1001}", 2, "has 1001 characters"),
         ("get --wideness", 2, "error: Unknown option: --wideness (see `reconciler get --help`)"),
         ("deadletters show", 2, "see `reconciler deadletters show --help`"),

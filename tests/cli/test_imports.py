@@ -38,13 +38,13 @@ def test_declaring_imports_no_decider_and_no_provider(live: Cli, unique: str) ->
     assert imported(err) & {*OTHERS, *DECIDER, *PROVIDERS, "rich.progress"} == {"yaml"}
 
 
-def test_a_spared_package_can_still_be_imported() -> None:
+def test_who_uses_a_skipped_package_finds_it() -> None:
     code = "import nats.aio.transport, aiohttp; assert aiohttp.ClientSession"
-    setup = "from reconciler.cli.spared_imports import import_without_spared as f; f(); "
+    setup = "from reconciler.cli.skipped_imports import import_with_skips as f; f(); "
     subprocess.run([sys.executable, "-c", setup + code], check=True)
 
 
 def test_the_command_line_starts_without_importing_rich() -> None:
-    code = "import sys; from reconciler.cli.spared_imports import import_without_spared as f; f(); "
+    code = "import sys; from reconciler.cli.skipped_imports import import_with_skips as f; f(); "
     code += "import reconciler.cli.app, reconciler.cli.up; assert 'rich' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

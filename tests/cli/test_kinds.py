@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from events.stored_content import COMPOSED_KINDS
-from reconciler.cli.explain import explanation_of
+from reconciler.cli.explain import explain_kind
 from reconciler.provider.kind import Kind, installed_kinds
 from tests.cli.runner import Cli
 
@@ -39,7 +39,7 @@ def test_a_configuration_of_an_unknown_provider_is_refused(live: Cli) -> None:
 def test_explain_shows_types_defaults_and_what_replaces(
     inside: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.2)
     explanation = inside.ok("explain", "containers", "-o", "json").json
     fields = {each["field"]: each for each in explanation["spec"]}
     assert fields["image"]["required"]
@@ -60,7 +60,7 @@ def test_explain_shows_types_defaults_and_what_replaces(
 
 @pytest.mark.parametrize("kind", installed_kinds().values(), ids=lambda kind: kind.name)
 def test_a_kind_has_a_short_purpose_and_every_field_of_it_a_meaning(kind: Kind) -> None:
-    explained = explanation_of(kind)
+    explained = explain_kind(kind)
     assert explained.spec
     purpose = explained.about.partition("\n\n")[0]
     assert 0 < len(purpose) <= PURPOSE_COLUMNS
@@ -71,7 +71,7 @@ def test_a_kind_has_a_short_purpose_and_every_field_of_it_a_meaning(kind: Kind) 
 def test_internal_kinds_are_listed_only_with_all(
     inside: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.2)
 
     def listed(*options: str) -> set[str]:
         return {each["kind"] for each in inside.ok("kinds", "-o", "json", *options).json}

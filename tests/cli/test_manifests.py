@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from events.names import ResourceKey
-from reconciler.cli.errors import CommandError, one_line
+from reconciler.cli.errors import CommandError, format_error
 from reconciler.cli.manifests import Documents, read_all
 from tests.cli.runner import shape
 
@@ -95,7 +95,7 @@ def test_an_error_does_not_repeat_a_very_long_field(tmp_path: Path) -> None:
     (problem,) = read(tmp_path, a__yaml=f"{{? {'k' * 200_000} : v}}").problems()
     assert "more characters" in problem
     assert len(problem) < 5_000
-    assert len(one_line(CommandError("x" * 200_000))) < 5_000
+    assert len(format_error(CommandError("x" * 200_000))) < 5_000
 
 
 def test_standard_input_that_is_no_text_is_refused_like_a_file(

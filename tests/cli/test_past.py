@@ -222,7 +222,7 @@ def test_the_table_says_at_which_position_and_time_it_holds(past: Past) -> None:
         ("2026-02-30", 2, "is not a point in time"),
         ("12:00", 2, "is not a point in time"),
         ("yesterday", 2, "use a log position (1234), a time (2026-01-31, "),
-        ("2 h", 2, "or a time span before now (30m, 2h, 7d)"),
+        ("2 h", 2, "or a duration before now (30m, 2h, 7d)"),
         ("", 2, "is not a point in time"),
         ("9" * 5000, 2, "is not a point in time"),
         ("٣", 2, "is not a point in time"),
@@ -525,9 +525,9 @@ def test_differences_are_a_table_that_says_between_which_moments(past: Past) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("foo", "--from and --from-generation: give exactly one of them"),
-        ("foo --from 1 --from-generation 1", "--from and --from-generation: give exactly one"),
-        ("foo --from 1 --to 2 --to-generation 1", "--to and --to-generation: give only one"),
+        ("foo", "--from and --from-generation: use exactly one of them"),
+        ("foo --from 1 --from-generation 1", "--from and --from-generation: use exactly one"),
+        ("foo --from 1 --to 2 --to-generation 1", "--to and --to-generation: use only one"),
         ("foo --from 17", "position 17: after the end of the log"),
         ("foo --from 2020-01-01", "is before the start of the log"),
         (

@@ -125,7 +125,7 @@ def test_nothing_newer_is_overwritten_unseen(
 ) -> None:
     live.ok("apply", "-f", "-", "--wait", text=shape("raced"))
     live.ok("apply", "-f", "-", "--wait", text=shape("raced", "Blue"))
-    look = declarations.find_older
+    look = declarations.find_generation
 
     async def overtaken(connection: Connection, expected: Reference, generation: int | None) -> Any:
         found = await look(connection, expected, generation)
@@ -134,7 +134,7 @@ def test_nothing_newer_is_overwritten_unseen(
             await client.declare(newer)
         return found
 
-    monkeypatch.setattr(declarations, "find_older", overtaken)
+    monkeypatch.setattr(declarations, "find_generation", overtaken)
     ran = live.run("rollback", "raced", "--to", "1", "-o", "json")
     assert ran.status == 1
     assert ran.json[0]["reason"] == "StaleGeneration"

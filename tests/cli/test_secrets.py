@@ -67,8 +67,8 @@ def test_a_secret_is_set_listed_granted_revoked_and_removed(own_cli: Cli) -> Non
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("set ../x", "is not a valid name of a secret"),
-        ("set a/b", "is not a valid name of a secret"),
+        ("set ../x", "is not a valid secret name"),
+        ("set a/b", "is not a valid secret name"),
         ("set db -n a.b", "namespace 'a.b' is not allowed"),
         ("grant db --to default", "already belongs to this namespace"),
         ("grant db --to shop", "secret default/db does not exist"),

@@ -61,7 +61,7 @@ from events.log import (
     TwinDetected,
 )
 from events.manifest import Policy
-from reconciler.cli.past.summaries import name_of, summary, tell_all
+from reconciler.cli.past.summaries import describe_history, format_actor, summarize
 from reconciler.ports import StoredEvent
 from reconciler.resource.owner_label import OWNER_LABEL
 
@@ -399,7 +399,7 @@ TOLD: list[tuple[ResourceEvent, str]] = [
 
 @pytest.mark.parametrize(("event", "told"), TOLD)
 def test_every_event_is_described_by_a_sentence(event: ResourceEvent, told: str) -> None:
-    assert summary(event, "cli:alice") == told
+    assert summarize(event, "cli:alice") == told
 
 
 def test_no_event_is_forgotten() -> None:
@@ -416,7 +416,7 @@ def test_a_declaration_is_described_by_its_changes() -> None:
         policy=Policy(mode="ObserveOnly"),
         reason="the new\ncolour",
     )
-    assert summary(purple, "billing", DECLARED) == (
+    assert summarize(purple, "billing", DECLARED) == (
         "billing declared generation 2, which changes color: Red → Purple, labels.team: a, "
         "annotations.ticket: 7, policy.mode: ObserveOnly (reason: the new colour)"
     )
@@ -424,7 +424,7 @@ def test_a_declaration_is_described_by_its_changes() -> None:
 
 def test_a_declaration_after_a_withdrawal_is_described_in_full() -> None:
     data: list[ResourceEvent] = [DECLARED, SpecWithdrawn(2), DECLARED]
-    lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    lines = describe_history([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
     assert lines[2].what == lines[0].what
     assert lines[0].time == "2026-01-02T03:04:05.000Z"
 
@@ -439,7 +439,7 @@ def test_the_update_that_releases_an_orphan_states_that_it_removes_our_label() -
         ActionDecided(action),
         ActionDecided(labelled),
     ]
-    lines = tell_all([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
+    lines = describe_history([StoredEvent(at, _event(at, one)) for at, one in enumerate(data, 1)])
     sentence = "Reconciler decided to update foo with type: Square, color: Red"
     assert lines[1].what == lines[4].what == sentence
     assert lines[3].what == (
@@ -464,7 +464,7 @@ def _event(version: int, data: ResourceEvent) -> LogEvent:
     ],
 )
 def test_a_sentence_names_who_sent_a_message(actor: str, name: str) -> None:
-    assert name_of(actor) == name
+    assert format_actor(actor) == name
 
 
 @pytest.mark.parametrize("event", [OwnershipClaimed, OwnershipReleased])
@@ -472,11 +472,11 @@ def test_every_reason_of_an_ownership_has_a_sentence_of_its_own(
     event: type[OwnershipClaimed | OwnershipReleased],
 ) -> None:
     reasons = get_args(get_type_hints(event)["reason"])
-    sentences = {summary(event("foo", None, reason)) for reason in reasons}
+    sentences = {summarize(event("foo", None, reason)) for reason in reasons}
     assert len(sentences) == len(reasons) > 1
 
 
 def test_every_way_to_find_an_effect_has_a_sentence_of_its_own() -> None:
     ways = get_args(FoundBy)
-    sentences = {summary(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
+    sentences = {summarize(ActionSucceeded("a@2", "Delete", 1, found_by=way)) for way in ways}
     assert len(sentences) == len(ways) > 1

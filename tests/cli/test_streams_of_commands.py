@@ -11,7 +11,7 @@ from rich.table import Table
 
 from events.names import InvalidNameError
 from reconciler.cli.console import console, print_table
-from reconciler.cli.errors import one_line
+from reconciler.cli.errors import format_error
 from tests.cli.runner import COMMAND, Cli, Ran, shape
 
 ESCAPE = "\x1b[31mred\x1b[0m\x07\x9b1m"
@@ -110,7 +110,7 @@ def test_control_characters_of_others_are_shown_and_do_nothing(
     print_table(["A\x1b"], [[ESCAPE]])
     console().print(ESCAPE)
     assert "\x1b" not in capsys.readouterr().out
-    assert "\x1b" not in one_line(InvalidNameError(ESCAPE))
+    assert "\x1b" not in format_error(InvalidNameError(ESCAPE))
 
 
 def test_a_table_on_a_terminal_is_harmless_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.app import build_app
 from reconciler.cli.client import RetryNotice
 from reconciler.cli.commands import COMMANDS, first_page
-from reconciler.cli.console import coloured, console, print_table
-from reconciler.cli.errors import UsageError, one_line, report
+from reconciler.cli.console import colored, console, print_table
+from reconciler.cli.errors import UsageError, format_error, report
 from reconciler.cli.exits import Exit
 from reconciler.cli.main import main
 from reconciler.cli.options import parse_duration
@@ -55,7 +55,7 @@ def test_a_duration_that_no_date_can_be_moved_by_is_refused(text: str) -> None:
 
 
 def test_a_table_in_a_pipe_is_fit_for_awk(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("NAME", "MESSAGE"), [("a", coloured("Failed")), ("longer", "x" * 300)])
+    print_table(("NAME", "MESSAGE"), [("a", colored("Failed")), ("longer", "x" * 300)])
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["NAME    MESSAGE", "a       Failed", f"longer  {'x' * 300}"]
 
@@ -84,7 +84,7 @@ def test_errors_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_timeout_has_a_status_of_its_own() -> None:
     assert report(WaitTimeoutError("late")) == Exit.TIMEOUT
-    assert one_line(WaitTimeoutError("late")) == "late"
+    assert format_error(WaitTimeoutError("late")) == "late"
 
 
 @pytest.mark.parametrize(

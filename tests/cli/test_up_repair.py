@@ -12,7 +12,7 @@ from infra.backup.file import Backup
 from infra.backup.inspection import inspect
 from infra.bus.streams import INTAKE
 from infra.jetstream.connection import connect
-from reconciler.cli.restore import plan_of
+from reconciler.cli.restore import plan_restore
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, shape, up
 
 DATA = "reconciler-data"
@@ -37,7 +37,7 @@ async def interrupt_restore(url: str, path: Path) -> None:
 
     nc, backup = await connect(url, name="test"), Backup(path)
     knowledge = inspect(backup, lambda _: None)
-    plan = await plan_of(nc, backup, knowledge, None)
+    plan = await plan_restore(nc, backup, knowledge, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(restoration, "end_restoration", stop)
         with pytest.raises(InterruptedError):

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from reconciler.cli.components import BUS_APIS, OFFERS
+from reconciler.cli.components import BUS_APIS, COMPONENTS
 from tests.cli.runner import STOP_SECONDS, Cli, Inside, up
 from tests.engines import Hands
 from tests.folders import short_folder
@@ -223,5 +223,5 @@ spec: {provider: docker, endpoint: "unix:///var/run/other.sock"}
 def test_what_cannot_be_started_is_reported(inside: Inside, tmp_path: Path) -> None:
     refused = inside.run("up", "--with", "docker,cook")
     assert refused.status == 2
-    component_names = ", ".join((*OFFERS, *BUS_APIS))
+    component_names = ", ".join((*COMPONENTS, *BUS_APIS))
     assert f"--with: 'cook' cannot be started; use {component_names}" in refused.err

@@ -177,7 +177,7 @@ def test_replay_gives_every_row_and_the_fleet(live: Cli) -> None:
 def test_an_unreachable_bus_is_reported_in_one_line(
     inside: Cli, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.2)
     ran = inside.run(*command.split(), "--nats-url", "nats://127.0.0.1:1")
     assert ran.status == 1
     assert ran.err.startswith("error: cannot reach nats://127.0.0.1:1")

@@ -132,7 +132,7 @@ def test_why_a_field_of_a_kind_that_was_defined_at_run_time_has_its_value(live: 
     live.ok("finalizer", "remove", "Pebble", "pebble-one", "billing/invoice")
     ran = live.run("finalizer", "add", "pebble-one", "pebbles", "billing/invoice")
     assert ran.status == 2
-    assert "finalizer: give NAME FINALIZER, KIND NAME FINALIZER" in ran.err
+    assert "finalizer: use NAME FINALIZER, KIND NAME FINALIZER" in ran.err
 
 
 def is_pebble(row: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError, BusRefusedError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import stream_state
-from reconciler.cli.checks.cluster import judge_copies
+from reconciler.cli.checks.cluster import judge_replicas
 from reconciler.wiring import connected, initialise
 from tests.cluster.servers import EmbeddedCluster
 from tests.cluster.story import until, until_whole
@@ -71,11 +71,11 @@ async def test_replicas_that_another_client_removed_are_named_and_restored(
             BusRefusedError, match=r"cannot have 5 replicas .*; use at most as many"
         ):
             await initialise(nc, replicas=5)
-        finding = judge_copies(await read_replicas(nc))
-        assert finding.found == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
+        finding = judge_replicas(await read_replicas(nc))
+        assert finding.details == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
         await initialise(nc)
 
         async def has_all() -> bool:
-            return judge_copies(await read_replicas(nc)).verdict == "ok"
+            return judge_replicas(await read_replicas(nc)).verdict == "ok"
 
         await until(has_all, lambda: "replicas are missing")

@@ -18,7 +18,7 @@ from events.names import ResourceKey
 from infra.providers.deployment import DEPLOYMENT
 from infra.providers.docker.container import CONTAINER
 from infra.providers.rest.expressions import Expression
-from reconciler.cli.explain import explanation_of
+from reconciler.cli.explain import explain_kind
 from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.provider.lazy import LazyProvider
@@ -218,7 +218,7 @@ def test_outputs_are_evaluated_at_the_read_and_stored_in_the_log():
     assert kind.ready(resolved_fields, observed_object).is_ready, (
         "as the definition says it, with a part that is not"
     )
-    fields = {each.field: each.about for each in explanation_of(kind).outputs}
+    fields = {each.field: each.about for each in explain_kind(kind).outputs}
     assert fields["title"] == "What it is."
     assert {"ready", "problem", "components", "children", "leaving"} < fields.keys()
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import uvloop
 
 from reconciler.cli.errors import report
-from reconciler.cli.own_logs import configure_logs
-from reconciler.cli.signals import until_stopped
+from reconciler.cli.process_logs import configure_logs
+from reconciler.cli.signals import run_until_stopped
 from reconciler.failpoints import VARIABLE
 from reconciler.provider.kind import KindRegistry, installed_kinds
 from reconciler.wiring import ROLES, SECRETS_VARIABLE, Role, connected, initialise, running
@@ -65,7 +65,7 @@ async def _serve(url: str, roles: Sequence[str]) -> None:
             print(READY, file=sys.stderr, flush=True)
             await asyncio.Event().wait()
 
-    await until_stopped(work())
+    await run_until_stopped(work())
 
 
 def _write_to(log: Path) -> None:

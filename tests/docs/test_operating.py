@@ -171,8 +171,8 @@ def commands_on_the_bus() -> list[str]:
 def test_commands_of_the_troubleshooting_page_are_no_wrong_usage(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("reconciler.cli.client.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.cli.client.CONNECT_TIMEOUT_SECONDS", 0.1)
     words = shlex.split(command)[1:]
     for name in [word for word in words if word.endswith(".yaml")]:
         (tmp_path / name).write_text(shape("bar"))
@@ -213,8 +213,8 @@ def typed_on_the_bus(line: str) -> Iterator[list[str]]:
 def test_commands_of_a_guide_are_no_wrong_usage(
     guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reconciler.cli.connection.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("reconciler.cli.client.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.cli.connection.CONNECT_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("reconciler.cli.client.CONNECT_TIMEOUT_SECONDS", 0.1)
     (tmp_path / "shapes").mkdir()
     (tmp_path / "shapes/bar.yaml").write_text(shape("bar"))
     page = DOCS / f"how-to/{guide}.md"

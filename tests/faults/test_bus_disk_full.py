@@ -21,7 +21,7 @@ import pytest
 from events.manifest import Manifest, Metadata
 from infra.embedded import EmbeddedServer
 from infra.jetstream.errors import BusError, StreamFullError
-from reconciler.cli.checks.room import check_disk
+from reconciler.cli.checks.space import check_disk
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
 from reconciler.wiring import connected, initialise
@@ -161,7 +161,7 @@ async def test_fault_15_up_starts_its_server_again_when_there_is_space(disk: Dis
             assert checks["server health"]["status"] == "fail"
             # One stream is stuck, or all of JetStream has turned itself off by now.
             assert checks["server health"]["details"].startswith(
-                ("disk full: ", "JetStream turned off, ")
+                ("disk full: ", "JetStream is disabled, ")
             )
 
             disk.resize(ROOMY)

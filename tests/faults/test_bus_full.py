@@ -17,7 +17,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import StreamFullError
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import stream_state
-from reconciler.cli.doctor import examine
+from reconciler.cli.doctor import run_checks
 from tests.faulty_api import FaultyApi
 from tests.judge.from_bus import check
 from tests.scenarios.harness import Human, World, api_config, manifest
@@ -49,9 +49,9 @@ async def leave_room(world: World, stream: str, room_bytes: int) -> None:
 
 
 async def doctor_says(world: World) -> str:
-    findings = await examine(world.nc, full=False)
+    findings = await run_checks(world.nc, full=False)
     return " | ".join(
-        f"{one.verdict}: {one.found}" for one in findings if one.check == "stream limits"
+        f"{one.verdict}: {one.details}" for one in findings if one.check == "stream limits"
     )
 
 

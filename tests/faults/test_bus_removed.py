@@ -100,7 +100,7 @@ async def test_fault_18_without_the_stream_of_rejections_all_others_continue(
     await world.declare_all([manifest(name, color="Pink") for name in names] + [manifest("bar")])
     await world.until(lambda: world.human.finds("bar"), "bar is created")
     [finding] = [each for each in await check_streams(world.nc) if each.verdict == "fail"]
-    assert REJECTIONS in finding.found
+    assert REJECTIONS in finding.details
     assert "reconciler init" in finding.remedy
 
     await initialise(world.nc)

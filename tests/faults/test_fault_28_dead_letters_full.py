@@ -21,7 +21,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish, publish_in_batches
 from infra.jetstream.reads import stream_state
-from reconciler.cli.doctor import examine
+from reconciler.cli.doctor import run_checks
 from reconciler.roles.decider.postponed import MAX_POSTPONED
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
@@ -124,10 +124,10 @@ async def test_fault_28_others_converge_while_nothing_has_room_for_a_flood(world
 
     await until_discarded(world, UNUSABLE - QUARTER)
     await until_a_quarter_waits(world)
-    [finding] = [each for each in await examine(world.nc, full=False) if each.check == "discarded"]
+    [finding] = [each for each in await run_checks(world.nc, full=False) if each.check == "discarded"]
     assert finding.verdict == "warn"
-    assert "hostile: " in finding.found
-    assert "at stage quota" in finding.found, "the decider did not even look at some"
+    assert "hostile: " in finding.details
+    assert "at stage quota" in finding.details, "the decider did not even look at some"
 
     await limit_dead_letters(world, 64 * 1024**2)
     await world.until_settled()

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 
 from infra import webhook as webhook_module
 from infra.webhook import MAX_BODY_BYTES, MAX_UNVERIFIED_BYTES, repository_key, webhook
-from reconciler.cli.webhook import server_of
+from reconciler.cli.webhook import build_server
 from tests.cli.runner import Cli, shape, until, up
 from tests.git.repositories import Repository
 from tests.host_access import allow_more
@@ -207,7 +207,7 @@ async def turns() -> None:
 
 async def test_a_client_that_sends_headers_without_an_end_is_cut_off() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = server_of(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, look_at_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(b"POST / HTTP/1.1\r\nX: ")
@@ -229,7 +229,7 @@ async def test_a_body_without_a_length_is_refused_unread(cut: int) -> None:
         b"X-Hub-Signature-256: sha256=0\r\n\r\n" + b"1\r\nx\r\n" * 100_000
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = server_of(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, look_at_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(request[:cut])
@@ -248,7 +248,7 @@ async def test_the_oldest_of_too_many_connections_is_closed(
 ) -> None:
     monkeypatch.setattr(webhook_module, "MAX_CONNECTIONS", 3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = server_of(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, look_at_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         place = listener.getsockname()
         async with asyncio.timeout(8):  # less than HEAD_SECONDS
@@ -273,7 +273,7 @@ async def test_a_connection_without_a_complete_request_is_closed(
 ) -> None:
     monkeypatch.setattr(webhook_module, "HEAD_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = server_of(webhook(SECRET, look_at_nothing))
+        server = build_server(webhook(SECRET, look_at_nothing))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(request_bytes)

@@ -35,7 +35,7 @@ from infra.jetstream.outgoing import MESSAGE_ID
 from infra.jetstream.publish import publish
 from infra.jetstream.reads import read_subject, stream_state
 from infra.jetstream.topology import delete_stream
-from reconciler.cli.restore import plan_of
+from reconciler.cli.restore import plan_restore
 from reconciler.failpoints import Failpoint, arm
 from reconciler.ports import ResourceAppend
 from reconciler.wiring import initialise
@@ -59,14 +59,14 @@ async def log(nc: Client) -> JetStreamLog:
 async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
     backup = Backup(path)
     knowledge = inspect(backup, lambda _: None)
-    plan = await plan_of(nc, backup, knowledge, replace)
+    plan = await plan_restore(nc, backup, knowledge, replace)
     return await restore_log(nc, backup, knowledge, plan, lambda _: None)
 
 
 async def way(nc: Client, path: Path) -> str:
     """Return what the command would do now."""
     backup = Backup(path)
-    return (await plan_of(nc, backup, inspect(backup, lambda _: None), None)).way
+    return (await plan_restore(nc, backup, inspect(backup, lambda _: None), None)).way
 
 
 async def declare(nc: Client, name: str) -> None:
@@ -231,7 +231,7 @@ async def test_a_log_that_has_changed_since_the_plan_is_not_removed(
     await save_log(nc, path, await find_log(nc), lambda _: None)
     backup = Backup(path)
     knowledge = inspect(backup, lambda _: None)
-    plan = await plan_of(nc, backup, knowledge, log.log_id)
+    plan = await plan_restore(nc, backup, knowledge, log.log_id)
     await log.append([ResourceAppend(second, events(second, 1, 3), 0)])
     expected = await contents(nc)
     with pytest.raises(RestoreRefusedError, match="another client has changed stream LOG_1"):

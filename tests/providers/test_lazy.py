@@ -21,7 +21,7 @@ from infra.providers.nftables.services import ServicesProvider
 from infra.providers.postgres.databases import DatabasesProvider
 from infra.providers.postgres.grants import GrantsProvider
 from infra.providers.postgres.roles import DatabaseRolesProvider
-from reconciler.cli.errors import one_line
+from reconciler.cli.errors import format_error
 from reconciler.errors import ConfigurationError, MissingExtraError
 from reconciler.provider import Provider
 from reconciler.provider.call_permit import CallPermit
@@ -87,7 +87,7 @@ def test_a_library_that_is_missing_is_named(
 def test_what_is_missing_is_reported_for_the_roles_and_for_a_command() -> None:
     error = MissingExtraError("psycopg is not installed", install_command("postgres"))
     command = "psycopg is not installed; run pip install 'event-sourced-reconciler[postgres]'"
-    assert one_line(error) == command
+    assert format_error(error) == command
     assert str(error) == f"{command} where the roles run"
 
 
@@ -103,7 +103,7 @@ def test_an_extra_is_checked_by_the_metadata_of_the_distribution(
     check_extra("other", "`reconciler up`")
     with pytest.raises(MissingExtraError) as missing:
         check_extra("server", "`reconciler up`")
-    assert one_line(missing.value) == (
+    assert format_error(missing.value) == (
         "`reconciler up` requires the extra 'server', but no-such-library is not installed; run "
         "pip install 'event-sourced-reconciler[server]'"
     )

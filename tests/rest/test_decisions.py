@@ -17,7 +17,7 @@ from events.log import ActionDecided, SpecResolved
 from events.names import KIND_DEFINITION_KIND, SYSTEM_NAMESPACE, ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.providers.rest.protocol import Protocol
-from reconciler.cli.explain import explanation_of
+from reconciler.cli.explain import explain_kind
 from reconciler.errors import UnknownKindError
 from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, Kind, KindRegistry
@@ -186,8 +186,8 @@ async def test_a_provider_is_built_by_the_definition_that_an_action_rests_on():
 
 def test_every_example_is_explained_field_by_field():
     for name in ("address", "figure", "web-route"):
-        assert all(each.about for each in explanation_of(example(name)).spec)
-    fields = {each.field: each for each in explanation_of(memo("Page")).spec}
+        assert all(each.about for each in explain_kind(example(name)).spec)
+    fields = {each.field: each for each in explain_kind(memo("Page")).spec}
     nested = ["config.tags", "config.pinned", "config.options"]
     assert [*fields] == ["text", "config", *nested, "remark"]
     assert (fields["remark"].required, fields["remark"].type) == (False, "string")

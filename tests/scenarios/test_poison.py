@@ -12,7 +12,7 @@ from events.log import Action, ActionDecided, LogEvent, SpecDeclared
 from events.subjects import intake, log
 from infra.bus.streams import worker_consumers
 from infra.jetstream.publish import publish
-from reconciler.cli.own_logs import configure_logs
+from reconciler.cli.process_logs import configure_logs
 from reconciler.roles.decider import decider
 from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError
 from tests.bus.histories import event

@@ -20,7 +20,7 @@ import msgspec
 
 from infra.backup.file import Backup
 from infra.secrets import FileSecrets
-from reconciler.cli.connection import DATA_FOLDER, SECRETS_FOLDER, UP_FILE
+from reconciler.cli.connection import DATA_DIRECTORY, SECRETS_DIRECTORY, UP_FILE
 from reconciler.provider.secrets import SecretKey
 from tests.cli.runner import COMMAND, Cli
 from tests.security.canary_api import CanaryApi
@@ -38,7 +38,7 @@ async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: 
     root.mkdir()
     (root / ROOT_MARKER).touch()
     _replace(token, TOKENS[0])
-    store = FileSecrets(cli.folder / DATA_FOLDER / SECRETS_FOLDER)
+    store = FileSecrets(cli.folder / DATA_DIRECTORY / SECRETS_DIRECTORY)
     await store.write(SecretKey("default", "password"), PASSWORDS[0])
     async with CanaryApi() as api, _up(cli):
         cli.write("story.yaml", _manifests(api.url, token, root, "Red"))
@@ -58,7 +58,7 @@ async def test_47_no_secret_is_in_anything_that_is_written(tmp_path: Path, cli: 
         outputs = await asyncio.to_thread(_until_recorded, cli)
         api.newest = (TOKENS[1], PASSWORDS[1])
         outputs |= await asyncio.to_thread(_commands, cli)
-    outputs |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_FOLDER)}
+    outputs |= {str(path): path.read_bytes() for path in _files(cli.folder / DATA_DIRECTORY)}
     outputs |= {name: (cli.folder / name).read_bytes() for name in ("up.out", "up.err")}
     leaks = [
         f"{where}: {name} of {secret}"
@@ -124,7 +124,7 @@ async def _up(cli: Cli) -> AsyncGenerator[None]:
             command, cwd=cli.folder, stdout=out, stderr=err, env=cli.environment()
         )
     try:
-        await _until((cli.folder / DATA_FOLDER / UP_FILE).exists)
+        await _until((cli.folder / DATA_DIRECTORY / UP_FILE).exists)
         yield
     finally:
         process.send_signal(signal.SIGTERM)
@@ -189,7 +189,7 @@ def _commands(cli: Cli) -> dict[str, bytes]:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path, _folders, names in os.walk(folder):
-        if SECRETS_FOLDER not in Path(path).relative_to(folder).parts:
+        if SECRETS_DIRECTORY not in Path(path).relative_to(folder).parts:
             yield from (Path(path) / name for name in names)
 
 

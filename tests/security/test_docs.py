@@ -65,7 +65,7 @@ def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None
         (("worker", "--key", "worker=SUAxyz"), "is not the public nkey of a user"),
         (("worker", "--key", "decider=U"), "--key: unknown user decider"),
         (("--namespace", "worker"), "a service cannot be named worker"),
-        (("--user", "ann"), "--user: requires one PRINCIPAL"),
+        (("--user", "ann"), "--user: requires a PRINCIPAL"),
         (("worker", "--finalizers"), "--finalizers: allowed only for services"),
         (("--key", f"worker={KEY}", "--key", f"decider={KEY}"), "give each user exactly one key"),
         (

@@ -24,7 +24,7 @@ from infra.providers.git.source import GIT_SOURCE
 from infra.providers.nftables.service import SERVICE
 from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.role import DATABASE_ROLE
-from reconciler.cli.components import BUS_APIS, OFFERS
+from reconciler.cli.components import BUS_APIS, COMPONENTS
 from reconciler.provider.host_access import (
     first_refused,
     is_host_address,
@@ -239,7 +239,7 @@ PAGES = [
 def test_every_page_and_example_allows_what_it_uses(page: Path):
     """Visibly: in a ProviderConfig of its own, or in the one that `up` declares."""
     manifests, kinds = _documents(page), installed_kinds()
-    allowed = {name: offer.allow for name, offer in OFFERS.items()}
+    allowed = {name: offer.allow for name, offer in COMPONENTS.items()}
     allowed |= BUS_APIS
     for each in manifests:
         if each.kind == "ProviderConfig":

@@ -22,7 +22,7 @@ from infra.jetstream.access import Access
 from infra.jetstream.connection import api_request, connect, without_secrets
 from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
-from reconciler.cli.own_logs import configure_logs
+from reconciler.cli.process_logs import configure_logs
 from reconciler.errors import ConfigurationError, DeclarationRefusedError, ProviderError
 from reconciler.roles.runtime.secret_guard import MAX_ERROR_CHARACTERS, without_secret
 from reconciler.sdk import Client as Sdk

@@ -1,1 +1,1 @@
-"""The checks of `doctor`: one module per part of the system, one finding per check."""
+"""The `doctor` checks: one module per part of the system, one finding per check."""

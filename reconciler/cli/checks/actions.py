@@ -26,29 +26,29 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import NotFoundOnBusError
 from infra.jetstream.reads import StoredMessage, last_for_subjects
 from projections.status import StatusRow
-from reconciler.cli.checks.clocks import ahead_of_bus
+from reconciler.cli.checks.clocks import read_clock_offset
 from reconciler.cli.checks.finding import Finding
 from reconciler.resource.backoff import is_over
 from reconciler.sdk.history import History
 from reconciler.sdk.log_replay import LogReplay
 
 OVERDUE = timedelta(seconds=30)
-_LOOKS = 3
+_ATTEMPTS = 3
 _PAUSE_SECONDS = 0.3
 _MAX_HISTORIES = 200
 
 
-class _Look(NamedTuple):
-    """The result of one check: resources by the state of their action."""
+class _Actions(NamedTuple):
+    """The result of one pass: resources by the state of their action."""
 
-    taken_care_of: int
+    healthy: int
     lost: frozenset[str]
     overdue: frozenset[str]
     untimed: frozenset[str]
 
 
-class _Decided(NamedTuple):
-    """The log position of a row's newest action."""
+class _DecidedAction(NamedTuple):
+    """A row's newest action, by its log position."""
 
     position: int
     row: StatusRow
@@ -57,94 +57,94 @@ class _Decided(NamedTuple):
 async def check_actions(nc: Client, replay: LogReplay) -> Finding:
     """Check that every action in flight is at a worker, or waits for a decision or a retry.
 
-    The log is read first, then the consumers of actions, then the intake, then the log again. So a
-    change in between is seen twice, never missed. Only an action that looks lost each time counts.
+    Each pass reads the log, the consumers of actions, the intake, and then the log again, so that
+    it misses no change in between. Only an action that is lost in every pass is reported.
     """
-    combined: _Look | None = None
-    for number in range(_LOOKS):
+    combined: _Actions | None = None
+    for number in range(_ATTEMPTS):
         if number:
             await asyncio.sleep(_PAUSE_SECONDS)
             await replay.advance()
-        look = await _look(nc, replay)
-        combined = look if combined is None else _both(combined, look)
+        actions = await _classify_actions(nc, replay)
+        combined = actions if combined is None else _intersect(combined, actions)
         if not (combined.lost or combined.overdue or combined.untimed):
             break
     assert combined is not None
-    finding = _finding(combined)
-    if replay.damage and finding.remedy:  # a seemingly lost action may only be missing in the log
+    finding = _build_finding(combined)
+    if replay.damage and finding.remedy:  # the log may only lack the action's result
         return msgspec.structs.replace(finding, remedy="Repair the log first: see the check `log`.")
     return finding
 
 
-def _both(one: _Look, another: _Look) -> _Look:
-    return _Look(
-        another.taken_care_of,
+def _intersect(one: _Actions, another: _Actions) -> _Actions:
+    return _Actions(
+        another.healthy,
         one.lost & another.lost,
         one.overdue & another.overdue,
         one.untimed & another.untimed,
     )
 
 
-def _finding(look: _Look) -> Finding:
-    text = f"{look.taken_care_of} in flight, all accounted for"
-    if look.lost:
+def _build_finding(actions: _Actions) -> Finding:
+    text = f"{actions.healthy} in flight, all accounted for"
+    if actions.lost:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(look.lost)} without a worker and without a result: {some(sorted(look.lost))}",
+            f"{len(actions.lost)} without a worker and a result: {some(sorted(actions.lost))}",
             "Stop the workers, delete the consumer of their ProviderConfig NAME "
             f"(`nats consumer rm {LOG} {worker_consumer('NAME')}`), and start the workers. The "
             "server then delivers every action again, and the workers skip those with a result.",
         )
-    if look.overdue:
+    if actions.overdue:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(look.overdue)} with an overdue retry: {some(sorted(look.overdue))}",
+            f"{len(actions.overdue)} with an overdue retry: {some(sorted(actions.overdue))}",
             "Run an observer. Its sweeper starts overdue retries.",
         )
-    if look.untimed:
+    if actions.untimed:
         return Finding(
             "lost actions",
             "warn",
-            f"{len(look.untimed)} with a retry and no timer: {some(sorted(look.untimed))}",
+            f"{len(actions.untimed)} with a retry and no timer: {some(sorted(actions.untimed))}",
             "Run an observer. Its sweeper starts retries that are due.",
         )
     return Finding("lost actions", "ok", f"none; {text}")
 
 
-async def _look(nc: Client, replay: LogReplay) -> _Look:
+async def _classify_actions(nc: Client, replay: LogReplay) -> _Actions:
     rows = list(replay.models.status.values())
     waiting = [row for row in rows if row.retry_at is not None]
-    called = [row for row in rows if row.action_id and row.retry_at is None]
-    suspects = await _not_handed_out(nc, called)
-    lost = await _really_lost(nc, replay, suspects) if suspects else frozenset[str]()
-    # A held action is not retried when it is due. When it is released, it is. The log was read
-    # again in between: a retry that has started since needs no timer.
+    unscheduled = [row for row in rows if row.action_id and row.retry_at is None]
+    suspects = await _find_undelivered(nc, unscheduled)
+    lost = await _confirm_lost(nc, replay, suspects) if suspects else frozenset[str]()
+    # A held action is retried when its hold ends, not when it is due. A retry that has started
+    # since the first read of the log has no `retry_at`, and needs no timer.
     timed = [row for row in waiting if row.retry_at and row.outcome != "Held" and not row.paused]
-    overdue, untimed = await _not_timed(nc, timed)
-    cared_for = len(called) + len(waiting) - len(lost) - len(overdue) - len(untimed)
-    return _Look(cared_for, lost, overdue, untimed)
+    overdue, untimed = await _find_untimed(nc, timed)
+    healthy = len(unscheduled) + len(waiting) - len(lost) - len(overdue) - len(untimed)
+    return _Actions(healthy, lost, overdue, untimed)
 
 
-async def _not_handed_out(nc: Client, called: list[StatusRow]) -> list[StatusRow]:
-    """Return the rows whose actions cannot all be at a worker, by the counts of the consumers."""
-    newest = await _newest(nc, [log(row.key, "action.*") for row in called])
-    by_consumer: dict[str, list[_Decided]] = defaultdict(list)
+async def _find_undelivered(nc: Client, unscheduled: list[StatusRow]) -> list[StatusRow]:
+    """Return the rows whose actions cannot all be at a worker, according to the consumers."""
+    newest = await _read_newest(nc, [log(row.key, "action.*") for row in unscheduled])
+    by_consumer: dict[str, list[_DecidedAction]] = defaultdict(list)
     suspects: list[StatusRow] = []
-    for row in called:
+    for row in unscheduled:
         action = newest.get(row.key)
         if action is None:
             suspects.append(row)
         else:
-            by_consumer[_consumer_of(action.subject)].append(_Decided(action.seq, row))
+            by_consumer[_consumer_name(action.subject)].append(_DecidedAction(action.seq, row))
     for consumer, decided in by_consumer.items():
-        suspects += await _not_handed_out_by(nc, consumer, decided)
+        suspects += await _find_undelivered_by(nc, consumer, decided)
     return suspects
 
 
-async def _newest(nc: Client, filters: Sequence[str]) -> dict[ResourceKey, StoredMessage]:
-    """Return the newest message in the log of each resource under the filters."""
+async def _read_newest(nc: Client, filters: Sequence[str]) -> dict[ResourceKey, StoredMessage]:
+    """Return each resource's newest log message that matches the filters."""
     newest: dict[ResourceKey, StoredMessage] = {}
     for message in await last_for_subjects(nc, LOG, filters):
         key = parse_log(message.subject)
@@ -153,28 +153,30 @@ async def _newest(nc: Client, filters: Sequence[str]) -> dict[ResourceKey, Store
     return newest
 
 
-def _consumer_of(subject: str) -> str:
+def _consumer_name(subject: str) -> str:
     return worker_consumer(subject.rpartition(".")[2])
 
 
-async def _not_handed_out_by(
-    nc: Client, consumer: str, decided: Sequence[_Decided]
+async def _find_undelivered_by(
+    nc: Client, consumer: str, decided: Sequence[_DecidedAction]
 ) -> list[StatusRow]:
     try:
         worker: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{LOG}.{consumer}", None)
-    except NotFoundOnBusError:  # the next worker creates it, and receives all actions
+    except NotFoundOnBusError:  # the next worker creates it, and then receives all actions
         return []
-    done_up_to = int(worker["ack_floor"]["stream_seq"])
-    delivered_up_to = int(worker["delivered"]["stream_seq"])
-    acknowledged = [each.row for each in decided if each.position <= done_up_to]
-    between = [each.row for each in decided if done_up_to < each.position <= delivered_up_to]
-    # The server reports only the number of the delivered ones.
-    return acknowledged + (between if len(between) > int(worker["num_ack_pending"]) else [])
+    acknowledged_position = int(worker["ack_floor"]["stream_seq"])
+    delivered_position = int(worker["delivered"]["stream_seq"])
+    acknowledged = [each.row for each in decided if each.position <= acknowledged_position]
+    delivered = [
+        each.row for each in decided if acknowledged_position < each.position <= delivered_position
+    ]
+    # The server reports only how many delivered messages are unacknowledged, not which.
+    return acknowledged + (delivered if len(delivered) > int(worker["num_ack_pending"]) else [])
 
 
-async def _really_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]) -> frozenset[str]:
-    """Return the resources without a result that waits, was decided or waits for an operator."""
-    without_result = await _without_result(nc, suspects)
+async def _confirm_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow]) -> frozenset[str]:
+    """Return the resources with neither a pending nor a decided result, nor a hold."""
+    without_result = await _find_without_result(nc, suspects)
     await replay.advance()
     names: list[str] = []
     for row in without_result:
@@ -184,38 +186,41 @@ async def _really_lost(nc: Client, replay: LogReplay, suspects: list[StatusRow])
             names.append(str(row.key))
     checked = names[:_MAX_HISTORIES]
     return frozenset(
-        [*[name for name in checked if await _is_called(nc, name)], *names[_MAX_HISTORIES:]]
+        [
+            *[name for name in checked if await _is_call_in_progress(nc, name)],
+            *names[_MAX_HISTORIES:],
+        ]
     )
 
 
-async def _without_result(nc: Client, rows: Iterable[StatusRow]) -> list[StatusRow]:
+async def _find_without_result(nc: Client, rows: Iterable[StatusRow]) -> list[StatusRow]:
     rows = list(rows)
-    undecided_from = await _undecided_from(nc)
-    if undecided_from is None:
+    decided_position = await _read_decided_position(nc)
+    if decided_position is None:
         return rows
     by_filter = {f"result.{row.key.tokens}": row for row in rows}
     newest = await last_for_subjects(nc, INTAKE, [f"in.*.{tokens}" for tokens in by_filter])
     waiting = {
-        message.subject.split(".", 2)[2] for message in newest if message.seq > undecided_from
+        message.subject.split(".", 2)[2] for message in newest if message.seq > decided_position
     }
     return [row for tokens, row in by_filter.items() if tokens not in waiting]
 
 
-async def _undecided_from(nc: Client) -> int | None:
-    """Return the position up to which everything is decided, or None if nothing waits."""
+async def _read_decided_position(nc: Client) -> int | None:
+    """Return the position up to which the intake is decided, or None if nothing is pending."""
     floors: list[int] = []
     for name in decider_consumers():
         try:
             info: dict[str, Any] = await api_request(nc, f"CONSUMER.INFO.{INTAKE}.{name}", None)
-        except NotFoundOnBusError:  # the check of the streams reports it
+        except NotFoundOnBusError:  # the check `streams` reports it
             return 0
         if info["num_pending"] or info["num_ack_pending"]:
             floors.append(int(info["ack_floor"]["stream_seq"]))
     return min(floors, default=None)
 
 
-async def _is_called(nc: Client, name: str) -> bool:
-    """Return whether a call is in progress, by the history: not while it is held."""
+async def _is_call_in_progress(nc: Client, name: str) -> bool:
+    """Return whether, by the history, a call is in progress and not held."""
     try:
         past = await History(nc).get(ResourceKey.parse(name))
         flight = past.state.actions.in_flight
@@ -224,34 +229,36 @@ async def _is_called(nc: Client, name: str) -> bool:
     return flight is not None and flight.failed is None and not flight.is_held
 
 
-async def _not_timed(nc: Client, waiting: list[StatusRow]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the resources that should have been woken, and those without a timer.
+async def _find_untimed(
+    nc: Client, waiting: list[StatusRow]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the resources with an overdue retry, and those without a timer.
 
-    The times of deciders are corrected by the error of their clocks when they wrote the newest
-    event of the resource.
+    Retry times are corrected by the offset that the decider's clock had when it wrote the
+    resource's newest event.
     """
     now = (await read_clock(nc)).now()
-    newest = await _newest(nc, [log_filter(row.key) for row in waiting])
+    newest = await _read_newest(nc, [log_filter(row.key) for row in waiting])
     overdue: set[str] = set()
     untimed: dict[str, str] = {}
     for row in waiting:
-        ahead = _ahead_of_bus(newest.get(row.key))
+        offset = _read_offset(newest.get(row.key))
         assert row.retry_at is not None
-        at = row.retry_at - ahead
+        at = row.retry_at - offset
         if is_over(at, row.retry_seconds, now - OVERDUE):
             overdue.add(str(row.key))
         elif (
-            at > now and abs(ahead) < MAX_CLOCK_DIFFERENCE
-        ):  # a wrong clock sets a timer for another time
+            at > now and abs(offset) < MAX_CLOCK_DIFFERENCE
+        ):  # a wrong clock sets the timer to another time
             untimed[schedule(row.key, "retry")] = str(row.key)
     for message in await last_for_subjects(nc, TIMERS, list(untimed)) if untimed else ():
         untimed.pop(message.subject, None)
     return frozenset(overdue), frozenset(untimed.values())
 
 
-def _ahead_of_bus(message: StoredMessage | None) -> timedelta:
+def _read_offset(message: StoredMessage | None) -> timedelta:
     """Return the difference between the clock that wrote an event and the bus's clock."""
     try:
-        return timedelta(0) if message is None else ahead_of_bus(message)
-    except (ValueError, RecursionError):  # damage, which has its own check
+        return timedelta(0) if message is None else read_clock_offset(message)
+    except (ValueError, RecursionError):  # the check `log` reports the damage
         return timedelta(0)

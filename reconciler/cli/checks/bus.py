@@ -35,13 +35,13 @@ from infra.jetstream.topology import consumer_infos
 from projections.read_models import decode_status, read_checkpoint, status_name
 from reconciler.cli.checks.clocks import check_clock
 from reconciler.cli.checks.finding import Finding, Verdict
-from reconciler.cli.checks.room import LONG_MESSAGE_BYTES
-from reconciler.cli.connection import DATA_FOLDER, read_up_file
+from reconciler.cli.checks.space import LONG_MESSAGE_BYTES
+from reconciler.cli.connection import DATA_DIRECTORY, read_up_file
 
 _FULL_PERCENT = 90
-_BACKLOG = 5_000
-_LAG_EVENTS = 2_000
-_SILENT_SECONDS = 60
+_MAX_PENDING = 5_000
+_MAX_LAG_EVENTS = 2_000
+_MAX_SILENT_SECONDS = 60
 _NANOSECONDS = 1_000_000_000
 
 
@@ -49,22 +49,22 @@ async def check_server(nc: Client) -> list[Finding]:
     """Check version, JetStream, storage and clock."""
     version = await require_jetstream(nc)
     number = f"{version.major}.{version.minor}.{version.patch}"
-    asked_at = time.time()
+    requested_at = time.time()
     state = await api_request(nc, f"STREAM.INFO.{LOG}", None)
-    answered_at = time.time()
+    responded_at = time.time()
     account = await api_request(nc, "INFO", None)
     where = "" if nc.connected_url is None else f" at {nc.connected_url.netloc.rpartition('@')[2]}"
     return [
         Finding("server", "ok", f"nats-server {number}{where}, with JetStream"),
-        check_room(account),
-        check_clock(str(state.get("ts", "")), asked_at, answered_at),
+        check_storage(account),
+        check_clock(str(state.get("ts", "")), requested_at, responded_at),
     ]
 
 
-def check_room(account: dict[str, Any]) -> Finding:
-    """Check the account's use of storage. It may have a limit for each number of replicas.
+def check_storage(account: dict[str, Any]) -> Finding:
+    """Check the account's storage use against the limit with the highest use.
 
-    The limit with the highest use counts.
+    An account may have one limit per number of replicas.
     """
     tiers: dict[str, dict[str, Any]] = account.get("tiers") or {}
     text = f"{int(account.get('storage', 0)) / 1e6:.1f} MB stored"
@@ -97,28 +97,19 @@ async def check_streams(nc: Client) -> list[Finding]:
         ]:
             text = f"another client paused consumers with which roles read: {some(paused)}"
             return [Finding("streams", "fail", text, "Restart the roles, which create new ones.")]
-        text = "all streams and consumers are as this release requires"
-        return [Finding("streams", "ok", text), *await _check_removed(nc)]
+        text = "all streams and consumers match the definitions of this release"
+        return [Finding("streams", "ok", text), *await _check_removed_messages(nc)]
     differing = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
-    text = f"differ from what this release requires: {some(differing)}"
+    text = f"differ from the definitions of this release: {some(differing)}"
     finding = Finding("streams", "fail", text, "Run `reconciler init`, which restores them.")
     try:
-        return [finding, *await _check_removed(nc)]
-    except NotFoundOnBusError:  # of a missing stream, which the finding contains
+        return [finding, *await _check_removed_messages(nc)]
+    except NotFoundOnBusError:  # a stream is missing, which the finding reports
         return [finding]
 
 
-async def _paused(nc: Client, stream: str) -> list[str]:
-    """Return the paused consumers of a stream that a role created for its own reading."""
-    return [
-        f"{stream}/{each['name']}"
-        for each in await consumer_infos(nc, stream)
-        if each.get("paused") and not each["config"].get("durable_name")
-    ]
-
-
-async def _check_removed(nc: Client) -> list[Finding]:
-    """Report messages that a changed configuration, or another client, has removed."""
+async def _check_removed_messages(nc: Client) -> list[Finding]:
+    """Report messages that a changed configuration or another client has removed."""
     findings: list[Finding] = []
     if problem := find_lost_beginning(await stream_state(nc, LOG)):
         remedy = "Run `reconciler init` to remove the cause, then restore the log from a backup."
@@ -127,7 +118,7 @@ async def _check_removed(nc: Client) -> list[Finding]:
         findings.append(Finding("intake positions", "fail", problem, f"{INTAKE_REMEDY}."))
     if removed := count_lost_messages(await stream_state(nc, INTAKE)):
         remedy = (
-            "Publish the declarations of that time again: the decider may not have processed them. "
+            "Publish these declarations again, because the decider may not have processed them. "
             f"This warning ends after {KEPT_MESSAGES} more messages."
         )
         text = f"{plural(removed, 'message')} of stream {INTAKE} removed by another client"
@@ -135,44 +126,44 @@ async def _check_removed(nc: Client) -> list[Finding]:
     return findings
 
 
-def check_sync(nc: Client, data: Path = DATA_FOLDER) -> Finding:
+def check_sync(nc: Client, data: Path = DATA_DIRECTORY) -> Finding:
     """Check that the server syncs each write, if its configuration can be read."""
     running = read_up_file(data)
     connected = nc.connected_url
     config = data / "nats" / "nats.conf"
     if running is None or connected is None or not running.nats_url.endswith(connected.netloc):
         return Finding(
-            "sync", "ok", "unknown: an external server reports it only at its monitoring URL"
+            "sync", "ok", "unknown: an external server reports this only at its monitoring URL"
         )
     try:
-        is_safe = "sync_interval: always" in config.read_text()
+        syncs_always = "sync_interval: always" in config.read_text()
     except OSError:
         return Finding(
             "sync", "warn", f"{config} cannot be read", "Check the permissions of this file."
         )
-    if is_safe:
+    if syncs_always:
         return Finding("sync", "ok", "the server syncs every write to disk (sync_interval: always)")
-    remedy = "Set sync_interval: always. Otherwise a power failure loses acknowledged messages."
+    remedy = "Set sync_interval: always. Otherwise, a power failure loses acknowledged messages."
     return Finding("sync", "warn", "the server acknowledges writes before they are on disk", remedy)
 
 
 async def check_stages(nc: Client) -> list[Finding]:
-    """Check the progress of deciders, workers and projector."""
-    deciders = [await _consumer(nc, INTAKE, name) for name in decider_consumers()]
+    """Check the progress of deciders, workers and projectors."""
+    deciders = [await _read_consumer(nc, INTAKE, name) for name in decider_consumers()]
     workers = await worker_consumers(nc)
     return [
         check_stage("intake", "decider", deciders),
-        await _check_without_worker(nc, workers) or check_stage("actions", "worker", workers),
+        await _check_worker_consumers(nc, workers) or check_stage("actions", "worker", workers),
         await _check_projection(nc),
         check_sources(await api_request(nc, f"STREAM.INFO.{INTAKE}", None)),
     ]
 
 
-async def _check_without_worker(nc: Client, workers: Sequence[dict[str, Any]]) -> Finding | None:
-    """Report waiting actions of configurations for which no worker has created a consumer.
+async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]]) -> Finding | None:
+    """Report configurations without a worker's consumer, as a failure if they have actions.
 
-    A worker creates one for each declared configuration, if the account has room for it. A client
-    may have deleted them.
+    A worker creates a consumer for each declared configuration, unless the account has reached its
+    limit. Another client may have deleted it.
     """
     pattern = status_name(config_key("*"))
     rows = (await JetStreamRows(nc).matching(pattern)).values()
@@ -199,9 +190,9 @@ def check_sources(intake: dict[str, Any]) -> Finding:
     """Check that the server copies fired timers into the intake."""
     wrong: list[str] = []
     for source in intake.get("sources") or ():
-        if int(source.get("lag", 0)) > _LAG_EVENTS:
+        if int(source.get("lag", 0)) > _MAX_LAG_EVENTS:
             wrong.append(f"{INTAKE} is {source['lag']} messages behind {source['name']}")
-        if not 0 <= int(source.get("active", -1)) < _SILENT_SECONDS * _NANOSECONDS:
+        if not 0 <= int(source.get("active", -1)) < _MAX_SILENT_SECONDS * _NANOSECONDS:
             wrong.append(f"{INTAKE} receives nothing from {source['name']}")
     if not wrong:
         return Finding("timers", "ok", "timer messages arrive")
@@ -213,7 +204,7 @@ def check_sources(intake: dict[str, Any]) -> Finding:
 
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
-    """Report the messages that wait for a role, and whether a process of it pulls them."""
+    """Report the messages that wait for a role, and whether any of its processes pulls them."""
     pending = sum(int(one.get("num_pending", 0)) for one in consumers)
     leased = sum(int(one.get("num_ack_pending", 0)) for one in consumers)
     waiting = sum(int(one.get("num_waiting", 0)) for one in consumers)
@@ -225,12 +216,14 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."
         problem = f"{text}; no {role} pulls messages"
-        if away := sorted({name for one in consumers for name in _servers_away(one)}):
-            which = ", ".join(away)
+        if unavailable := sorted(
+            {name for one in consumers for name in _find_unavailable_servers(one)}
+        ):
+            servers = ", ".join(unavailable)
             problem += (
-                f"; server {which} of the cluster is down or does not respond"
-                if len(away) == 1
-                else f"; servers {which} of the cluster are down or do not respond"
+                f"; server {servers} of the cluster is down or does not respond"
+                if len(unavailable) == 1
+                else f"; servers {servers} of the cluster are down or do not respond"
             )
             remedy = (
                 f"First fix what the check `replicas` reports. A running {role} reconnects within "
@@ -238,13 +231,13 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
                 f"If none is running, start one: `reconciler run {role}`."
             )
         return Finding(stage, verdict, problem, remedy)
-    if pending > _BACKLOG:
+    if pending > _MAX_PENDING:
         remedy = f"Start another {role}, unless the number of pending messages falls."
         return Finding(stage, "warn", text, remedy)
     return Finding(stage, "ok", text)
 
 
-def _servers_away(consumer: dict[str, Any]) -> list[str]:
+def _find_unavailable_servers(consumer: dict[str, Any]) -> list[str]:
     """Return the servers whose replica of a consumer is offline or not up to date."""
     cluster: dict[str, Any] = consumer.get("cluster") or {}
     return [
@@ -257,11 +250,11 @@ def _servers_away(consumer: dict[str, Any]) -> list[str]:
 async def _check_projection(nc: Client) -> Finding:
     last = (await stream_state(nc, LOG)).last_seq
     payload, _ = await JetStreamRows(nc).checkpoint()
-    stored = read_checkpoint(payload)
-    position = 0 if stored is None else stored.position
+    checkpoint = read_checkpoint(payload)
+    position = 0 if checkpoint is None else checkpoint.position
     lag = max(0, last - position)
     text = f"{plural(lag, 'event')} behind the log, which is at position {last}"
-    if lag <= _LAG_EVENTS:
+    if lag <= _MAX_LAG_EVENTS:
         return Finding("projection", "ok", text)
     remedy = (
         "Start a projector: `reconciler run projector`. Until then, the SDK returns outdated data."
@@ -269,8 +262,8 @@ async def _check_projection(nc: Client) -> Finding:
     return Finding("projection", "warn", text, remedy)
 
 
-async def _consumer(nc: Client, stream: str, name: str) -> dict[str, Any]:
+async def _read_consumer(nc: Client, stream: str, name: str) -> dict[str, Any]:
     try:
         return await api_request(nc, f"CONSUMER.INFO.{stream}.{name}", None)
-    except NotFoundOnBusError:  # the check of the streams reports it
+    except NotFoundOnBusError:  # the check `streams` reports it
         return {}

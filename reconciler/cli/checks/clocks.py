@@ -1,4 +1,4 @@
-"""Check the clocks of this machine, and of the machines where the roles run."""
+"""Check the clocks of this machine and of the machines that run the roles."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from reconciler.cli.checks.finding import Finding, Verdict
 
 _WARN_SECONDS = 1.0
-_NEWEST = 50  # number of messages of each stream
-_RECENT = timedelta(minutes=10)
+_NEWEST_MESSAGES = 50  # messages per stream
+_RECENT_PERIOD = timedelta(minutes=10)
 _DECIDER: Final = "a decider"
 _ROLES: Final = {
     "result": "worker",
@@ -31,15 +31,15 @@ _ROLES: Final = {
 }
 
 
-class _Written(msgspec.Struct):
+class _MessageHeader(msgspec.Struct):
     time: datetime
     source: str = ""
 
 
-_decoder = msgspec.json.Decoder(_Written)
+_decoder = msgspec.json.Decoder(_MessageHeader)
 
 
-def check_clock(server_time: str, asked_at: float, answered_at: float) -> Finding:
+def check_clock(server_time: str, requested_at: float, responded_at: float) -> Finding:
     """Compare the server's clock with the local one, allowing for the duration of the request."""
     if not server_time:
         return Finding(
@@ -48,58 +48,58 @@ def check_clock(server_time: str, asked_at: float, answered_at: float) -> Findin
             "the server does not report its time",
             "Compare the clocks of this machine and of the server.",
         )
-    clock = clock_of(server_time, asked_at, answered_at)
+    clock = clock_of(server_time, requested_at, responded_at)
     verdict: Verdict = "ok"
     if clock.difference.total_seconds() > _WARN_SECONDS:
         verdict = "fail" if clock.difference > MAX_CLOCK_DIFFERENCE else "warn"
     remedy = (
         "" if verdict == "ok" else "Synchronize the clocks (NTP). Timers use the server's clock."
     )
-    ahead = round(clock.ahead.total_seconds(), 3) + 0.0
-    return Finding("clock", verdict, f"the server's clock differs by {ahead:+.3f} s", remedy)
+    offset = round(clock.ahead.total_seconds(), 3) + 0.0
+    return Finding("clock", verdict, f"the server's clock differs by {offset:+.3f} s", remedy)
 
 
 async def check_role_clocks(nc: Client) -> list[Finding]:
-    """Compare the times in recent messages of the roles with the bus's times."""
-    oldest = (await read_clock(nc)).now() - _RECENT
+    """Compare the times that roles wrote into recent messages with the bus's times."""
+    oldest = (await read_clock(nc)).now() - _RECENT_PERIOD
     clocks: dict[str, list[timedelta]] = defaultdict(list)
     for stream in (LOG, INTAKE):
         try:
             state = await stream_state(nc, stream)
-            first = max(state.last_seq - _NEWEST, _restored_end(state.config)) + 1
+            first = max(state.last_seq - _NEWEST_MESSAGES, _read_restored_end(state.config)) + 1
             messages = await read_subject(nc, stream, ">", start_seq=first)
         except BusDeniedError:
             if stream == LOG:
                 raise
-            continue  # an auditor can only read the log, which has the deciders' times
-        for role, ahead in _differences(stream, messages, oldest):
-            clocks[role].append(ahead)
+            continue  # an auditor can read only the log, which has the deciders' times
+        for role, offset in _read_offsets(stream, messages, oldest):
+            clocks[role].append(offset)
     wrong = {
         role: error
-        for role, ahead in clocks.items()
-        if abs(error := _error(role, ahead)) > MAX_CLOCK_DIFFERENCE
+        for role, offset in clocks.items()
+        if abs(error := _clock_error(role, offset)) > MAX_CLOCK_DIFFERENCE
     }
     if not wrong:
-        many = f"the clocks of {len(clocks)} processes agree"
-        who = "the clock of one process agrees" if len(clocks) == 1 else many
+        several = f"the clocks of {len(clocks)} processes agree"
+        who = "the clock of one process agrees" if len(clocks) == 1 else several
         who += " with the bus's clock"
-        minutes = _RECENT.total_seconds() / 60
+        minutes = _RECENT_PERIOD.total_seconds() / 60
         nothing = f"no role has written anything in the last {minutes:.0f} minutes"
         return [Finding("role clocks", "ok", who if clocks else nothing)]
-    texts = [f"{role} ({_shown(ahead)})" for role, ahead in wrong.items()]
+    texts = [f"{role} ({_format_offset(offset)})" for role, offset in wrong.items()]
     remedy = (
         "Synchronize the clocks of these machines (NTP). Until then, the times in the log are "
         "wrong, and retries wait for the sweeper of an observer."
     )
-    if any(ahead < timedelta(0) for ahead in wrong.values()):
+    if any(offset < timedelta(0) for offset in wrong.values()):
         remedy += (
-            " If the bus accepted no writes for that time, for example because its disk was full, "
-            "the clock may be correct, and this check passes ten minutes later."
+            " If the bus accepted no writes during that time, for example because its disk was "
+            "full, the clock may be correct, and this check passes ten minutes later."
         )
     return [Finding("role clocks", "fail", f"differ from the bus's clock: {some(texts)}", remedy)]
 
 
-def ahead_of_bus(message: StoredMessage) -> timedelta:
+def read_clock_offset(message: StoredMessage) -> timedelta:
     """Return the difference between the clock that wrote a message and the bus's clock.
 
     Raises:
@@ -108,49 +108,48 @@ def ahead_of_bus(message: StoredMessage) -> timedelta:
     return _decoder.decode(message.payload).time.astimezone(UTC) - message.time
 
 
-def _error(role: str, ahead: list[timedelta]) -> timedelta:
-    """Return the error of a role's clock, from the differences of its messages.
+def _clock_error(role: str, offset: list[timedelta]) -> timedelta:
+    """Return the error of a role's clock, from the offsets of its messages.
 
-    A message that is stored late looks like a slow clock. So the message that is furthest ahead
-    shows the clock of one process. Messages of several deciders cannot be distinguished.
+    A message that is stored late looks like a slow clock, so the message that is furthest ahead
+    shows the clock of one process. Messages from different deciders cannot be distinguished.
     """
-    return max(ahead, key=abs) if role == _DECIDER else max(ahead)
+    return max(offset, key=abs) if role == _DECIDER else max(offset)
 
 
-def _restored_end(config: Mapping[str, Any]) -> int:
+def _read_restored_end(config: Mapping[str, Any]) -> int:
     """Return the last position that a restore wrote, or 0.
 
-    Up to it, events have the times of their decisions, and the bus's times are those of the
-    restore.
+    Up to this position, the bus's times are those of the restore, not of the decisions.
     """
     metadata: Mapping[str, Any] = config.get("metadata") or {}
     end = str(metadata.get(RESTORED_END_METADATA, ""))
     return int(end) if end.isdecimal() else 0
 
 
-def _differences(
+def _read_offsets(
     stream: str, messages: list[StoredMessage], oldest: datetime
 ) -> Iterator[tuple[str, timedelta]]:
-    """Yield each role, and how far its clock was ahead of the bus's at a message."""
+    """Yield each message's role, and how far its clock was ahead of the bus's."""
     for message in messages:
         if message.time < oldest:
             continue
         try:
-            ahead = ahead_of_bus(message)
+            offset = read_clock_offset(message)
             if stream == LOG:
-                yield _DECIDER, ahead
+                yield _DECIDER, offset
                 continue
             role = _ROLES.get(parse_stored_intake(message.subject)[0])
             source = _decoder.decode(message.payload).source
         except (ValueError, RecursionError):
-            continue  # damage, or a message that becomes a dead letter
-        # A timer message was written when the timer was set.
+            continue  # the message is damaged, or becomes a dead letter
+        # A timer message has the time at which the timer was set.
         if role is not None and source != SOURCE:
-            yield f"{role} {source}", ahead
+            yield f"{role} {source}", offset
 
 
-def _shown(ahead: timedelta) -> str:
-    seconds = ahead.total_seconds()
+def _format_offset(offset: timedelta) -> str:
+    seconds = offset.total_seconds()
     if seconds > 0:
         return f"{seconds:.0f} s ahead"
     return f"{-seconds:.0f} s behind, or its messages were stored with a delay"

@@ -1,4 +1,4 @@
-"""Check the replicas of each stream, and leaders, which only a cluster has."""
+"""Check the replicas and the leader of each stream in a cluster."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _ELECTION_SECONDS: Final = 4.0
 _PAUSE_SECONDS: Final = 0.5
 
 
-async def check_copies(nc: Client) -> list[Finding]:
+async def check_stream_replicas(nc: Client) -> list[Finding]:
     """Check that every stream has a leader and all of its replicas.
 
-    It waits some seconds for an election: `doctor` repeats the check three times.
+    Wait a few seconds for an election, because `doctor` repeats the check only three times.
     """
     deadline = time.monotonic() + _ELECTION_SECONDS
     while True:
         streams = await read_replicas(nc)
         if all(each.leader for each in streams) or time.monotonic() > deadline:
-            return [judge_copies(streams)]
+            return [judge_replicas(streams)]
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def judge_copies(streams: Sequence[StreamReplicas]) -> Finding:
+def judge_replicas(streams: Sequence[StreamReplicas]) -> Finding:
     """Report streams without a leader, or with replicas that are offline or not up to date."""
     replicas = max((each.wanted for each in streams), default=1)
-    few = [
+    incomplete = [
         f"{each.stream} has {min(each.wanted, each.present)} of {replicas}"
         for each in streams
         if min(each.wanted, each.present) < replicas
@@ -52,16 +52,16 @@ def judge_copies(streams: Sequence[StreamReplicas]) -> Finding:
     if behind:
         remedy = (
             "Start the servers that are down, and restart those that do not respond. If the disk "
-            "of one is full, free space first. One more failure may stop the bus or lose data."
+            "of a server is full, free space first. One more failure may stop the bus or lose data."
         )
         return Finding("replicas", "warn", outdated, remedy)
-    if few:
+    if incomplete:
         remedy = (
             f"Run `reconciler init --replicas {replicas}` while all servers are "
             "running. If a server was removed from the cluster, add one. Until then, one failure "
             "may stop the bus or lose data."
         )
-        return Finding("replicas", "warn", f"too few replicas: {some(few)}", remedy)
+        return Finding("replicas", "warn", f"too few replicas: {some(incomplete)}", remedy)
     if replicas == 1:
         return Finding(
             "replicas", "ok", "one replica of each stream; back up the log (`reconciler backup`)"

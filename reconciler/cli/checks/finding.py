@@ -1,4 +1,4 @@
-"""The result of a check of `doctor`."""
+"""The result of one `doctor` check."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Verdict = Literal["ok", "warn", "fail", "skip"]
 """``skip``: the user has no permission, which is not a failure."""
 
 
-class Finding(msgspec.Struct, frozen=True, rename={"verdict": "status", "found": "details"}):
-    """One check with its result and its remedy."""
+class Finding(msgspec.Struct, frozen=True, rename={"verdict": "status"}):
+    """A check with its result and remedy."""
 
     check: str
     verdict: Verdict
-    found: str
+    details: str
     remedy: str = ""
 
 
-def not_looked_at(check: str, denied: BusDeniedError) -> Finding:
+def build_skipped_finding(check: str, denied: BusDeniedError) -> Finding:
     """Return a finding for a check that requires missing permissions."""
     remedy = "Connect as a user with the permissions that `reconciler permissions operator` prints."
     return Finding(check, "skip", f"not checked: {denied}", remedy)

@@ -1,4 +1,4 @@
-"""Check the content of the log: actions, ownership, dead letters, and the rows folded from it."""
+"""Check the log's content: damage, ownership, holds, dead letters, and the stored rows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from reconciler.sdk.dead_letters import collect, filter_letters
 from reconciler.sdk.history import History
 from reconciler.sdk.log_replay import LogReplay
 
-SAMPLE = 50
-_MAX_LETTERS = 20_000
-_FIRST_ROWS_SECONDS = 3.0
+SAMPLE_SIZE = 50
+_MAX_DEAD_LETTERS = 20_000
+_CHECKPOINT_TIMEOUT_SECONDS = 3.0
 _POLL_SECONDS = 0.2
-_DISCARDED_SHOWN = timedelta(days=7)
-_AFTER_RESTORATION = frozenset(
+_DISCARDED_WARNING_PERIOD = timedelta(days=7)
+_POSSIBLE_LOSS_REASONS = frozenset(
     {
         ("Disputed", "LabelNotInLog"),
         ("Disputed", "OwnedByAnother"),  # by an id that the log lacks
@@ -44,7 +44,7 @@ _AFTER_RESTORATION = frozenset(
         ("Held", Hold.LOSS_GUARD),
     }
 )
-_WELL_WITHOUT_OWNING = ("Converged", "Unowned", "Drifted", "Paused")
+_EXPECTED_WITHOUT_OBJECT = ("Converged", "Unowned", "Drifted", "Paused")
 
 
 def check_damage(replay: LogReplay) -> Finding:
@@ -65,19 +65,21 @@ def check_damage(replay: LogReplay) -> Finding:
     return Finding("log", "fail", text, remedy)
 
 
-async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Finding]:
-    """Report the last restore, and the resources that may be affected by lost events."""
+async def check_restore(nc: Client, rows: Iterable[StatusRow]) -> list[Finding]:
+    """Report the last restore, and the resources that lost events may affect."""
     identity = await find_log(nc)
     if not identity.epoch:
         return []
     as_of = f" made at {identity.restored_as_of}" if identity.restored_as_of else ""
     origin = f"from a backup{as_of} (epoch {identity.epoch})"
-    waiting = [_how(row) for row in rows if (row.outcome, row.reason) in _AFTER_RESTORATION]
+    waiting = [
+        _format_row(row) for row in rows if (row.outcome, row.reason) in _POSSIBLE_LOSS_REASONS
+    ]
     if not waiting:
         return [Finding("restored", "ok", origin)]
     remedy = (
-        "The log may lack the events from after the backup. If you created the objects after it, "
-        "declare them with spec.policy.adoption: Adopt. If you withdrew resources after it, "
+        "The log may lack events that are newer than the backup. If you created the objects after "
+        "it, declare them with spec.policy.adoption: Adopt. If you withdrew resources after it, "
         'withdraw them again before you approve anything. See "What a restore cannot bring back" '
         "in docs/how-to/back-up-and-restore.md."
     )
@@ -85,20 +87,20 @@ async def check_restoration(nc: Client, rows: Iterable[StatusRow]) -> list[Findi
     return [Finding("restored", "warn", text, remedy)]
 
 
-def check_disputed(rows: Iterable[StatusRow]) -> Finding:
+def check_disputes(rows: Iterable[StatusRow]) -> Finding:
     """Report resources with disputed ownership, whose objects are never deleted."""
-    disputed = [_how(row) for row in rows if row.outcome == "Disputed"]
+    disputed = [_format_row(row) for row in rows if row.outcome == "Disputed"]
     if not disputed:
         return Finding("disputed", "ok", "none")
     remedy = (
-        "Read the message of each with `reconciler describe RESOURCE`. It names the evidence that "
-        "contradicts the log, such as an owner label, and what to do. Until then, Reconciler "
-        "changes no object."
+        "Read the message of each resource with `reconciler describe RESOURCE`: the evidence that "
+        "contradicts the log, such as an owner label, and the remedy. Until you apply it, "
+        "Reconciler changes no object of these resources."
     )
     return Finding("disputed", "warn", f"{len(disputed)}: {some(disputed)}", remedy)
 
 
-def check_held(rows: Iterable[StatusRow]) -> Finding:
+def check_holds(rows: Iterable[StatusRow]) -> Finding:
     """Report held resources by reason."""
     held = [row for row in rows if row.outcome == "Held"]
     if not held:
@@ -106,27 +108,26 @@ def check_held(rows: Iterable[StatusRow]) -> Finding:
     reasons = Counter(row.reason for row in held)
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     first = ", ".join(f"{next(r.key for r in held if r.reason == one)}" for one in reasons)
-    known = [hold for hold in map(hold_of, ["Held"] * len(reasons), reasons) if hold is not None]
-    remedies = "".join(f" {hold}: {hold.remedy}." for hold in known)
+    holds = [hold for hold in map(hold_of, ["Held"] * len(reasons), reasons) if hold is not None]
+    remedies = "".join(f" {hold}: {hold.remedy}." for hold in holds)
     remedy = f"List them with `reconciler get -A --outcome Held`.{remedies}"
     return Finding("held", "warn", f"{len(held)} ({counts}), for example {first}", remedy)
 
 
 def check_ownership(rows: Iterable[StatusRow]) -> list[Finding]:
-    """Report owned, undeclared resources, and declared, unowned ones."""
-    external = [
-        row for row in rows if row.provider_config
-    ]  # a ShapeRef has no API, and owns nothing
-    return [_owned_only(external), _declared_only(external)]
+    """Report resources that are owned but not declared, or declared but not owned."""
+    # A kind without an API, such as ShapeRef, owns nothing.
+    external = [row for row in rows if row.provider_config]
+    return [_check_undeclared(external), _check_unowned(external)]
 
 
-def _owned_only(rows: Sequence[StatusRow]) -> Finding:
-    leaving = [row for row in rows if row.owned and not row.declared]
-    if not leaving:
+def _check_undeclared(rows: Sequence[StatusRow]) -> Finding:
+    undeclared = [row for row in rows if row.owned and not row.declared]
+    if not undeclared:
         return Finding("owned, not declared", "ok", "none")
-    stuck = [_how(row) for row in leaving if not row.action_id and row.retry_at is None]
+    stuck = [_format_row(row) for row in undeclared if not row.action_id and row.retry_at is None]
     if not stuck:
-        return Finding("owned, not declared", "ok", f"{len(leaving)}, all in progress")
+        return Finding("owned, not declared", "ok", f"{len(undeclared)}, all in progress")
     remedy = (
         "Fix the cause that `reconciler describe RESOURCE` shows, or read the API with"
         " `reconciler reconcile RESOURCE`."
@@ -134,45 +135,47 @@ def _owned_only(rows: Sequence[StatusRow]) -> Finding:
     return Finding("owned, not declared", "warn", f"{len(stuck)}: {some(stuck)}", remedy)
 
 
-def _declared_only(rows: Sequence[StatusRow]) -> Finding:
-    wanting = [
-        _how(row)
+def _check_unowned(rows: Sequence[StatusRow]) -> Finding:
+    unowned = [
+        _format_row(row)
         for row in rows
-        if row.declared and not row.owned and row.outcome not in _WELL_WITHOUT_OWNING
+        if row.declared and not row.owned and row.outcome not in _EXPECTED_WITHOUT_OBJECT
     ]
-    if not wanting:
+    if not unowned:
         return Finding("declared, not owned", "ok", "none")
     remedy = "Fix the cause that `reconciler describe RESOURCE` shows."
-    return Finding("declared, not owned", "warn", f"{len(wanting)}: {some(wanting)}", remedy)
+    return Finding("declared, not owned", "warn", f"{len(unowned)}: {some(unowned)}", remedy)
 
 
-def check_watched(rows: Iterable[StatusRow]) -> Finding:
+def check_provider_configs(rows: Iterable[StatusRow]) -> Finding:
     """Report resources whose ProviderConfig is not declared."""
     rows = list(rows)
-    known = {row.name for row in rows if is_config(row.key) and row.declared}
-    lost = [
+    declared = {row.name for row in rows if is_config(row.key) and row.declared}
+    unconfigured = [
         f"{row.key} ({row.provider_config})"
         for row in rows
         if row.provider_config
         and (row.declared or row.owned or row.action_id)
-        and row.provider_config not in known
+        and row.provider_config not in declared
     ]
-    if not lost:
+    if not unconfigured:
         return Finding("no ProviderConfig", "ok", "none")
     remedy = (
         "Declare the ProviderConfig again. Until then, Reconciler neither reads nor changes the "
         "objects of these resources."
     )
-    return Finding("no ProviderConfig", "warn", f"{len(lost)}: {some(lost)}", remedy)
+    return Finding(
+        "no ProviderConfig", "warn", f"{len(unconfigured)}: {some(unconfigured)}", remedy
+    )
 
 
-def _how(row: StatusRow) -> str:
+def _format_row(row: StatusRow) -> str:
     return f"{row.key} ({row.outcome or 'Pending'}{f', {row.reason}' if row.reason else ''})"
 
 
 async def check_dead_letters(nc: Client) -> Finding:
     """Count the open dead letters by stage, and show the oldest and the newest."""
-    stored = await read_letters(nc, limit=_MAX_LETTERS)
+    stored = await read_letters(nc, limit=_MAX_DEAD_LETTERS)
     letters = filter_letters(collect(stored.letters, stored.handled))
     if not letters:
         return Finding("dead letters", "ok", "none open")
@@ -192,7 +195,7 @@ async def check_dead_letters(nc: Client) -> Finding:
 
 
 async def check_discarded(nc: Client) -> Finding:
-    """Report messages that were discarded without a dead letter, beyond a quota."""
+    """Report messages that were discarded without a dead letter, because of a quota."""
     counts = await read_discarded(nc)
     if not counts:
         return Finding(
@@ -200,86 +203,90 @@ async def check_discarded(nc: Client) -> Finding:
         )
     last = max(each.last_at for each in counts)
     text = discarded_text(counts)
-    if datetime.now(UTC) - last > _DISCARDED_SHOWN:
-        return Finding("discarded", "ok", f"{text}; none in the last {_DISCARDED_SHOWN.days} days")
+    if datetime.now(UTC) - last > _DISCARDED_WARNING_PERIOD:
+        return Finding(
+            "discarded", "ok", f"{text}; none in the last {_DISCARDED_WARNING_PERIOD.days} days"
+        )
     remedy = (
         "Stop the publisher, or correct its messages. At stage quota, too many messages of a "
         "namespace waited: publish more slowly. Each namespace may use at most a quarter of the "
         "space for dead letters (`reconciler deadletters list`). To make room, see "
         '"Handle dead letters" in docs/how-to/operate.md. This warning ends '
-        f"{_DISCARDED_SHOWN.days} days after the last discarded message."
+        f"{_DISCARDED_WARNING_PERIOD.days} days after the last discarded message."
     )
     return Finding("discarded", "warn", text, remedy)
 
 
-async def _stored_checkpoint(nc: Client) -> bytes:
-    """Return the checkpoint of the rows. A projector that has just started needs a moment."""
-    rows, until = JetStreamRows(nc), time.monotonic() + _FIRST_ROWS_SECONDS
+async def _read_stored_checkpoint(nc: Client) -> bytes:
+    """Return the rows' checkpoint, waiting for a projector that has just started."""
+    rows, deadline = JetStreamRows(nc), time.monotonic() + _CHECKPOINT_TIMEOUT_SECONDS
     while True:
         payload, _ = await rows.checkpoint()
-        if read_checkpoint(payload) is not None or time.monotonic() >= until:
+        if read_checkpoint(payload) is not None or time.monotonic() >= deadline:
             return payload
         await asyncio.sleep(_POLL_SECONDS)
 
 
 async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
-    """Compare stored rows with the log: all of them, or those of some resources."""
+    """Compare stored rows with the log: all rows if ``full``, else a sample."""
     if replay.damage:
         text = "not compared, because the log is damaged"
         return Finding("stored rows", "warn", text, "See the check `log`.")
-    payload = await _stored_checkpoint(nc) if replay.position else b""
+    payload = await _read_stored_checkpoint(nc) if replay.position else b""
     if replay.position and read_checkpoint(payload) is None:
-        text = "another client has overwritten their checkpoint" if payload else "none are stored"
+        text = (
+            "another client has overwritten their checkpoint" if payload else "no rows are stored"
+        )
         remedy = "Start a projector, or restart it. It then rebuilds the rows from the log."
         return Finding("stored rows", "fail", text, remedy)
-    wrong, what = await (_all_rows(nc) if full else _sampled_rows(nc, replay))
+    wrong, text = await (_compare_all_rows(nc) if full else _compare_sampled_rows(nc, replay))
     if not wrong:
-        return Finding("stored rows", "ok", what)
+        return Finding("stored rows", "ok", text)
     remedy = (
         "The log is correct. If the disk of the server is full (see the check `server health`), "
         "free space and restart the server first: it may have stored only some of the rows. "
         "`reconciler replay --verify` shows the rows and how to rebuild them."
     )
-    what = f"{plural(len(wrong), 'row differs', 'rows differ')} from the log: {some(wrong)}"
-    return Finding("stored rows", "fail", what, remedy)
+    text = f"{plural(len(wrong), 'row differs', 'rows differ')} from the log: {some(wrong)}"
+    return Finding("stored rows", "fail", text, remedy)
 
 
-async def _all_rows(nc: Client) -> tuple[list[str], str]:
+async def _compare_all_rows(nc: Client) -> tuple[list[str], str]:
     async with replay_from_start(nc) as replay:
         comparison = await compare(nc, replay, lambda _done: None)
-    what = (
+    text = (
         comparison.note
         or f"all {comparison.rows} rows match the log at position {comparison.checkpoint}"
     )
-    return [one.row for one in comparison.differences], what
+    return [one.row for one in comparison.differences], text
 
 
-async def _sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
-    """Compare the rows of some resources, twice, because a projector may be writing."""
+async def _compare_sampled_rows(nc: Client, replay: LogReplay) -> tuple[list[str], str]:
+    """Compare a sample of rows; compare again if they differ, as a projector may be writing."""
     names = list(replay.models.status)
-    chosen = random.sample(names, min(SAMPLE, len(names)))
-    wrong = await _wrong_of(nc, chosen)
+    sample = random.sample(names, min(SAMPLE_SIZE, len(names)))
+    wrong = await _find_wrong_rows(nc, sample)
     if wrong:
-        again = await _wrong_of(nc, chosen)
-        wrong = [row for row in wrong if row in again]
+        repeated = await _find_wrong_rows(nc, sample)
+        wrong = [row for row in wrong if row in repeated]
     return (
         wrong,
-        f"the rows of {len(chosen)} of {len(names)} resources match the log (--full compares all)",
+        f"the rows of {len(sample)} of {len(names)} resources match the log (--full compares all)",
     )
 
 
-async def _wrong_of(nc: Client, names: Sequence[str]) -> list[str]:
+async def _find_wrong_rows(nc: Client, names: Sequence[str]) -> list[str]:
     store, reader = JetStreamRows(nc), History(nc)
     wrong: list[str] = []
     for name in names:
         key = ResourceKey.parse(name)
-        wanted = status_name(key)
-        live = dict(await store.get([wanted, CHECKPOINT]))
+        row_name = status_name(key)
+        live = dict(await store.get([row_name, CHECKPOINT]))
         stored = read_checkpoint(live.pop(CHECKPOINT, b""))
         if stored is None:
             return []
         past = await reader.get(key)
         models = rebuild([each for each in past.events if each.position <= stored.position])
-        rebuilt = {row: payload for row, payload in models.rows() if row == wanted}
+        rebuilt = {row: payload for row, payload in models.rows() if row == row_name}
         wrong += [one.row for one in differences(rebuilt, live)]
     return wrong

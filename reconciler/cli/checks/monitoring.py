@@ -16,9 +16,9 @@ from reconciler.cli.checks.finding import Finding, Verdict
 
 HEALTH = "server health"
 MONITORING_VARIABLE = "RECONCILER_NATS_MONITORING_URL"
-_PATIENCE_SECONDS = 5.0
+_TIMEOUT_SECONDS = 5.0
 _NEARLY_FULL_PERCENT = 90
-_SECOND = 1_000_000_000
+_NANOSECONDS = 1_000_000_000
 _FAILURES: Final = (OSError, HTTPException, ValueError, msgspec.DecodeError)
 
 
@@ -46,7 +46,7 @@ class _Health(msgspec.Struct):
 
 
 async def check_health(url: str) -> list[Finding]:
-    """Read ``/healthz``, the only place where a stream reports a full disk."""
+    """Read ``/healthz``, the only endpoint that reports a stream's full disk."""
     try:
         _status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/healthz")
         problem = msgspec.json.decode(content, type=_Health).error
@@ -67,7 +67,7 @@ async def check_health(url: str) -> list[Finding]:
             "Free disk space, and restart this server (`reconciler up` restarts its own server). "
             "All acknowledged messages are kept."
         )
-        text = f"JetStream turned off, possibly by a full disk: {problem}"
+        text = f"JetStream is disabled, possibly because of a full disk: {problem}"
         if is_full_disk_error(problem):
             text = f"disk full: {problem}"
         return [Finding(HEALTH, "fail", text, remedy)]
@@ -75,7 +75,7 @@ async def check_health(url: str) -> list[Finding]:
 
 
 async def check_monitoring(url: str) -> list[Finding]:
-    """Read ``/varz``: the sync interval, and JetStream's use of the disk."""
+    """Read the sync interval and JetStream's disk use from ``/varz``."""
     try:
         status, content = await asyncio.to_thread(_read, f"{url.rstrip('/')}/varz")
         if status != HTTPStatus.OK:
@@ -89,12 +89,12 @@ async def check_monitoring(url: str) -> list[Finding]:
 
 
 def _read(url: str) -> tuple[int, bytes]:
-    """Return the status and body of a response, with the standard library for a single request."""
+    """Return the status and body of a response, with urllib, because it is one request."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("must start with http:// or https://")
     try:
-        with urlopen(url, timeout=_PATIENCE_SECONDS) as answer:  # noqa: S310 - checked above
-            return answer.status, answer.read()
+        with urlopen(url, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310 - checked above
+            return response.status, response.read()
     except HTTPError as error:
         with error:
             return error.code, error.read()
@@ -108,7 +108,7 @@ def _reason(error: Exception) -> str:
 def _sync(config: _Config) -> Finding:
     if config.sync_always:
         return Finding("sync", "ok", "the server syncs every write to disk (sync_interval: always)")
-    seconds = config.sync_interval / _SECOND
+    seconds = config.sync_interval / _NANOSECONDS
     return Finding(
         "sync",
         "warn",
@@ -118,11 +118,11 @@ def _sync(config: _Config) -> Finding:
 
 
 def _disk(usage: _JetStream) -> Finding:
-    used, most = usage.stats.storage, usage.config.max_storage
-    percent = 100 * used // most if most > 0 else 0
+    used, limit = usage.stats.storage, usage.config.max_storage
+    percent = 100 * used // limit if limit > 0 else 0
     verdict: Verdict = "warn" if percent >= _NEARLY_FULL_PERCENT else "ok"
     remedy = (
         "" if verdict == "ok" else "Increase max_file_store of the server, or use a larger disk."
     )
-    text = f"{used / 1e6:.1f} MB of {most / 1e6:.1f} MB, {percent}%"
+    text = f"{used / 1e6:.1f} MB of {limit / 1e6:.1f} MB, {percent}%"
     return Finding("server disk", verdict, text, remedy)

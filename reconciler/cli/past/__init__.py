@@ -1,1 +1,1 @@
-"""Commands about the history of resources: events, causes and changes."""
+"""Commands that show the history of resources: events, causes and changes."""

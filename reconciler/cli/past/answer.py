@@ -1,6 +1,6 @@
 """Build the sentence that answers `why`: the state of a resource or a field, and its reason.
 
-It uses only the history, like the causes below it (pure).
+The functions are pure: like the causes below the sentence, it follows from the history alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from events.log import (
 from events.manifest import Fields
 from events.names import ResourceKey
 from reconciler.cli.output import single_line
-from reconciler.cli.past.summaries import because, is_process, name_of, stating
+from reconciler.cli.past.summaries import (
+    format_actor,
+    is_process_actor,
+    message_suffix,
+    reason_suffix,
+)
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import LABELS, format_value, value_at
 from reconciler.resource.evolve import evolve
@@ -31,7 +36,7 @@ from reconciler.resource.state import NEW, ResourceState
 from reconciler.sdk.why import Value, Why
 
 _T = TypeVar("_T")
-_ENDS: Final = (".", "!", "?")
+_SENTENCE_ENDS: Final = (".", "!", "?")
 _STATES: Final[Mapping[OutcomeName, str]] = {
     "Converged": "is as declared",
     "Waiting": "is waiting",
@@ -47,7 +52,7 @@ _STATES: Final[Mapping[OutcomeName, str]] = {
     "Released": "is released",
     "Rejected": "was rejected",
 }
-_MAKERS: Final[Mapping[str, str]] = {
+_SOURCES: Final[Mapping[str, str]] = {
     "SpecDeclared": "{who} declared it",
     "SpecWithdrawn": "{who} withdrew the declaration",
     "SpecResolved": "the decider resolved it",
@@ -59,75 +64,75 @@ _MAKERS: Final[Mapping[str, str]] = {
 }
 
 
-def answer(key: ResourceKey, history: Sequence[StoredEvent], why: Why) -> str:
-    """Return the sentence. ``why`` is the explanation of the history."""
+def build_answer(key: ResourceKey, history: Sequence[StoredEvent], why: Why) -> str:
+    """Return the sentence for an explanation and the history that it explains."""
     if why.field:
-        return f"{key}: {_of_field(why, history)}."
-    text = _of_resource(history, why)
-    return f"{key} {text}{'' if text.endswith(_ENDS) else '.'}"
+        return f"{key}: {_explain_field(why, history)}."
+    text = _explain_resource(history, why)
+    return f"{key} {text}{'' if text.endswith(_SENTENCE_ENDS) else '.'}"
 
 
-def made_by(value: Value) -> str:
-    """Return a text that names the source of a field's value."""
-    told = _MAKERS.get(value.event, f"{value.event} changed it")
-    return told.format(who=name_of(value.actor))
+def describe_source(value: Value) -> str:
+    """Return a clause that names the source of a field's value."""
+    source = _SOURCES.get(value.event, f"{value.event} changed it")
+    return source.format(who=format_actor(value.actor))
 
 
-# --- of a resource
+# --- resources
 
 
-def _of_resource(history: Sequence[StoredEvent], why: Why) -> str:
+def _explain_resource(history: Sequence[StoredEvent], why: Why) -> str:
     state = NEW
     for stored in history:
         state = evolve(state, stored.event)
     by_version = {each.event.resourceversion: each.event for each in history}
     outcome = _last(by_version.values(), OutcomeRecorded)
     if outcome is None or outcome.generation < state.desired.generation:
-        waits = f"has no outcome for generation {state.desired.generation} yet"
-        return f"{waits}{_under_way(state)}"
+        pending = f"has no outcome for generation {state.desired.generation} yet"
+        return f"{pending}{_action_suffix(state)}"
     causes = [by_version[version] for version in why.chain]
     parent = why.parents[0].resource if why.parents else ""
-    text = _converged(outcome, causes, parent) if outcome.outcome == "Converged" else None
-    text = text or _deleted(outcome, causes, parent) or _stands(outcome)
+    text = _explain_converged(outcome, causes, parent) if outcome.outcome == "Converged" else None
+    text = text or _explain_deletion(outcome, causes, parent) or _describe_outcome(outcome)
     newest = max(why.chain, default=0)
     since = [each.event for each in history if each.event.resourceversion > newest]
-    return _drifted_since(since, state) or f"{text}{_under_way(state)}"
+    return _explain_drift_since(since, state) or f"{text}{_action_suffix(state)}"
 
 
-def _under_way(state: ResourceState) -> str:
+def _action_suffix(state: ResourceState) -> str:
     flight = state.actions.in_flight
     if flight is None:
         return ""
     return f". An action is in progress ({flight.action.operation}, attempt {flight.attempt})"
 
 
-def _drifted_since(since: Sequence[LogEvent], state: ResourceState) -> str:
-    """Return the change of the object since the newest outcome, if it has drifted."""
+def _explain_drift_since(since: Sequence[LogEvent], state: ResourceState) -> str:
+    """Return how the object has drifted since the newest outcome, or ""."""
     drift = _last(since, DriftDetected)
-    return f"{_what_happened(drift)}{_under_way(state)}" if drift is not None else ""
+    return f"{_describe_drift(drift)}{_action_suffix(state)}" if drift is not None else ""
 
 
-def _who(event: LogEvent, parent: str) -> str:
-    """Return who declared or withdrew a resource. ``parent``: its composed resource."""
-    return parent if parent and is_process(event.actor) else name_of(event.actor)
+def _format_author(event: LogEvent, parent: str) -> str:
+    """Return the actor that declared or withdrew a resource. ``parent``: its composed resource."""
+    return parent if parent and is_process_actor(event.actor) else format_actor(event.actor)
 
 
-def _converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
-    """Return why a resource is as declared, and why it is not ready, if so."""
+def _explain_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
+    """Return why a resource is as declared, and if it is not ready, the reason."""
     ready = next((each for each in outcome.conditions if each.type == "Ready"), None)
-    return f"{_why_converged(outcome, causes, parent)}{_unready(ready)}"
+    return f"{_explain_convergence(outcome, causes, parent)}{_unready_suffix(ready)}"
 
 
-def _why_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
+def _explain_convergence(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
     drift, done = _last(causes, DriftDetected), _last(causes, ActionSucceeded)
     if drift is not None and done is not None:
         repaired = "recreated" if drift.missing else "corrected"
         comma = "," if drift.suspected_action else ""
-        return f"{_what_happened(drift)}{comma} and has been {repaired}"
+        return f"{_describe_drift(drift)}{comma} and has been {repaired}"
     declared = next((each for each in causes if isinstance(each.data, SpecDeclared)), None)
     if declared is None:
         return f"is as declared in generation {outcome.generation}"
-    generation = f"{_who(declared, parent)} declared generation {outcome.generation}"
+    generation = f"{_format_author(declared, parent)} declared generation {outcome.generation}"
     if done is None:
         claimed = _last(causes, OwnershipClaimed)
         how = ", and Reconciler took ownership of the existing object" if claimed else ""
@@ -143,7 +148,7 @@ def _why_converged(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent:
             return f"does not exist because {generation} and the worker deleted the object"
 
 
-def _what_happened(drift: DriftDetected) -> str:
+def _describe_drift(drift: DriftDetected) -> str:
     paths = ", ".join(each.path for each in drift.differences)
     if not drift.suspected_action:
         happened = "was deleted" if drift.missing else "was changed"
@@ -152,40 +157,40 @@ def _what_happened(drift: DriftDetected) -> str:
     return f"{difference}, possibly because of action {drift.suspected_action} of Reconciler"
 
 
-def _unready(ready: Condition | None) -> str:
+def _unready_suffix(ready: Condition | None) -> str:
     if ready is None or ready.status == "True":
         return ""
     why = ": ".join(each for each in (ready.reason, single_line(ready.message)) if each)
     return f", but it is not ready ({why})"
 
 
-def _deleted(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
+def _explain_deletion(outcome: OutcomeRecorded, causes: Sequence[LogEvent], parent: str) -> str:
     """Return why a resource is deleted or released, if a withdrawal is the cause."""
     withdrawn = next((each for each in causes if isinstance(each.data, SpecWithdrawn)), None)
     if withdrawn is None or outcome.outcome not in ("Deleted", "Released"):
         return ""
     assert isinstance(withdrawn.data, SpecWithdrawn)
-    reason = stating(withdrawn.data.reason)
-    why = f"because {_who(withdrawn, parent)} withdrew its declaration{reason}"
-    return f"was {outcome.outcome.lower()} {why}{because(outcome.message)}"
+    reason = reason_suffix(withdrawn.data.reason)
+    why = f"because {_format_author(withdrawn, parent)} withdrew its declaration{reason}"
+    return f"was {outcome.outcome.lower()} {why}{message_suffix(outcome.message)}"
 
 
-def _stands(outcome: OutcomeRecorded) -> str:
+def _describe_outcome(outcome: OutcomeRecorded) -> str:
     reason = f" ({outcome.reason})" if outcome.reason else ""
-    return f"{_STATES[outcome.outcome]}{reason}{because(outcome.message)}"
+    return f"{_STATES[outcome.outcome]}{reason}{message_suffix(outcome.message)}"
 
 
-# --- of a field
+# --- fields
 
 
-def _of_field(why: Why, history: Sequence[StoredEvent]) -> str:
+def _explain_field(why: Why, history: Sequence[StoredEvent]) -> str:
     field, desired, observed = why.field, _newest(why.wanted), _newest(why.observed)
     if desired is None or desired.value is None:
         if observed is None or observed.value is None:
             return f"{field} is not set"
         return f"{field} is {format_value(observed.value)}, and no declaration sets it"
-    cause = f"{made_by(desired)}{_in_generation(desired, history)}"
-    resolved = {} if field.startswith(f"{LABELS}.") else _resolved(history)
+    cause = f"{describe_source(desired)}{_generation_suffix(desired, history)}"
+    resolved = {} if field.startswith(f"{LABELS}.") else _resolved_fields(history)
     if resolved and value_at(field, resolved, {}) is None:
         spec = f"the kind resolves the spec to the fields {', '.join(sorted(resolved))}"
         return f"{field} is {format_value(desired.value)} because {cause}; {spec}"
@@ -201,8 +206,8 @@ def _of_field(why: Why, history: Sequence[StoredEvent]) -> str:
     return f"{field} is {actual}, but should be {text}: {cause}"
 
 
-def _resolved(history: Sequence[StoredEvent]) -> Fields:
-    """Return the resolved fields of the newest spec, or none."""
+def _resolved_fields(history: Sequence[StoredEvent]) -> Fields:
+    """Return the fields of the newest spec if it was resolved, or no fields."""
     specs = (each.event.data for each in reversed(history))
     newest = next((each for each in specs if isinstance(each, (SpecDeclared, SpecResolved))), None)
     return newest.fields if isinstance(newest, SpecResolved) else {}
@@ -212,11 +217,11 @@ def _newest(values: Sequence[Value]) -> Value | None:
     return values[-1] if values else None
 
 
-def _in_generation(value: Value, history: Sequence[StoredEvent]) -> str:
+def _generation_suffix(value: Value, history: Sequence[StoredEvent]) -> str:
     for stored in history:
         data = stored.event.data
-        is_it = stored.event.resourceversion == value.version
-        if is_it and isinstance(data, (SpecDeclared, SpecResolved)):
+        is_same = stored.event.resourceversion == value.version
+        if is_same and isinstance(data, (SpecDeclared, SpecResolved)):
             return f" in generation {data.generation}"
     return ""
 

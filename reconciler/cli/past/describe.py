@@ -20,17 +20,21 @@ from events.provider_config import config_key
 from projections.ownership import OwnershipRow
 from projections.read_models import rebuild
 from projections.status import StatusRow
-from reconciler.cli.api_standing import listing_failure, throttled, unobserved
-from reconciler.cli.connection import HERE, Connection, bus, run_async
-from reconciler.cli.console import coloured, console, print_table
+from reconciler.cli.api_state import (
+    describe_listing_failure,
+    describe_throttling,
+    find_listing_failure,
+)
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
+from reconciler.cli.console import colored, console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import Integer, Name, Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line, time_text
 from reconciler.cli.past.history import print_lines
-from reconciler.cli.past.knowledge import KnownObject, known_object, past_of, whole_past
-from reconciler.cli.past.summaries import Line, tell_all
+from reconciler.cli.past.past_state import LastObservation, last_observation, past_until, read_past
+from reconciler.cli.past.summaries import Line, describe_history
 from reconciler.cli.resource_table import owns_object
 from reconciler.cli.search import find_resource
 from reconciler.cli.when import At
@@ -41,11 +45,11 @@ from reconciler.sdk.history import History
 from reconciler.sdk.moments import Moment, When, moment
 from reconciler.sdk.outcomes import SETTLED
 
-_SHOWN_PARTS: Final = 20
+_MAX_SHOWN_PARTS: Final = 20
 
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
-    """The state of a part of a composed resource, and since when it is not ready."""
+    """A part of a composed resource: its state, and the time since which it is not ready."""
 
     resource: str
     outcome: str
@@ -67,7 +71,7 @@ class Description(msgspec.Struct, rename="camel"):
     spec: SpecDeclared | None
     status: StatusRow | None
     ownership: OwnershipRow | None
-    observed: KnownObject | None
+    observed: LastObservation | None
     action: Action | None
     events: list[Line]
     settled_generation: int = 0
@@ -88,14 +92,14 @@ def describe(
     events: Integer = 10,
     live: bool = False,
     output: WideOutput = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show everything about one resource.
 
-    The output contains spec, status, ownership, the last observation, the action in
-    flight, and the newest events (causes and actors with -o wide). It also
-    shows how long each unmet condition has been unmet, and the parts of a
-    composed resource.
+    The output contains the spec, status, ownership, last observation, action
+    in flight, and newest events (-o wide adds causes and actors). It also shows
+    how long each unmet condition has been unmet, and the parts of a composed
+    resource.
 
     For example:
 
@@ -108,8 +112,8 @@ def describe(
     Parameters
     ----------
     at
-        Show a past state: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a
-        zone) or a time span before now (30m, 2h, 7d).
+        Show a past state: at a log position (1234), a time (2026-01-31T12:00:05Z; UTC if no
+        zone is given) or a duration before now (30m, 2h, 7d).
     events
         Number of newest events to show.
     live
@@ -133,30 +137,30 @@ async def _describe(
 ) -> Description:
     async with bus(connection) as nc:
         key = await find_resource(nc, reference)
-        then = None if at is None else await moment(nc, at)
-        past = await whole_past(nc, key)
-        past = past if then is None else past_of(past, then)
-        description = description_of(key, past.events, events, past.damage)
-        description.parts = await _with_parts(nc, description.parts, then)
-        description.listing_failure = await _listing_failure(nc, description.status, then)
-        description.as_of = then
+        as_of = None if at is None else await moment(nc, at)
+        past = await read_past(nc, key)
+        past = past if as_of is None else past_until(past, as_of)
+        description = build_description(key, past.events, events, past.damage)
+        description.parts = await _read_parts(nc, description.parts, as_of)
+        description.listing_failure = await _read_listing_failure(nc, description.status, as_of)
+        description.as_of = as_of
         if live:
-            description.readings = await _readings(nc, key)
+            description.readings = await _read_live_values(nc, key)
     return description
 
 
-async def _listing_failure(
+async def _read_listing_failure(
     nc: Client, row: StatusRow | None, at: Moment | None
 ) -> ListingFailure | None:
-    """Return the failure of the listings that observe the object, by its ProviderConfig."""
+    """Return the failure of the listings that observe the object, from its ProviderConfig."""
     if row is None or not row.provider_config:
         return None
     past = await History(nc).get(config_key(row.provider_config))
     past = past if at is None else past.until(at.position)
-    return listing_failure(row, rebuild(past.events).status)
+    return find_listing_failure(row, rebuild(past.events).status)
 
 
-async def _readings(nc: Client, key: ResourceKey) -> Fields:
+async def _read_live_values(nc: Client, key: ResourceKey) -> Fields:
     from reconciler.cli.live_object import live_object  # noqa: PLC0415 - only with --live
 
     async with live_object(nc, key) as live:
@@ -173,10 +177,10 @@ async def _readings(nc: Client, key: ResourceKey) -> Fields:
     return OF_THIS_PROCESS.hide_in(readings)
 
 
-def description_of(
+def build_description(
     key: ResourceKey, stored: Sequence[StoredEvent], events: int, damage: LogDamage | None = None
 ) -> Description:
-    """Fold a resource's history into a description. Of a damaged history, use the valid part."""
+    """Fold a resource's history, or the valid part of a damaged one, into a description."""
     models = rebuild(stored)
     if damage is not None:
         models.mark_damage(damage)
@@ -187,43 +191,43 @@ def description_of(
     return Description(
         resource=str(key),
         part_of="" if parent is None else str(parent),
-        parts=tuple(_parts(status)),
+        parts=tuple(_parts_from_status(status)),
         spec=spec,
         status=status,
         ownership=models.ownership.get(str(key)),
-        observed=known_object(stored),
-        action=None if status is None else _action(stored, status.action_id),
-        events=tell_all(stored)[-events:] if events > 0 else [],
-        settled_generation=0 if status is None else _settled(stored, status),
+        observed=last_observation(stored),
+        action=None if status is None else _find_action(stored, status.action_id),
+        events=describe_history(stored)[-events:] if events > 0 else [],
+        settled_generation=0 if status is None else _settled_generation(stored, status),
     )
 
 
-def _parts(status: StatusRow | None) -> Iterator[Part]:
-    """Yield a composed resource's parts at its last observation, withdrawn ones last."""
+def _parts_from_status(status: StatusRow | None) -> Iterator[Part]:
+    """Yield the parts in a composed resource's last observation, withdrawn parts last."""
     if status is None or not isinstance(children := status.outputs.get(CHILDREN), dict):
         return
     for name, each in cast("dict[str, object]", children).items():
         try:
             key, child = ResourceKey.parse(name), msgspec.convert(each, Child)
         except (InvalidNameError, msgspec.ValidationError):
-            return  # outputs of that name with another meaning
+            return  # outputs of the same name with another meaning
         yield Part(str(key), child.outcome, child.ready, child.reason, child.message)
     for name in status.outputs.get("leaving", ()):
         yield Part(str(name), "Leaving", ready=False)
 
 
-async def _with_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
-    """Return the current state of the parts that are shown, from their histories."""
+async def _read_parts(nc: Client, parts: Sequence[Part], at: Moment | None) -> tuple[Part, ...]:
+    """Read the current state of the parts to show from their histories."""
     history = History(nc)
     ordered = sorted(parts, key=lambda each: each.ready)
-    for number, each in enumerate(ordered[:_SHOWN_PARTS]):
+    for number, each in enumerate(ordered[:_MAX_SHOWN_PARTS]):
         past = await history.get(ResourceKey.parse(each.resource))
         past = past if at is None else past.until(at.position)
-        ordered[number] = _part_now(each, rebuild(past.events).status.get(each.resource))
+        ordered[number] = _update_part(each, rebuild(past.events).status.get(each.resource))
     return tuple(ordered)
 
 
-def _part_now(part: Part, row: StatusRow | None) -> Part:
+def _update_part(part: Part, row: StatusRow | None) -> Part:
     if row is None or not row.outcome or part.outcome == REFUSED:
         return part
     source = row.not_ready or row
@@ -232,8 +236,8 @@ def _part_now(part: Part, row: StatusRow | None) -> Part:
     return Part(part.resource, outcome, is_ready, source.reason, source.message, row.waits_since)
 
 
-def _settled(stored: Sequence[StoredEvent], row: StatusRow) -> int:
-    """Return the newest settled generation. One with a new problem does not count."""
+def _settled_generation(stored: Sequence[StoredEvent], row: StatusRow) -> int:
+    """Return the newest settled generation. The current one counts only while settled."""
     if row.outcome in SETTLED:
         return row.observed_generation
     settled = [
@@ -244,7 +248,7 @@ def _settled(stored: Sequence[StoredEvent], row: StatusRow) -> int:
     return max((each for each in settled if each < row.observed_generation), default=0)
 
 
-def _action(stored: Sequence[StoredEvent], action_id: str) -> Action | None:
+def _find_action(stored: Sequence[StoredEvent], action_id: str) -> Action | None:
     for each in reversed(stored):
         data = each.event.data
         if isinstance(data, (ActionDecided, ActionRetried)) and data.action.action_id == action_id:
@@ -269,13 +273,13 @@ def _print(description: Description, *, wide: bool) -> None:
     _print_parts(description.parts)
     if description.spec is not None:
         is_withdrawn = status is None or not status.declared
-        _block("Spec (withdrawn)" if is_withdrawn else "Spec", _plain_spec(description.spec))
+        _block("Spec (withdrawn)" if is_withdrawn else "Spec", _spec_fields(description.spec))
     if description.ownership is not None:
         _block("Ownership", msgspec.to_builtins(description.ownership))
     if description.observed is not None:
         _block("Object, as last observed", msgspec.to_builtins(description.observed))
     if description.readings is not None:
-        _block("Readings, as of now", description.readings)
+        _block("Live values", description.readings)
     if description.action is not None:
         _block("Action in progress", msgspec.to_builtins(description.action))
     if description.events:
@@ -283,16 +287,16 @@ def _print(description: Description, *, wide: bool) -> None:
         print_lines(description.events, wide=wide)
 
 
-def _plain_spec(spec: SpecDeclared) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True)
-    plain.pop("event", None)
-    return plain
+def _spec_fields(spec: SpecDeclared) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True)
+    fields.pop("event", None)
+    return fields
 
 
 def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str, str | Text]]:
     reason = f"{row.reason}: {row.message}" if row.message else row.reason
     pairs: list[tuple[str, str | Text]] = [
-        ("outcome", coloured(row.outcome or "Pending")),
+        ("outcome", colored(row.outcome or "Pending")),
         ("reason", reason),
         ("generation", f"{row.generation} declared, {settled or 'none'} settled"),
         ("owned", owns_object(row)),
@@ -302,11 +306,13 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
         ("version", f"{row.version}, log position {row.position}"),
     ]
     if row.finalizers:
-        held = ", ".join(f"{name} (set by {holder})" for name, holder in row.finalizers.items())
-        pairs.append(("finalizers", held))
+        finalizers = ", ".join(
+            f"{name} (set by {holder})" for name, holder in row.finalizers.items()
+        )
+        pairs.append(("finalizers", finalizers))
     if row.references:
-        held = ", ".join(f"{by} ({policy})" for by, policy in row.references.items())
-        pairs.append(("referenced by", held))
+        references = ", ".join(f"{by} ({policy})" for by, policy in row.references.items())
+        pairs.append(("referenced by", references))
     if row.refers:
         pairs.append(("references", ", ".join(each.target for each in row.refers)))
     if row.secrets:
@@ -314,9 +320,9 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
     if row.action_id:
         pairs.append(("action", f"{row.operation}, attempt {row.attempt} ({row.action_id})"))
     if row.grace_seconds:
-        late = "because the API returned its object with a delay"
-        pairs.append(("grace", f"{row.grace_seconds:g} s after a write, {late}"))
-    if row.throttled_until is not None and throttled(row, now):
+        reason = "because the API returned the object with a delay"
+        pairs.append(("grace", f"{row.grace_seconds:g} s after a write, {reason}"))
+    if row.throttled_until is not None and describe_throttling(row, now):
         pairs.append(("throttled until", time_text(row.throttled_until)))
     if row.breaker_until is not None:
         pairs.append(("breaker open until", f"{time_text(row.breaker_until)}, then one probe"))
@@ -332,15 +338,19 @@ def _section(title: str, pairs: Sequence[tuple[str, str | Text]]) -> None:
         out.print(Text(f"  {name:<16} "), value, sep="", end="\n")
 
 
-def _block(title: str, plain: dict[str, Any]) -> None:
+def _block(title: str, fields: dict[str, Any]) -> None:
     out = console()
     out.print_title(title)
-    for line in as_yaml(plain).splitlines():
+    for line in as_yaml(fields).splitlines():
         out.print(f"  {line}")
 
 
 def _listing_pairs(failure: ListingFailure | None) -> list[tuple[str, str | Text]]:
-    return [] if failure is None else [("observation", f"{unobserved(failure)}: {failure.message}")]
+    return (
+        []
+        if failure is None
+        else [("observation", f"{describe_listing_failure(failure)}: {failure.message}")]
+    )
 
 
 def _part_pairs(part_of: str) -> list[tuple[str, str | Text]]:
@@ -366,7 +376,7 @@ def _print_conditions(status: StatusRow) -> None:
 
 
 def _print_parts(parts: Sequence[Part]) -> None:
-    """Print the state of the parts."""
+    """Print a table of the parts."""
     if not parts:
         return
     out = console()
@@ -374,15 +384,15 @@ def _print_parts(parts: Sequence[Part]) -> None:
     rows = [
         (
             each.resource,
-            coloured(each.outcome),
+            colored(each.outcome),
             "yes" if each.ready else "no",
             time_text(each.since),
             "" if each.ready else each.reason,
             "" if each.ready else single_line(each.message),
         )
-        for each in parts[:_SHOWN_PARTS]
+        for each in parts[:_MAX_SHOWN_PARTS]
     ]
     print_table(("NAME", "OUTCOME", "READY", "SINCE", "REASON", "MESSAGE"), rows)
-    if len(parts) > _SHOWN_PARTS:
-        more, ready = len(parts) - _SHOWN_PARTS, sum(each.ready for each in parts)
+    if len(parts) > _MAX_SHOWN_PARTS:
+        more, ready = len(parts) - _MAX_SHOWN_PARTS, sum(each.ready for each in parts)
         out.print(f"… and {more} more; {ready} of {len(parts)} parts are ready")

@@ -1,4 +1,4 @@
-"""`reconciler diff`: show the changes of one resource between two moments, by field."""
+"""`reconciler diff`: show the fields of one resource that changed between two moments."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from events.names import ResourceKey
 from projections.ownership import OwnershipRow, ownership_of
 from projections.read_models import ReadModels
 from projections.status import StatusRow
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.console import print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import Files, Integer, Name, Namespace, Output, Resource
 from reconciler.cli.output import Format, print_structured
-from reconciler.cli.past.declared import Generations, manifest_of
-from reconciler.cli.past.knowledge import known_object, whole_past
-from reconciler.cli.past.summaries import last_declared, show
+from reconciler.cli.past.generations import Generations, build_manifest
+from reconciler.cli.past.past_state import last_observation, read_past
+from reconciler.cli.past.summaries import format_short, last_declaration
 from reconciler.cli.search import find_resource
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.cli.when import At
@@ -34,7 +34,7 @@ from reconciler.sdk.moments import Moment, When, moment
 
 Part = Literal["declared", "object", "status", "ownership"]
 
-_MOVES_ALWAYS = frozenset(
+_VOLATILE_FIELDS = frozenset(
     {
         "version",
         "position",
@@ -47,14 +47,18 @@ _MOVES_ALWAYS = frozenset(
         "unmet_since",
     }
 )
-_OF_OWNERSHIP = frozenset({"owned_by", "owned_since", "owned_reason"})
-_SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
-_DIGESTS = frozenset({"observed_digest", "pending_digest", "retiring_digest", "foreign_identity"})
-_OF_NO_STATUS = _MOVES_ALWAYS | _OF_OWNERSHIP | _SHOWN_ELSEWHERE | _DIGESTS
-# A touch is not a difference, as for observers.
-_OF_NO_OBJECT = frozenset({"version", "written_by"})
-_NOTHING: tuple[Any, ...] = ("", None, {}, [])
-_IDENTITY = frozenset({"kind", "metadata.name", "metadata.namespace"})
+_OWNERSHIP_FIELDS = frozenset({"owned_by", "owned_since", "owned_reason"})
+_FIELDS_SHOWN_ELSEWHERE = frozenset({"namespace", "kind", "name", "outputs", "retiring_outputs"})
+_DIGEST_FIELDS = frozenset(
+    {"observed_digest", "pending_digest", "retiring_digest", "foreign_identity"}
+)
+_IGNORED_STATUS_FIELDS = (
+    _VOLATILE_FIELDS | _OWNERSHIP_FIELDS | _FIELDS_SHOWN_ELSEWHERE | _DIGEST_FIELDS
+)
+# As for observers, a new version without a changed field is not a difference.
+_IGNORED_OBJECT_FIELDS = frozenset({"version", "written_by"})
+_EMPTY_VALUES: tuple[Any, ...] = ("", None, {}, [])
+_IDENTITY_FIELDS = frozenset({"kind", "metadata.name", "metadata.namespace"})
 
 
 class Change(msgspec.Struct, frozen=True, rename="camel"):
@@ -67,7 +71,7 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Changes(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to"}):
-    """The changes of a resource between two moments."""
+    """The changes to a resource between two moments."""
 
     resource: str
     since: Moment
@@ -75,8 +79,8 @@ class Changes(msgspec.Struct, frozen=True, rename={"since": "from", "until": "to
     changes: list[Change]
 
 
-class _End(NamedTuple):
-    """Start or end of the compared time: a moment, or the end of a generation; otherwise now."""
+class _Endpoint(NamedTuple):
+    """Start or end of the compared period: a moment, the end of a generation, or else now."""
 
     when: When | None
     generation: int | None
@@ -94,13 +98,13 @@ def diff(
     from_generation: Integer | None = None,
     to_generation: Integer | None = None,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show what changed in one resource between two points in time.
 
     The command compares the declaration, the observed object, the status and
-    the ownership. With -f, it shows instead what the files would change, as
-    `reconciler plan` does.
+    the ownership. With -f, it shows what the files would change instead, like
+    `reconciler plan`.
 
     Exit status: 0 no difference, 2 differences, 1 an error.
 
@@ -115,25 +119,25 @@ def diff(
     Parameters
     ----------
     from_
-        Start: a log position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or
-        a time span before now (30m, 2h, 7d).
+        Start: a log position (1234), a time (2026-01-31T12:00:05Z; UTC if no zone is
+        given) or a duration before now (30m, 2h, 7d).
     to
-        End, in the same forms. Default: now.
+        End, in the same format. Default: now.
     from_generation
-        Instead of --from: the end of this generation.
+        Start at the end of this generation, instead of --from.
     to_generation
-        Instead of --to: the end of this generation.
+        Stop at the end of this generation, instead of --to.
     """
     if file:
-        return _of_files(file, resource, namespace, output, connection)
+        return _diff_files(file, resource, namespace, output, connection)
     if resource is None:
-        raise UsageError("diff: no resource given; give a resource, or -f FILE")
+        raise UsageError("diff: no resource given; name a resource, or use -f FILE")
     if (from_ is None) == (from_generation is None):
-        raise UsageError("--from and --from-generation: give exactly one of them")
+        raise UsageError("--from and --from-generation: use exactly one of them")
     if to is not None and to_generation is not None:
-        raise UsageError("--to and --to-generation: give only one of them")
+        raise UsageError("--to and --to-generation: use only one of them")
     reference = parse_reference(resource, namespace, name)
-    ends = (_End(from_, from_generation), _End(to, to_generation))
+    ends = (_Endpoint(from_, from_generation), _Endpoint(to, to_generation))
     differences = run_async(_diff(connection, reference, ends))
     with tolerating_closed_output():
         if output == "table":
@@ -143,20 +147,22 @@ def diff(
     return Exit.DIFFERENT if differences.changes else Exit.OK
 
 
-def _of_files(
+def _diff_files(
     file: Files, resource: str | None, namespace: str | None, output: Format, connection: Connection
 ) -> int:
     from reconciler.cli.plan import plan  # noqa: PLC0415 - not for the history
 
     if resource is not None:
-        raise UsageError("-f compares manifests in files; remove either the resource or -f")
+        raise UsageError("-f: compares the manifests in files; remove the resource or -f")
     return plan(file=file, namespace=namespace or "default", output=output, connection=connection)
 
 
-async def _diff(connection: Connection, reference: Reference, ends: tuple[_End, _End]) -> Changes:
+async def _diff(
+    connection: Connection, reference: Reference, ends: tuple[_Endpoint, _Endpoint]
+) -> Changes:
     async with bus(connection) as nc:
         key = await find_resource(nc, reference)
-        past = await whole_past(nc, key)
+        past = await read_past(nc, key)
         since, until = [await _moment(nc, key, past, end) for end in ends]
     if past.damage is not None and past.damage.position <= max(since.position, until.position):
         damage = f"the log is damaged ({past.damage})"
@@ -168,7 +174,7 @@ async def _diff(connection: Connection, reference: Reference, ends: tuple[_End, 
     return Changes(str(key), since, until, list(changes(key, old, new)))
 
 
-async def _moment(nc: Client, key: ResourceKey, past: Past, end: _End) -> Moment:
+async def _moment(nc: Client, key: ResourceKey, past: Past, end: _Endpoint) -> Moment:
     if end.generation is None:
         return await moment(nc, end.when)
     return await moment(nc, Generations(key, past.events).end(end.generation))
@@ -177,60 +183,67 @@ async def _moment(nc: Client, key: ResourceKey, past: Past, end: _End) -> Moment
 def changes(
     key: ResourceKey, before: Sequence[StoredEvent], after: Sequence[StoredEvent]
 ) -> Iterator[Change]:
-    """Yield the differences between two parts of a resource's history, from its first event."""
-    old, new = _parts(key, before), _parts(key, after)
+    """Yield the differences between the states after two prefixes of a resource's history."""
+    old, new = _read_values(key, before), _read_values(key, after)
     for part, fields in old.items():
-        others = new[part]
-        for path in [*fields, *(path for path in others if path not in fields)]:
-            was, is_now = fields.get(path, msgspec.UNSET), others.get(path, msgspec.UNSET)
-            if _encoded(was) != _encoded(is_now):  # in Python, 1, 1.0 and True are equal
-                yield Change(part, path, was, is_now)
+        new_fields = new[part]
+        for path in [*fields, *(path for path in new_fields if path not in fields)]:
+            old_value, new_value = (
+                fields.get(path, msgspec.UNSET),
+                new_fields.get(path, msgspec.UNSET),
+            )
+            if _encode(old_value) != _encode(new_value):  # in Python, 1, 1.0 and True are equal
+                yield Change(part, path, old_value, new_value)
 
 
-def _parts(key: ResourceKey, history: Sequence[StoredEvent]) -> dict[Part, dict[str, Any]]:
-    """Return all compared values by path."""
+def _read_values(key: ResourceKey, history: Sequence[StoredEvent]) -> dict[Part, dict[str, Any]]:
+    """Return all compared values, by part and path."""
     models, row = ReadModels(), StatusRow(key.namespace, key.kind, key.name)
     for position, event in history:
-        # Also a row whose last state is a deleted object.
+        # Keep the last row, even if it describes a deleted object.
         row = models.apply(position, event)
-    declared, known = last_declared(history), known_object(history)
+    declared, observation = last_declaration(history), last_observation(history)
     manifest: dict[str, Any] = {}
     if declared is not None:
-        manifest = msgspec.to_builtins(manifest_of(key, declared))
-    content = None if known is None else known.object
-    owned = ownership_of(row) or OwnershipRow()
+        manifest = msgspec.to_builtins(build_manifest(key, declared))
+    content = None if observation is None else observation.object
+    ownership = ownership_of(row) or OwnershipRow()
     return {
-        "declared": {path: value for path, value in _flat(manifest) if path not in _IDENTITY},
-        "object": {} if content is None else dict(_flat(_plain(content, _OF_NO_OBJECT))),
-        "status": dict(_flat(_plain(row, _OF_NO_STATUS))),
-        "ownership": dict(_flat(_plain(owned, frozenset()))),
+        "declared": {
+            path: value for path, value in _flatten(manifest) if path not in _IDENTITY_FIELDS
+        },
+        "object": {}
+        if content is None
+        else dict(_flatten(_to_fields(content, _IGNORED_OBJECT_FIELDS))),
+        "status": dict(_flatten(_to_fields(row, _IGNORED_STATUS_FIELDS))),
+        "ownership": dict(_flatten(_to_fields(ownership, frozenset()))),
     }
 
 
-def _encoded(value: Any) -> bytes:
+def _encode(value: Any) -> bytes:
     return b"" if value is msgspec.UNSET else msgspec.json.encode(value, order="deterministic")
 
 
-def _plain(struct: ExternalObject | StatusRow | OwnershipRow, without: frozenset[str]) -> Any:
-    """Return a struct's fields under their names in JSON, with conditions by type."""
-    plain = {
+def _to_fields(struct: ExternalObject | StatusRow | OwnershipRow, ignored: frozenset[str]) -> Any:
+    """Return a struct's fields by JSON name, with conditions by type."""
+    fields = {
         field.encode_name: msgspec.to_builtins(getattr(struct, field.name), str_keys=True)
         for field in msgspec.structs.fields(struct)
-        if field.name not in without
+        if field.name not in ignored
     }
     if isinstance(struct, StatusRow):
-        plain["conditions"] = {
+        fields["conditions"] = {
             each.type: {"status": each.status, "reason": each.reason, "message": each.message}
             for each in struct.conditions
         }
-    return plain
+    return fields
 
 
-def _flat(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(value: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in value.items():
         if isinstance(inner, dict) and inner:
-            yield from _flat(inner, f"{path}{name}.")  # pyright: ignore[reportUnknownArgumentType]
-        elif inner not in _NOTHING:
+            yield from _flatten(inner, f"{path}{name}.")  # pyright: ignore[reportUnknownArgumentType]
+        elif inner not in _EMPTY_VALUES:
             yield f"{path}{name}", inner
 
 
@@ -242,11 +255,11 @@ def _print(differences: Changes) -> None:
         sys.stdout.write("no differences\n")
         return
     rows = [
-        (each.part, each.path, _shown(each.before), _shown(each.after))
+        (each.part, each.path, _format_value(each.before), _format_value(each.after))
         for each in differences.changes
     ]
     print_table(("PART", "FIELD", "BEFORE", "AFTER"), rows)
 
 
-def _shown(value: Any) -> str:
-    return "not set" if value is msgspec.UNSET else show(value)
+def _format_value(value: Any) -> str:
+    return "not set" if value is msgspec.UNSET else format_short(value)

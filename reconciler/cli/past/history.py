@@ -1,4 +1,4 @@
-"""`history` and `events`: show the events of one resource, and of all."""
+"""`history` and `events`: show the events of one resource, or of all resources."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ from events.log import (
     SpecWithdrawn,
 )
 from events.names import ResourceKey
+from infra.bus.event_log import open_log
 from infra.bus.log_moments import log_range
 from reconciler.cli.completion import complete_events, complete_outcomes
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
-from reconciler.cli.folded_log import log_of
 from reconciler.cli.naming import (
     Reference,
     check_names,
-    known_event,
-    known_outcome,
+    parse_event_name,
+    parse_outcome,
     parse_reference,
 )
 from reconciler.cli.options import Integer, Name, Namespace, Resource, WideOutput, check_limit
 from reconciler.cli.output import TABLES, WideFormat, print_json_line, print_structured
-from reconciler.cli.past.summaries import Line, declared_after, last_declared, tell, tell_all
+from reconciler.cli.past.summaries import (
+    Line,
+    declaration_after,
+    describe_event,
+    describe_history,
+    last_declaration,
+)
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.search import check_namespace, find_resource, has_log_events, known_kind
-from reconciler.cli.signals import until_stopped
+from reconciler.cli.search import check_namespace, find_kind, find_resource, has_log_events
+from reconciler.cli.signals import run_until_stopped
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.resource.owner_label import OWNER_LABEL
@@ -60,7 +66,7 @@ def history(
     limit: Integer | None = None,
     raw: bool = False,
     output: WideOutput = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show the events of one resource as sentences, oldest first.
 
@@ -81,9 +87,9 @@ def history(
     ----------
     since
         Only events since this point: a log position (1234), a time (2026-01-31T12:00:05Z; UTC
-        without a zone) or a time span before now (30m, 2h, 7d).
+        if no zone is given) or a duration before now (30m, 2h, 7d).
     until
-        Only events until this point, in the same forms.
+        Only events until this point, in the same format.
     limit
         Show only the newest events, at most this many.
     raw
@@ -112,16 +118,19 @@ async def _history(
         key = await find_resource(nc, resource)
         selected = await span(nc, *when)
         past = await History(nc).get(key)
-    texts = tell_all(past.events)  # with all earlier declarations, also those before the span
-    pairs = [pair for pair in zip(past.events, texts, strict=True) if pair[0].position in selected]
+    # A description refers to earlier declarations, including those before the span.
+    descriptions = describe_history(past.events)
+    pairs = [
+        pair for pair in zip(past.events, descriptions, strict=True) if pair[0].position in selected
+    ]
     if limit is not None:
         pairs = pairs[max(0, len(pairs) - limit) :]
     if past.damage is not None:
         damage = f"the log is damaged ({past.damage})"
         sys.stderr.write(f"{damage}; only the events of {key} before the damage are shown\n")
     if not pairs and past.events:
-        ends = f"{_place(past.events[0])} to {_place(past.events[-1])}"
-        sys.stderr.write(f"no events in this range: the history of {key} covers {ends}\n")
+        covered = f"{_format_position(past.events[0])} to {_format_position(past.events[-1])}"
+        sys.stderr.write(f"no events in this range: the history of {key} covers {covered}\n")
     lines = [line for _, line in pairs]
     if output in TABLES:
         sys.stdout.write(f"{key}\n")
@@ -131,11 +140,11 @@ async def _history(
     return Exit.OK
 
 
-def _place(stored: StoredEvent) -> str:
+def _format_position(stored: StoredEvent) -> str:
     return f"position {stored.position}, {format_time(stored.event.time)}"
 
 
-# --- of all resources
+# --- all resources
 
 
 class FleetLine(Line, frozen=True, rename="camel"):
@@ -156,14 +165,14 @@ def events(
     limit: Integer = 50,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
     output: WideOutput = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Show the newest events of all resources, oldest first.
 
     Each line has the time, the resource and a sentence about the event. With
     -o wide, it also has the event's name, cause and actor. A TIME is a log
-    position (1234), a time (2026-01-31T12:00:05Z; UTC without a zone) or a
-    time span before now (30m, 2h, 7d).
+    position (1234), a time (2026-01-31T12:00:05Z; UTC if no zone is given) or
+    a duration before now (30m, 2h, 7d).
 
     For example:
 
@@ -198,22 +207,22 @@ def events(
     check_limit(limit, at_least=0 if follow else 1)
     if follow and until is not None:
         raise UsageError(
-            "--follow: not allowed with --until, because it never ends; remove one of them"
+            "--follow: not allowed with --until, because it does not end; remove one of them"
         )
-    name = None if outcome is None else cast("OutcomeName", known_outcome(outcome))
+    name = None if outcome is None else cast("OutcomeName", parse_outcome(outcome))
     interest = Interest(
         namespace or "*",
         kind or "*",
         actor=actor,
         outcome=name,
-        event_names=[known_event(each) for each in event],
+        event_names=[parse_event_name(each) for each in event],
     )
 
     async def work() -> None:
         async with bus(connection) as nc:
             await _events(nc, interest, (since, until), limit, output, follows=follow)
 
-    return run_async(until_stopped(work()))
+    return run_async(run_until_stopped(work()))
 
 
 async def _events(
@@ -225,19 +234,19 @@ async def _events(
     *,
     follows: bool,
 ) -> None:
-    interest = await _checked(nc, interest)
+    interest = await _check_interest(nc, interest)
     selected = await span(nc, *when)
     _, last = await log_range(nc)
     selected = Span(selected.after, last if selected.up_to is None else selected.up_to)
     with progress_bar("reading the log", max(0, last - selected.after)) as progress:
         events = await newest_events(nc, interest, selected, limit, progress)
-    teller = _Teller(nc)
-    lines = [await teller.tell(one) for one in events]
+    describer = _EventDescriber(nc)
+    lines = [await describer.describe(one) for one in events]
     if follows:
         _print_lines(lines, output)
         async with aclosing(follow_events(nc, interest, last)) as batches:
             async for batch in batches:
-                _print_lines([await teller.tell(one) for one in batch], output)
+                _print_lines([await describer.describe(one) for one in batch], output)
     elif output not in TABLES:
         print_structured(lines, output)
     elif lines:
@@ -248,11 +257,11 @@ async def _events(
         sys.stderr.write("no events match\n")
 
 
-async def _checked(nc: Client, interest: Interest) -> Interest:
-    """Return the interest with a known kind; raises an error for an unknown kind or namespace."""
-    await log_of(nc)
+async def _check_interest(nc: Client, interest: Interest) -> Interest:
+    """Resolve the kind of an interest; raises an error for an unknown kind or namespace."""
+    await open_log(nc)
     await check_namespace(nc, None if interest.namespace == "*" else interest.namespace)
-    kind = interest.kind if interest.kind == "*" else await known_kind(nc, interest.kind)
+    kind = interest.kind if interest.kind == "*" else await find_kind(nc, interest.kind)
     tokens = f"{interest.namespace}.{kind}.*"
     if tokens != "*.*.*" and not await has_log_events(nc, tokens):
         place = "" if interest.namespace == "*" else f" in namespace {interest.namespace}"
@@ -263,30 +272,30 @@ async def _checked(nc: Client, interest: Interest) -> Interest:
     return msgspec.structs.replace(interest, kind=kind)
 
 
-class _Teller:
-    """Describes events of many resources in the log's order, with the previous declarations."""
+class _EventDescriber:
+    """Describes events of many resources in log order, with their previous declarations."""
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
         self._declared: dict[str, SpecDeclared | None] = {}
 
-    async def tell(self, stored: StoredEvent) -> FleetLine:
+    async def describe(self, stored: StoredEvent) -> FleetLine:
         resource, data = stored.event.subject, stored.event.data
-        if resource not in self._declared and _rests_on_what_was(data):
-            self._declared[resource] = await self._declared_before(stored)
-        line = tell(stored, self._declared.get(resource))
+        if resource not in self._declared and _needs_previous_declaration(data):
+            self._declared[resource] = await self._previous_declaration(stored)
+        line = describe_event(stored, self._declared.get(resource))
         if isinstance(data, (SpecDeclared, SpecWithdrawn)):
-            self._declared[resource] = declared_after(stored, None)
+            self._declared[resource] = declaration_after(stored, None)
         return FleetLine(**msgspec.structs.asdict(line), resource=resource)
 
-    async def _declared_before(self, stored: StoredEvent) -> SpecDeclared | None:
+    async def _previous_declaration(self, stored: StoredEvent) -> SpecDeclared | None:
         from reconciler.sdk.history import History  # noqa: PLC0415 - its library takes 0.1 s of CPU
 
         past = await History(self._nc).get(ResourceKey.parse(stored.event.subject))
-        return last_declared(one for one in past.events if one.position < stored.position)
+        return last_declaration(one for one in past.events if one.position < stored.position)
 
 
-def _rests_on_what_was(data: ResourceEvent) -> bool:
+def _needs_previous_declaration(data: ResourceEvent) -> bool:
     """Return whether the description of an event requires the previous declaration."""
     if isinstance(data, ActionDecided):
         return data.action.operation == "Update" and OWNER_LABEL not in data.action.labels
@@ -313,10 +322,10 @@ def print_lines(lines: Sequence[Line], *, wide: bool = False) -> None:
 
 
 def _cells(line: Line, *resource: str, wide: bool) -> tuple[str, ...]:
-    """Return the cells of an event, with its ``resource`` after the position, if given."""
+    """Return the cells of an event, with its ``resource``, if given, after the position."""
     if not wide:
         return (f"{line.time.partition('.')[0]}Z", str(line.position), *resource, line.what)
-    cause = line.cause.rpartition("/")[2]  # of an action's id, the part after the resource's name
+    cause = line.cause.rpartition("/")[2]  # an action's id without the resource's name
     if len(cause) > _MAX_CAUSE_CHARACTERS:
         cause = f"{cause[: _MAX_CAUSE_CHARACTERS - 3]}..."
     names = (str(line.version), line.event, cause, line.actor)

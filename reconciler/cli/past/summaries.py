@@ -1,4 +1,4 @@
-"""One sentence for each event of the log, with its actor."""
+"""Describe each event of the log in one sentence, with its actor."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ from reconciler.ports import StoredEvent
 from reconciler.resource.approval import SHORT_PLAN, describe_plan
 from reconciler.resource.owner_label import OWNER_LABEL
 
-_NOTHING: Mapping[str, Any] = {}
-_MAX_VALUE = 60
-_COMMAND_LINE = "cli:"
-_PROCESS = "reconciler@"
+_NO_FIELDS: Mapping[str, Any] = {}
+_MAX_VALUE_CHARACTERS = 60
+_CLI_PREFIX = "cli:"
+_PROCESS_PREFIX = "reconciler@"
 _VERBS: Mapping[Operation, tuple[str, str, str]] = {
     "Create": ("create", "created", "creation"),
     "Update": ("update", "updated", "update"),
     "Delete": ("delete", "deleted", "deletion"),
 }
 _RENEWAL = ("renew", "renewed", "renewal")
-_CLAIMS: Mapping[str, str] = {
+_CLAIM_REASONS: Mapping[str, str] = {
     "Adopted": "spec.policy.adoption is Adopt",
     "Label": "it has the owner label of this resource",
     "Prefix": "its name has the owner prefix",
@@ -82,8 +82,8 @@ _CLAIMS: Mapping[str, str] = {
     "Returned": "it has the uid of an owned object that an earlier listing did not contain",
     "Found": "it has the owner label of this resource, and a creation had an unknown result",
 }
-_UNCONFIRMED = "; its creation may still have created another object"
-_MARKS: Mapping[str, str] = {
+_POSSIBLE_DUPLICATE = "; its creation may still have created another object"
+_EVIDENCE: Mapping[str, str] = {
     "Label": "its owner label",
     "Key": "the key of the action",
     "Content": "its content",
@@ -102,118 +102,120 @@ class Line(msgspec.Struct, frozen=True, rename="camel"):
     actor: str
 
 
-def tell(stored: StoredEvent, before: SpecDeclared | None) -> Line:
-    """Describe one event. ``before`` is the previous declaration."""
+def describe_event(stored: StoredEvent, previous: SpecDeclared | None) -> Line:
+    """Describe one event. ``previous``: the declaration in effect before it."""
     event = stored.event
     return Line(
         position=stored.position,
         version=event.resourceversion,
         time=event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         event=type(event.data).__name__,
-        what=summary(event.data, event.actor, before),
+        what=summarize(event.data, event.actor, previous),
         cause=event.causationid,
         actor=event.actor,
     )
 
 
-def tell_all(history: Sequence[StoredEvent]) -> list[Line]:
+def describe_history(history: Sequence[StoredEvent]) -> list[Line]:
     """Describe the whole history of one resource, oldest first."""
     lines: list[Line] = []
-    before: SpecDeclared | None = None
+    previous: SpecDeclared | None = None
     for stored in history:
-        lines.append(tell(stored, before))
-        before = declared_after(stored, before)
+        lines.append(describe_event(stored, previous))
+        previous = declaration_after(stored, previous)
     return lines
 
 
-def last_declared(history: Iterable[StoredEvent]) -> SpecDeclared | None:
-    """Return the declaration after some events of a resource, or None."""
-    newest: SpecDeclared | None = None
+def last_declaration(history: Iterable[StoredEvent]) -> SpecDeclared | None:
+    """Return the declaration in effect after events of a resource, or None."""
+    declaration: SpecDeclared | None = None
     for stored in history:
-        newest = declared_after(stored, newest)
-    return newest
+        declaration = declaration_after(stored, declaration)
+    return declaration
 
 
-def declared_after(stored: StoredEvent, before: SpecDeclared | None) -> SpecDeclared | None:
-    """Return the declaration after an event; ``before`` is the previous one."""
+def declaration_after(stored: StoredEvent, previous: SpecDeclared | None) -> SpecDeclared | None:
+    """Return the declaration in effect after an event. ``previous``: the one before it."""
     match stored.event.data:
         case SpecDeclared() as declared:
             return declared
         case SpecWithdrawn():
             return None
         case _:
-            return before
+            return previous
 
 
-def name_of(actor: str) -> str:
-    """Return the name of a sender in a sentence: a user, a service, or Reconciler."""
-    user, vouched, source = actor.partition(USER_SIGN)
-    if vouched:
+def format_actor(actor: str) -> str:
+    """Return a sender's name for a sentence: a user, a service, or Reconciler."""
+    user, authenticated, source = actor.partition(USER_SIGN)
+    if authenticated:
         return f"{user} ({single_line(source)})"
-    if is_process(actor):
+    if is_process_actor(actor):
         return "Reconciler"
-    return single_line(actor.removeprefix(_COMMAND_LINE)) or "An unknown client"
+    return single_line(actor.removeprefix(_CLI_PREFIX)) or "An unknown client"
 
 
-def is_process(actor: str) -> bool:
-    """Return whether a process with roles sent a message."""
-    return actor.startswith(_PROCESS)
+def is_process_actor(actor: str) -> bool:
+    """Return whether the sender of a message is a process that runs roles."""
+    return actor.startswith(_PROCESS_PREFIX)
 
 
-def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
-    data: ResourceEvent, actor: str = "", before: SpecDeclared | None = None
+def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
+    data: ResourceEvent, actor: str = "", previous: SpecDeclared | None = None
 ) -> str:
-    """Return the sentence that describes an event; ``before`` as in ``tell``."""
-    who = name_of(actor)
+    """Return a sentence for an event. ``previous``: the declaration in effect before it."""
+    who = format_actor(actor)
     match data:
         case SpecDeclared():
-            return _declared(data, who, before)
+            return _describe_declaration(data, who, previous)
         case SpecWithdrawn(generation, reason):
-            return f"{who} withdrew the declaration, as generation {generation}{stating(reason)}"
+            return (
+                f"{who} withdrew the declaration, as generation {generation}{reason_suffix(reason)}"
+            )
         case GenerationSuperseded(generation, by):
             return f"Generation {by} superseded generation {generation} before it was settled"
         case DeclarationSuperseded(by):
             late = f"The decider ignored a declaration or withdrawal by {who}"
             return f"{late}, because generation {by} is newer"
         case ExternalObserved():
-            return _observed(data)
+            return _describe_observation(data)
         case AbsenceDoubted(external_name=name, missing=missing, owned=owned):
             what = f"{missing} of the {owned} owned objects, including {name}, are"
             if missing == 1:
                 what = f"The object {name}, one of {owned} owned objects, is"
             return f"{what} missing from the observer's listing, so the decider ignored the absence"
         case DriftDetected():
-            return drifted(data)
+            return describe_drift(data)
         case OwnershipClaimed(name, _, reason, grace_seconds=grace):
             late = (
                 f"; observations within {grace:g} s after a write no longer count" if grace else ""
             )
-            return f"Reconciler took ownership of {name}: {_CLAIMS[reason]}{late}"
+            return f"Reconciler took ownership of {name}: {_CLAIM_REASONS[reason]}{late}"
         case OwnershipReleased(name, _, reason, unconfirmed=unconfirmed):
-            return _released(name, reason) + (_UNCONFIRMED if unconfirmed else "")
+            return _describe_release(name, reason) + (_POSSIBLE_DUPLICATE if unconfirmed else "")
         case FinalizerAdded(finalizer, holder):
-            return f"{name_of(holder)} added the finalizer {finalizer}"
+            return f"{format_actor(holder)} added the finalizer {finalizer}"
         case FinalizerRemoved(finalizer, forced, reason):
             by_force = " by force" if forced else ""
-            return f"{who} removed the finalizer {finalizer}{by_force}{stating(reason)}"
+            return f"{who} removed the finalizer {finalizer}{by_force}{reason_suffix(reason)}"
         case ReleaseForced():
-            return _forced(data, who)
+            return _describe_forced_release(data, who)
         case HoldApproved(hold, decision, reason, plan):
             what = f"plan {plan[:SHORT_PLAN]}" if plan else hold
             gives_up = ", and abandoned the action" if decision == "Abandon" else ""
-            return f"{who} approved {what}{gives_up}{stating(reason)}"
+            return f"{who} approved {what}{gives_up}{reason_suffix(reason)}"
         case ReconcileAccepted(_, reason):
-            return f"{who} requested a reconciliation{stating(reason)}"
+            return f"{who} requested a reconciliation{reason_suffix(reason)}"
         case ApprovalRequested():
             return f"The decider requests approval of {describe_plan(data)}"
         case ApprovalRefused(plan, reason):
-            return f"{who} rejected plan {plan[:SHORT_PLAN]}{stating(reason)}"
+            return f"{who} rejected plan {plan[:SHORT_PLAN]}{reason_suffix(reason)}"
         case ReferenceAdded(by, on_withdrawal):
             return f"{by} references this resource (onWithdrawal: {on_withdrawal})"
         case ReferenceRemoved(by):
             return f"{by} no longer references this resource"
         case TargetObserved(target, known):
-            return _target(target, known)
+            return _describe_target(target, known)
         case SecretObserved(secret, digest):
             state = f"has digest {digest}" if digest else "does not exist"
             return f"Secret {SecretRef.at(secret).label()} {state}"
@@ -223,16 +225,18 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 f"affects {definition.affected} of {definition.total} resources"
             )
         case SpecResolved(generation, fields):
-            return f"The decider resolved the spec of generation {generation}{_with(fields)}"
+            return (
+                f"The decider resolved the spec of generation {generation}{_field_suffix(fields)}"
+            )
         case ActionDecided(action):
-            return _decided(action, before)
+            return _describe_action(action, previous)
         case ActionRetried(action, attempt):
             again = f"The decider started attempt {attempt} to {_infinitive(action)}"
             return f"{again}, with the same parameters"
         case LookupDecided(action, attempt):
             return (
                 f"The decider requested a lookup of {action.external_name} (attempt {attempt}), "
-                f"because the result of the {_verb(action)[2]} is unknown"
+                f"because the result of the {_verb_forms(action)[2]} is unknown"
             )
         case ActionHeld(reason=reason):
             return f"The decider holds the action: {reason}"
@@ -244,9 +248,9 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             call = f"A duplicate call for attempt {attempt} to {_VERBS[operation][0]} the object"
             return f"{call} has an unknown result: {single_line(message)}"
         case ActionSucceeded():
-            return _succeeded(data)
+            return _describe_success(data)
         case ActionFailed():
-            return _failed(data)
+            return _describe_failure(data)
         case ActionAbandoned(_, operation, reason, in_doubt):
             doubt = "; a call may still take effect" if in_doubt else ""
             return f"The decider abandoned the {_VERBS[operation][2]}: {single_line(reason)}{doubt}"
@@ -267,10 +271,10 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 return f"The decider retries in {seconds:.1f} s, at {time_text(at)}: {reason}"
             return f"The decider waits {seconds:.1f} s, until {time_text(at)}: {reason}"
         case ApiThrottled(until, message=message):
-            return f"The API accepts no calls before {time_text(until)}{because(message)}"
+            return f"The API accepts no calls before {time_text(until)}{message_suffix(message)}"
         case BreakerOpened(until, _, failures, message):
-            opened = f"The circuit breaker blocks calls until {time_text(until)}"
-            return f"{opened}, after {plural(failures, 'consecutive failure')}{because(message)}"
+            after = f"after {plural(failures, 'consecutive failure')}{message_suffix(message)}"
+            return f"The circuit breaker blocks calls until {time_text(until)}, {after}"
         case BreakerProbed(by=""):
             return "The process that probed the API stopped, so another one may probe it"
         case BreakerProbed(by=by):
@@ -283,40 +287,42 @@ def summary(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return f"The API has {newer} newer than this log; {held}"
         case ListingsFailed(kind, failure):
             since = time_text(failure.since)
-            return f"No listing of {kind} has completed since {since}{because(failure.message)}"
+            return (
+                f"No listing of {kind} has completed since {since}{message_suffix(failure.message)}"
+            )
         case ListingsResumed(kind):
             return f"Listings of {kind} complete again, or no resource uses the kind"
         case OutcomeRecorded():
-            return _outcome(data)
+            return _describe_outcome(data)
         case _:
             assert_never(data)
 
 
-def show(value: object) -> str:
-    """Return a value as text: bare words, and JSON for all other values."""
+def format_short(value: object) -> str:
+    """Return a value as short text: strings without quotes, all other values as JSON."""
     is_bare = isinstance(value, str) and value != "" and value.isprintable()
     text = str(value) if is_bare else msgspec.json.encode(value).decode()
-    return text if len(text) <= _MAX_VALUE else text[: _MAX_VALUE - 3] + "..."
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 3] + "..."
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Describe each difference: ``color: Red → Purple``, ``size: 3``, ``labels.a: b → removed``."""
     parts: list[str] = []
     for name in [*new, *(name for name in old if name not in new)]:
         path = prefix + name
         if name not in old:
-            parts.append(f"{path}: {show(new[name])}")
+            parts.append(f"{path}: {format_short(new[name])}")
         elif name not in new:
-            parts.append(f"{path}: {show(old[name])} → removed")
+            parts.append(f"{path}: {format_short(old[name])} → removed")
         elif old[name] != new[name]:
-            parts.append(f"{path}: {show(old[name])} → {show(new[name])}")
+            parts.append(f"{path}: {format_short(old[name])} → {format_short(new[name])}")
     return parts
 
 
-def drifted(data: DriftDetected) -> str:
-    """Describe a drift, with the action of Reconciler that may have caused it."""
+def describe_drift(data: DriftDetected) -> str:
+    """Describe a drift, with Reconciler's action that may have caused it."""
     parts = ", ".join(
-        f"{each.path} is {_or_unset(each.observed)} (declared: {_or_unset(each.desired)})"
+        f"{each.path} is {_format_value(each.observed)} (declared: {_format_value(each.desired)})"
         for each in data.differences
     )
     if not data.suspected_action:
@@ -329,31 +335,31 @@ def drifted(data: DriftDetected) -> str:
     return f"The object differs: {parts}; {action} written it"
 
 
-def _declared(data: SpecDeclared, who: str, before: SpecDeclared | None) -> str:
-    old = data if before is None else before
-    differences = changes(_NOTHING if before is None else before.fields, data.fields)
+def _describe_declaration(data: SpecDeclared, who: str, previous: SpecDeclared | None) -> str:
+    old = data if previous is None else previous
+    differences = describe_changes(_NO_FIELDS if previous is None else previous.fields, data.fields)
     for name in ("labels", "annotations", "policy"):
-        earlier = _NOTHING if before is None else _builtins(getattr(before, name))
-        differences += changes(earlier, _builtins(getattr(data, name)), f"{name}.")
-    differences += changes(
+        earlier = _NO_FIELDS if previous is None else _builtins(getattr(previous, name))
+        differences += describe_changes(earlier, _builtins(getattr(data, name)), f"{name}.")
+    differences += describe_changes(
         {"providerConfig": old.provider_config}, {"providerConfig": data.provider_config}
     )
     text = ", ".join(differences)
     if text:
-        text = f" with {text}" if before is None else f", which changes {text}"
-    return f"{who} declared generation {data.generation}{text}{stating(data.reason)}"
+        text = f" with {text}" if previous is None else f", which changes {text}"
+    return f"{who} declared generation {data.generation}{text}{reason_suffix(data.reason)}"
 
 
 def _builtins(struct: object) -> Mapping[str, Any]:
     return msgspec.to_builtins(struct, str_keys=True)
 
 
-def _with(fields: Mapping[str, Any]) -> str:
-    text = ", ".join(changes(_NOTHING, fields))
+def _field_suffix(fields: Mapping[str, Any]) -> str:
+    text = ", ".join(describe_changes(_NO_FIELDS, fields))
     return f" with {text}" if text else ""
 
 
-def _observed(data: ExternalObserved) -> str:
+def _describe_observation(data: ExternalObserved) -> str:
     by_listing = data.evidence == "CompleteListing"
     if data.object is None:
         source = "listed the objects of the API" if by_listing else "read the API"
@@ -361,10 +367,10 @@ def _observed(data: ExternalObserved) -> str:
         return f"The observer {source}: {data.external_name} does not exist{owner}"
     owner = f" (it belongs to {data.belongs_to})" if data.belongs_to else ""
     verb = "listed" if by_listing else "read"
-    return f"The observer {verb} {data.object.name}{_with(data.object.fields)}{owner}"
+    return f"The observer {verb} {data.object.name}{_field_suffix(data.object.fields)}{owner}"
 
 
-def _released(name: str, reason: Literal["Orphaned", "Gone", "Replaced"]) -> str:
+def _describe_release(name: str, reason: Literal["Orphaned", "Gone", "Replaced"]) -> str:
     match reason:
         case "Orphaned":
             return f"Reconciler released {name}: the object stays in the API"
@@ -374,49 +380,50 @@ def _released(name: str, reason: Literal["Orphaned", "Gone", "Replaced"]) -> str
             return f"Reconciler no longer owns {name}: another object has its name"
 
 
-def _forced(data: ReleaseForced, who: str) -> str:
+def _describe_forced_release(data: ReleaseForced, who: str) -> str:
     removed = ", ".join((*data.finalizers, *data.references))
     what = f"despite {removed}" if removed else "that nothing blocked"
     stays = "; an existing object stays in the API" if data.orphan else ""
-    return f"{who} forced a release {what}{stays}{stating(data.reason)}"
+    return f"{who} forced a release {what}{stays}{reason_suffix(data.reason)}"
 
 
-def _target(target: str, known: TargetState) -> str:
+def _describe_target(target: str, known: TargetState) -> str:
     if known.cycle:
         return f"The reference to {target} is circular: {' → '.join(known.cycle)}"
     if not known.declared:
         return f"The referenced resource {target} is not declared"
     ready = "" if known.ready else ", and not ready yet"
-    return f"The referenced resource {target} is declared{_with(known.values)}{ready}"
+    return f"The referenced resource {target} is declared{_field_suffix(known.values)}{ready}"
 
 
-def _or_unset(value: object) -> str:
-    return "not set" if value is None else show(value)
+def _format_value(value: object) -> str:
+    return "not set" if value is None else format_short(value)
 
 
 # --- actions
 
 
-def _decided(action: Action, before: SpecDeclared | None) -> str:
+def _describe_action(action: Action, previous: SpecDeclared | None) -> str:
     is_update = action.operation == "Update"
-    if is_update and before is None and OWNER_LABEL not in action.labels:
-        # The last write before a release. An undeclared object gets no other update.
+    if is_update and previous is None and OWNER_LABEL not in action.labels:
+        # An undeclared object is updated only once: by the last write before its release.
         return (
             f"Reconciler decided to remove the owner label from {action.external_name} and to "
             "change nothing else: the object stays in the API"
         )
-    return f"Reconciler decided to {_infinitive(action)}{_with(action.fields)}"
+    return f"Reconciler decided to {_infinitive(action)}{_field_suffix(action.fields)}"
 
 
-def _verb(done: Action | ActionSucceeded | ActionFailed) -> tuple[str, str, str]:
-    return _RENEWAL if done.purpose == "Renew" else _VERBS[done.operation]
+def _verb_forms(data: Action | ActionSucceeded | ActionFailed) -> tuple[str, str, str]:
+    return _RENEWAL if data.purpose == "Renew" else _VERBS[data.operation]
 
 
 def _infinitive(action: Action) -> str:
-    return f"{_verb(action)[0]} {_object(action.operation, action.purpose, action.external_name)}"
+    target = _object_phrase(action.operation, action.purpose, action.external_name)
+    return f"{_verb_forms(action)[0]} {target}"
 
 
-def _object(operation: Operation, purpose: Purpose, name: str = "") -> str:
+def _object_phrase(operation: Operation, purpose: Purpose, name: str = "") -> str:
     match purpose:
         case "Replace" if operation == "Create":
             return f"the replacement {name}".rstrip()
@@ -428,31 +435,32 @@ def _object(operation: Operation, purpose: Purpose, name: str = "") -> str:
             return name or "the object"
 
 
-def _succeeded(data: ActionSucceeded) -> str:
-    done = _verb(data)[1]
-    thing = _object(data.operation, data.purpose, data.external_name)
+def _describe_success(data: ActionSucceeded) -> str:
+    past_tense = _verb_forms(data)[1]
+    target = _object_phrase(data.operation, data.purpose, data.external_name)
     if data.found_by == "Absence":
-        text = f"The worker found {thing} already deleted"
-        text += _UNCONFIRMED if data.unconfirmed else ""
+        text = f"The worker found {target} already deleted"
+        text += _POSSIBLE_DUPLICATE if data.unconfirmed else ""
     elif data.found_by is not None:
-        text = f"The worker found {thing} already {done}, as shown by {_MARKS[data.found_by]}"
+        evidence = _EVIDENCE[data.found_by]
+        text = f"The worker found {target} already {past_tense}, as shown by {evidence}"
     elif data.replayed:
-        text = f"An earlier call {done} {thing}: the API returned its stored response"
+        text = f"An earlier call {past_tense} {target}: the API returned its stored response"
     else:
-        text = f"The worker {done} {thing}"
+        text = f"The worker {past_tense} {target}"
     if data.attempt > 1:
         text += f" (attempt {data.attempt})"
     if data.refused is not None:
         text += f", but the API refused the remaining calls: {single_line(data.refused.message)}"
     if data.late:
         text += f"; the result arrived late{' and is outdated' if data.outdated else ''}"
-    return text + _possibly_twice(data)
+    return text + _duplicate_call_suffix(data)
 
 
-def _failed(data: ActionFailed) -> str:
-    error, thing = data.error, _object(data.operation, data.purpose)
-    attempt = f"attempt {data.attempt} to {_verb(data)[0]} {thing}"
-    why = f"{single_line(error.message)}{_possibly_twice(data)}"
+def _describe_failure(data: ActionFailed) -> str:
+    error, target = data.error, _object_phrase(data.operation, data.purpose)
+    attempt = f"attempt {data.attempt} to {_verb_forms(data)[0]} {target}"
+    why = f"{single_line(error.message)}{_duplicate_call_suffix(data)}"
     if not error.attempted:
         return f"The worker made no call in {attempt}: {why}"
     if error.error_class == "Unknown":
@@ -461,22 +469,22 @@ def _failed(data: ActionFailed) -> str:
     return f"The worker's {attempt} failed: {error.error_class}{status}: {why}"
 
 
-def _possibly_twice(data: ActionSucceeded | ActionFailed) -> str:
+def _duplicate_call_suffix(data: ActionSucceeded | ActionFailed) -> str:
     lost = "; another worker, which stopped responding, may have made the same call"
     return lost if data.redelivered else ""
 
 
-def _outcome(data: OutcomeRecorded) -> str:
+def _describe_outcome(data: OutcomeRecorded) -> str:
     of = f" of generation {data.generation}" if data.generation else ""
     reason = f" ({data.reason})" if data.reason not in ("", data.outcome) else ""
-    return f"The outcome{of} is {data.outcome}{reason}{because(data.message)}"
+    return f"The outcome{of} is {data.outcome}{reason}{message_suffix(data.message)}"
 
 
-def because(message: str) -> str:
-    """Return a message after a colon, or ""."""
+def message_suffix(message: str) -> str:
+    """Return a colon and the message, or "" without a message."""
     return f": {single_line(message)}" if message else ""
 
 
-def stating(reason: str) -> str:
-    """Return a user's reason in parentheses, or ""."""
+def reason_suffix(reason: str) -> str:
+    """Return a user's reason in parentheses, or "" without a reason."""
     return f" (reason: {single_line(reason)})" if reason else ""

@@ -1,4 +1,4 @@
-"""`reconciler why`: explain the state of a resource by the events that caused it."""
+"""`reconciler why`: explain the state of a resource with the events that caused it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 from cyclopts import Parameter
 
 from events.names import ResourceKey
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.naming import parse_reference
 from reconciler.cli.options import Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, print_structured, time_text
-from reconciler.cli.past.answer import answer, made_by
+from reconciler.cli.past.answer import build_answer, describe_source
 from reconciler.cli.past.history import print_lines
-from reconciler.cli.past.summaries import Line, tell_all
+from reconciler.cli.past.summaries import Line, describe_history
 from reconciler.cli.search import find_in_words
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import format_value
@@ -26,7 +26,7 @@ from reconciler.sdk.history import History, Past
 from reconciler.sdk.why import Parent, RepeatedDrift, Why, lineage
 from reconciler.sdk.why import why as explained
 
-_SHOWN_VALUES = 5
+_MAX_SHOWN_VALUES = 5
 
 
 class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
@@ -38,7 +38,7 @@ class ParentLines(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
-    """The output for programs: a sentence as the answer, and the chain of causes.
+    """The structured output: the answer in one sentence, and the chain of causes.
 
     ``parents``: the composed resources above the explained one, from the nearest to the top.
     """
@@ -55,15 +55,15 @@ def why(
     *words: Annotated[str, Parameter(name="FIELD")],
     namespace: Namespace = None,
     output: WideOutput = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Explain the status of a resource, or the value of one field.
 
     The command explains the status in one sentence, and then shows its
     causes, back to the first one: a declaration, or a change in the API. For a
-    field, it shows the desired, the applied and the observed values, newest
-    first, each with its cause, and the clients that overwrite it. For a part
-    of a composed resource, it continues with that resource.
+    field, it shows the desired, applied and observed values, newest first, each
+    with its cause, and reports other clients that overwrite the field. For a
+    part of a composed resource, it also explains the composed resource.
 
     For example:
 
@@ -77,19 +77,19 @@ def why(
     words
         Path of a field of the spec, such as color, env.PORT or labels.team.
     """
-    key, field, past, above = run_async(_past(connection, resource, words, namespace))
+    key, field, past, ancestors = run_async(_read_past(connection, resource, words, namespace))
     result = explained(str(key), past.events, field)
-    result = msgspec.structs.replace(result, parents=tuple(each for each, _ in above))
+    result = msgspec.structs.replace(result, parents=tuple(each for each, _ in ancestors))
     lines = _lines(past.events, result.chain)
     parents = [
         ParentLines(each.resource, each.reason, _lines(history, each.chain))
-        for each, history in above
+        for each, history in ancestors
     ]
     if field and not (result.wanted or result.applied or result.observed):
         raise CommandError(
             f"{key} never had a field {field!r}; `reconciler explain {key.kind}` lists the fields"
         )
-    explanation = Explanation(answer(key, past.events, result), result, lines, parents)
+    explanation = Explanation(build_answer(key, past.events, result), result, lines, parents)
     if output in TABLES:
         _print(explanation, wide=output == "wide")
     else:
@@ -97,7 +97,7 @@ def why(
     return Exit.OK
 
 
-async def _past(
+async def _read_past(
     connection: Connection, resource: str, words: Sequence[str], namespace: str | None
 ) -> tuple[ResourceKey, str, Past, list[tuple[Parent, Sequence[StoredEvent]]]]:
     parse_reference(resource, namespace)  # checked before any request to a server
@@ -115,7 +115,7 @@ async def _past(
 
 
 def _lines(history: Sequence[StoredEvent], chain: Sequence[int]) -> list[Line]:
-    lines = {each.version: each for each in tell_all(history)}
+    lines = {each.version: each for each in describe_history(history)}
     return [lines[version] for version in chain]
 
 
@@ -125,7 +125,7 @@ def _print(explanation: Explanation, *, wide: bool) -> None:
     if why.field:
         _print_values(why)
     for each in why.repeated_drifts:
-        out.print(_repeated(each), style="bold yellow")
+        out.print(_describe_repeated_drift(each), style="bold yellow")
     if explanation.chain:
         out.print()
         print_lines(explanation.chain, wide=wide)
@@ -143,21 +143,21 @@ def _print_values(why: Why) -> None:
         ("applied", why.applied),
         ("observed", why.observed),
     ):
-        newest = values[: -_SHOWN_VALUES - 1 : -1]
+        newest = values[: -_MAX_SHOWN_VALUES - 1 : -1]
         rows += [
             (
                 "" if number else name,
                 format_value(each.value),
                 time_text(each.time),
                 str(each.position),
-                made_by(each),
+                describe_source(each),
             )
             for number, each in enumerate(newest)
         ] or [(name, "never set", "", "", "")]
     print_table(("STATE", "VALUE", "SINCE", "POSITION", "CAUSE"), rows)
 
 
-def _repeated(drift: RepeatedDrift) -> str:
+def _describe_repeated_drift(drift: RepeatedDrift) -> str:
     theirs = ", ".join(map(format_value, drift.theirs))
     since, until = time_text(drift.since), time_text(drift.until)
     return (

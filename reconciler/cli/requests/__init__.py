@@ -1,1 +1,1 @@
-"""Commands that send one message per resource, and print the responses of the decider."""
+"""Commands that send one message per resource, and print the decider's replies."""

@@ -1,4 +1,4 @@
-"""`approve` and `reject`: decide on held resources."""
+"""`approve` and `reject`: decide about held resources."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from events.intake import ApprovalDecision
 from events.names import ResourceKey
 from events.provider_config import is_config
 from projections.status import StatusRow
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import AnswerTimeout, Filter, Kind, Names, Namespace, Output, Reason
+from reconciler.cli.options import Filter, Kind, Names, Namespace, Output, Reason, ReplyTimeout
 from reconciler.cli.output import Format
 from reconciler.cli.requests.request import request
-from reconciler.cli.selection import chosen_keys
+from reconciler.cli.selection import select_keys
 
 HoldName = Literal[
     "Approval",
@@ -44,16 +44,16 @@ def approve(
     abandon: bool = False,
     reason: Reason = "",
     namespace: Namespace = None,
-    timeout: AnswerTimeout = 30.0,
+    timeout: ReplyTimeout = 30.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Approve the action of a held resource, so that Reconciler continues.
 
-    The hold is the reason that `get` shows for the outcome Held. An
-    approval ends one occurrence of a hold. An approval of the hold Approval
-    covers one plan. If the plan changes first, the decider refuses the
-    approval. The log keeps the approval with your name and reason.
+    The hold is the reason that `get` shows for the outcome Held. An approval
+    ends one occurrence of a hold. For the hold Approval, it covers one plan: if
+    the plan changes first, the decider refuses the approval. The log keeps the
+    approval with your name and reason.
 
     For example:
 
@@ -87,12 +87,12 @@ def approve(
         raise UsageError(f"--abandon: allowed only with --hold UnknownResult, not with {hold}")
     if plan and hold not in (None, Hold.APPROVAL):
         raise UsageError(f"--plan: allowed only with --hold Approval, not with {hold}")
-    keys = _named(connection, words, "approve", namespace)
+    keys = _select_named(connection, words, "approve", namespace)
     if hold in (None, Hold.APPROVAL):
-        plans = run_async(_plans(connection, keys, _checked(plan, keys), namespace, config))
+        plans = run_async(_read_plans(connection, keys, _check_plan(plan, keys), namespace, config))
         return _decide(connection, plans, reason, timeout, output, approve=True)
     decision: ApprovalDecision = "Abandon" if abandon else "Proceed"
-    keys = keys or [row.key for row in run_async(_held(connection, hold, namespace, config))]
+    keys = keys or [row.key for row in run_async(_find_held(connection, hold, namespace, config))]
     return request(
         connection,
         keys,
@@ -113,9 +113,9 @@ def reject(
     all: bool = False,  # noqa: A002 - the option's name
     config: str | None = None,
     namespace: Namespace = None,
-    timeout: AnswerTimeout = 30.0,
+    timeout: ReplyTimeout = 30.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Reject a plan that waits for approval.
 
@@ -141,8 +141,8 @@ def reject(
     """
     words = names if kind is None else (kind, *names)
     _check_selection("reject", words, config, everything=all)
-    keys = _named(connection, words, "reject", namespace)
-    plans = run_async(_plans(connection, keys, _checked(plan, keys), namespace, config))
+    keys = _select_named(connection, words, "reject", namespace)
+    plans = run_async(_read_plans(connection, keys, _check_plan(plan, keys), namespace, config))
     return _decide(connection, plans, reason, timeout, output, approve=False)
 
 
@@ -155,11 +155,11 @@ def _check_selection(
         raise UsageError("--config: allowed only with --all; remove it, or remove the names")
 
 
-def _named(
+def _select_named(
     connection: Connection, words: Sequence[str], what: str, namespace: str | None
 ) -> list[ResourceKey]:
     where = Filter(namespace=namespace)
-    return chosen_keys(connection, words, what, where) if words else []
+    return select_keys(connection, words, what, where) if words else []
 
 
 def _confirmation(hold: str, *, abandon: bool) -> str:
@@ -170,8 +170,8 @@ def _confirmation(hold: str, *, abandon: bool) -> str:
     return "approved"
 
 
-def _checked(plan: str, keys: Sequence[ResourceKey]) -> str:
-    """Check the digest of a plan, or its first characters; raises ``UsageError``."""
+def _check_plan(plan: str, keys: Sequence[ResourceKey]) -> str:
+    """Check a plan's digest or the beginning of it; raises ``UsageError``."""
     if plan and len(keys) != 1:
         raise UsageError("--plan: requires exactly one resource; name it")
     if plan and len(plan) < _MIN_PLAN_CHARACTERS:
@@ -199,16 +199,16 @@ def _decide(
     )
 
 
-async def _plans(
+async def _read_plans(
     connection: Connection,
     keys: Sequence[ResourceKey],
     digest: str,
     namespace: str | None,
     config: str | None,
 ) -> list[tuple[ResourceKey, str]]:
-    """Return the plan of each resource, or of all that wait; ``digest`` may be short."""
+    """Return each resource's plan, or all pending plans. ``digest`` may be abbreviated."""
     if not keys:
-        waiting = await _held(connection, Hold.APPROVAL, namespace, config)
+        waiting = await _find_held(connection, Hold.APPROVAL, namespace, config)
         return [(row.key, row.pending_plan) for row in waiting]
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status
@@ -216,7 +216,7 @@ async def _plans(
     return [(key, plan if plan.startswith(digest) else digest) for key, plan in plans.items()]
 
 
-async def _held(
+async def _find_held(
     connection: Connection, hold: str, namespace: str | None, config: str | None
 ) -> list[StatusRow]:
     check_names(namespace=namespace)
@@ -228,7 +228,7 @@ async def _held(
         if row.hold == hold
         and namespace in (None, row.namespace)
         and config in (None, row.provider_config or row.name)
-        # The resources of a held API continue with its ProviderConfig.
+        # Approving the ProviderConfig of a held API also releases its resources.
         and (hold != Hold.TWIN or is_config(row.key))
     ]
     if held:

@@ -1,4 +1,4 @@
-"""`delete`, `rollback`, `pause`, `resume` and `reconcile`: requests about declared resources."""
+"""`delete`, `rollback`, `pause`, `resume` and `reconcile`: requests for declared resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from events.manifest import Manifest
 from events.names import ResourceKey
-from reconciler.cli.connection import HERE, Connection, bus, run_async
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
 from reconciler.cli.folded_log import current_models
@@ -19,7 +19,6 @@ from reconciler.cli.manifests import read_all
 from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import (
     UNFILTERED,
-    AnswerTimeout,
     Files,
     Filter,
     Integer,
@@ -29,6 +28,7 @@ from reconciler.cli.options import (
     Namespace,
     Output,
     Reason,
+    ReplyTimeout,
     Resource,
     WaitTimeout,
     Words,
@@ -38,14 +38,14 @@ from reconciler.cli.output import Format, print_structured
 from reconciler.cli.requests.request import ReplyOrRefusal, request
 from reconciler.cli.results import wait_for_results
 from reconciler.cli.search import find_resource
-from reconciler.cli.selection import chosen_keys
+from reconciler.cli.selection import select_keys
 from reconciler.cli.wait import wait_until_read
 from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk.client import Client
 
-_CONVERGED: Final = ("Converged",)
-_GONE: Final = ("Deleted", "Released")
-_UNDECLARED: Final = DeclarationRefusedError("NotFound", "the resource is not declared")
+_CONVERGED_OUTCOMES: Final = ("Converged",)
+_DELETED_OUTCOMES: Final = ("Deleted", "Released")
+_NOT_DECLARED: Final = DeclarationRefusedError("NotFound", "the resource is not declared")
 
 
 def delete(
@@ -59,7 +59,7 @@ def delete(
     wait: bool = False,
     timeout: WaitTimeout = 60.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Withdraw declarations.
 
@@ -70,7 +70,7 @@ def delete(
 
     Exit status: 0 all accepted (with --wait: deleted or released), 1 some
     refused or failed, 3 some not settled before the timeout. With --dry-run:
-    that of `reconciler plan`.
+    the same as `reconciler plan`.
 
     For example:
 
@@ -84,7 +84,7 @@ def delete(
     Parameters
     ----------
     dry_run
-        Show the plan, as `reconciler plan` does, and change nothing.
+        Show the plan, like `reconciler plan`, and change nothing.
     wait
         Wait until each resource is deleted or released.
     """
@@ -92,13 +92,13 @@ def delete(
     keys: list[ResourceKey] = []
     problems: list[str] = []
     if words or where.labels or not file:
-        keys = chosen_keys(connection, words, "delete", where)
+        keys = select_keys(connection, words, "delete", where)
     if file:
         documents = read_all(file, where.namespace or "default")
         keys += [read.key for read in documents.good]
         problems = documents.problems()
     if dry_run:
-        return _plan(connection, keys, problems, output)
+        return _show_plan(connection, keys, problems, output)
     return request(
         connection,
         keys,
@@ -107,12 +107,12 @@ def delete(
         done="declaration withdrawn",
         unchanged="the declaration was already withdrawn",
         wait=partial(wait_for_results, timeout_seconds=timeout) if wait else None,
-        good=_GONE,
+        good=_DELETED_OUTCOMES,
         problems=problems,
     )
 
 
-def _plan(
+def _show_plan(
     connection: Connection, keys: Sequence[ResourceKey], problems: Sequence[str], output: Format
 ) -> Exit:
     from reconciler.cli.plan import show_withdrawals  # noqa: PLC0415 - only for a dry run
@@ -135,14 +135,14 @@ def rollback(
     wait: bool = False,
     timeout: WaitTimeout = 60.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Declare an older generation again: spec, labels, annotations and policy.
 
-    Without --to, it declares the last generation that was ready and differs
-    from the current one. The decider checks the declaration like any other. It
-    records a new generation, or refuses the declaration if a newer one has
-    arrived. You can also roll back a withdrawn resource.
+    Without --to, the command declares the last generation that was ready and
+    differs from the current one. The decider checks the declaration like any
+    other. It records a new generation, or refuses the declaration if a newer
+    one has arrived. You can also roll back a withdrawn resource.
 
     Exit status: 0 accepted (with --wait: Converged), 1 refused or failed,
     3 not settled before the timeout.
@@ -165,7 +165,7 @@ def rollback(
         Wait for a settled outcome: Converged, Failed, Held, ...
     """
     reference = parse_reference(resource, namespace, name)
-    older = run_async(find_older(connection, reference, to))
+    older = run_async(find_generation(connection, reference, to))
     if dry_run:
         print_structured(older.manifest, "json" if output == "json" else "yaml")
         return Exit.OK
@@ -182,7 +182,7 @@ def rollback(
         done=f"generation {older.generation} declared again"
         + (", which ends the pause" if older.ends_pause else ""),
         wait=partial(wait_for_results, timeout_seconds=timeout) if wait else None,
-        good=_CONVERGED,
+        good=_CONVERGED_OUTCOMES,
     )
 
 
@@ -195,15 +195,15 @@ class OlderGeneration(NamedTuple):
     ends_pause: bool  # the current declaration pauses the resource, and the older one does not
 
 
-async def find_older(
+async def find_generation(
     connection: Connection, reference: Reference, generation: int | None
 ) -> OlderGeneration:
-    """Return a resource's older generation.
+    """Return a generation of a resource.
 
-    Without a number, it is the newest generation that was ready and differs from the current
+    Without a number, return the newest generation that was ready and differs from the current
     declaration.
     """
-    from reconciler.cli.past.declared import Generations, manifest_of  # noqa: PLC0415
+    from reconciler.cli.past.generations import Generations, build_manifest  # noqa: PLC0415
     from reconciler.sdk.history import History  # noqa: PLC0415 - its library costs 0.1 s of CPU
 
     async with bus(connection) as nc:
@@ -215,22 +215,22 @@ async def find_older(
     older = generations.newest_ready() if generation is None else generation
     declared = generations.declared(older)
     ends_pause = generations.is_paused and not declared.policy.paused
-    return OlderGeneration(manifest_of(key, declared), older, generations.newest, ends_pause)
+    return OlderGeneration(build_manifest(key, declared), older, generations.newest, ends_pause)
 
 
 def pause(
     *words: Words,
     where: Filter = UNFILTERED,
     reason: Reason = "",
-    timeout: AnswerTimeout = 30.0,
+    timeout: ReplyTimeout = 30.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Stop all actions on resources until `reconciler resume`.
 
     The command declares the resources again with `paused: true` in their
-    policy. Reconciler still records observations. An action in flight
-    finishes.
+    policy. Reconciler still records observations, and completes actions in
+    flight.
 
     For example:
 
@@ -238,7 +238,7 @@ def pause(
         reconciler pause -A -l team=payments
         reconciler get -A --outcome Paused
     """
-    keys = chosen_keys(connection, words, "pause", where)
+    keys = select_keys(connection, words, "pause", where)
     return _set_paused(connection, keys, reason or "paused", timeout, output, paused=True)
 
 
@@ -246,9 +246,9 @@ def resume(
     *words: Words,
     where: Filter = UNFILTERED,
     reason: Reason = "",
-    timeout: AnswerTimeout = 30.0,
+    timeout: ReplyTimeout = 30.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Resume paused resources, and correct drift.
 
@@ -259,7 +259,7 @@ def resume(
         reconciler resume Shape foo --reason "INC-42 is closed"
         reconciler resume -A -l team=payments
     """
-    keys = chosen_keys(connection, words, "resume", where)
+    keys = select_keys(connection, words, "resume", where)
     return _set_paused(connection, keys, reason or "resumed", timeout, output, paused=False)
 
 
@@ -273,9 +273,9 @@ def _set_paused(
     paused: bool,
 ) -> Exit:
     """Declare resources again, paused or not."""
-    declared = run_async(_declared(connection, keys))
+    declared = run_async(_read_declared(connection, keys))
 
-    async def ask(client: Client) -> list[ReplyOrRefusal]:
+    async def send_requests(client: Client) -> list[ReplyOrRefusal]:
         replies = await client.declare_many(
             [_with_paused(manifest, paused) for manifest, _ in declared.values()],
             expected_generations=[generation for _, generation in declared.values()],
@@ -283,17 +283,17 @@ def _set_paused(
             timeout_seconds=timeout_seconds,
         )
         results = dict(zip(declared, replies, strict=True))
-        return [results.get(key, _UNDECLARED) for key in keys]
+        return [results.get(key, _NOT_DECLARED) for key in keys]
 
     done = "paused until you resume it or declare it again" if paused else "resumed"
-    return request(connection, keys, ask, output=output, done=done)
+    return request(connection, keys, send_requests, output=output, done=done)
 
 
-async def _declared(
+async def _read_declared(
     connection: Connection, keys: Sequence[ResourceKey]
 ) -> Mapping[ResourceKey, tuple[Manifest, int]]:
-    """Return the manifest and the generation of each declared resource."""
-    from reconciler.cli.past.declared import declarations  # noqa: PLC0415 - for these commands only
+    """Read the manifest and generation of each declared resource."""
+    from reconciler.cli.past.generations import read_declarations  # noqa: PLC0415 - for these commands only
 
     async with bus(connection) as nc:
         rows = (await current_models(nc)).status
@@ -302,7 +302,7 @@ async def _declared(
             for key in keys
             if (row := rows.get(str(key))) is not None and row.declared
         }
-        manifests = await declarations(nc, generations, as_of_version=False)
+        manifests = await read_declarations(nc, generations, as_of_version=False)
     return {key: (manifests[key], generation) for key, generation in generations.items()}
 
 
@@ -322,12 +322,12 @@ def reconcile(
     wait: bool = False,
     timeout: WaitTimeout = 60.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Reconcile resources immediately, without waiting for a back-off.
 
-    The observer reads each object from its API. For a ProviderConfig, it
-    lists the whole API. The history records your request.
+    The observer reads each object from its API. For a ProviderConfig, the
+    observer lists the whole API. The history records your request.
 
     Exit status: 0 all accepted (with --wait: all Converged), 1 some refused
     or failed, 3 some not settled before the timeout.
@@ -341,9 +341,9 @@ def reconcile(
     Parameters
     ----------
     wait
-        Wait until each object is read and has a settled outcome: Converged, Failed, Held, ...
+        Wait until each object has been read and has a settled outcome: Converged, Failed, Held, ...
     """
-    keys = chosen_keys(connection, words, "reconcile", where, whole_kinds=True)
+    keys = select_keys(connection, words, "reconcile", where, whole_kinds=True)
     return request(
         connection,
         keys,
@@ -351,5 +351,5 @@ def reconcile(
         output=output,
         done="reconciliation requested",
         wait=(lambda _, results: wait_until_read(connection, results, timeout)) if wait else None,
-        good=_CONVERGED,
+        good=_CONVERGED_OUTCOMES,
     )

@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from events.names import ResourceKey, check_finalizer
-from reconciler.cli.connection import HERE, Connection
+from reconciler.cli.connection import DEFAULT_CONNECTION, Connection
 from reconciler.cli.errors import UsageError
-from reconciler.cli.naming import registered
+from reconciler.cli.naming import resolve_kind
 from reconciler.cli.options import (
-    AnswerTimeout,
     Duration,
     Filter,
     Kind,
@@ -20,10 +19,11 @@ from reconciler.cli.options import (
     Namespace,
     Output,
     Reason,
+    ReplyTimeout,
     Words,
 )
 from reconciler.cli.requests.request import ReplyOrRefusal, request
-from reconciler.cli.selection import chosen_keys
+from reconciler.cli.selection import select_keys
 from reconciler.errors import DeclarationRefusedError
 from reconciler.provider.kind import installed_kinds
 from reconciler.sdk.client import Client
@@ -44,7 +44,7 @@ def finalizer(
     namespace: Namespace = None,
     timeout: Duration = 10.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Add a finalizer to a resource, or remove it.
 
@@ -64,7 +64,7 @@ def finalizer(
     verb
         What to do.
     force
-        With remove: also remove a finalizer of another service.
+        With remove: also remove a finalizer that another service added.
     timeout
         Maximum time to wait for the response: 500ms, 30s, 2m, 1h.
     """
@@ -72,7 +72,7 @@ def finalizer(
         raise UsageError("--force and --reason: allowed only with remove")
     key, name = _parse(connection, words, namespace)
 
-    async def ask(client: Client) -> list[ReplyOrRefusal]:
+    async def send_requests(client: Client) -> list[ReplyOrRefusal]:
         try:
             if verb == "add":
                 return [await client.request_finalizer(key, name, timeout_seconds=timeout)]
@@ -84,14 +84,14 @@ def finalizer(
         except DeclarationRefusedError as refused:
             return [refused]
 
-    missing = "the resource has no such finalizer; `reconciler describe` lists its own"
+    not_found = "the resource has no such finalizer; `reconciler describe` lists its finalizers"
     return request(
         connection,
         [key],
-        ask,
+        send_requests,
         output=output,
         done=f"finalizer {name} {'added' if verb == 'add' else 'removed'}",
-        unchanged=missing if verb == "remove" else "",
+        unchanged=not_found if verb == "remove" else "",
     )
 
 
@@ -101,16 +101,16 @@ def _parse(
     """Return the resource and the name of its finalizer; raises ``UsageError``."""
     *resource, name = words or ("",)
     usage = UsageError(
-        "finalizer: give NAME FINALIZER, KIND NAME FINALIZER, or NAMESPACE/KIND/NAME FINALIZER"
+        "finalizer: use NAME FINALIZER, KIND NAME FINALIZER, or NAMESPACE/KIND/NAME FINALIZER"
     )
     first = resource[0] if resource else ""
-    least = 2 if registered(first) in installed_kinds() else 1
-    most = 1 if "/" in first else 2  # the first word may be a kind that is defined at run time
-    if not least <= len(resource) <= most:
+    min_words = 2 if resolve_kind(first) in installed_kinds() else 1
+    max_words = 1 if "/" in first else 2  # the first word may be a kind that is defined at run time
+    if not min_words <= len(resource) <= max_words:
         raise usage
     check_finalizer(name)
-    keys = chosen_keys(connection, resource, "finalizer", Filter(namespace=namespace))
-    if len(keys) != 1:  # two names without a kind
+    keys = select_keys(connection, resource, "finalizer", Filter(namespace=namespace))
+    if len(keys) != 1:  # the words are two names without a kind
         raise usage
     return keys[0], name
 
@@ -122,17 +122,17 @@ def release(
     reason: Reason,
     orphan: bool = False,
     namespace: Namespace = None,
-    timeout: AnswerTimeout = 30.0,
+    timeout: ReplyTimeout = 30.0,
     output: Output = "table",
-    connection: Connection = HERE,
+    connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
     """Remove all finalizers and references from withdrawn resources by force.
 
     Use it when the service that added them can no longer remove them.
-    `reconciler describe` shows the finalizers and references. Reconciler
-    then deletes the object, or releases it, as its policy requires. With
-    --orphan, it keeps the object in the API. The log keeps the release with
-    your name and reason.
+    `reconciler describe` shows the finalizers and references. After the
+    release, Reconciler deletes or orphans the object, as the policy requires.
+    With --orphan, it keeps the object in the API. The log keeps the release
+    with your name and reason.
 
     For example:
 
@@ -146,7 +146,7 @@ def release(
     """
     if not reason.strip():
         raise UsageError("--reason: must not be empty; the log records it")
-    keys = chosen_keys(connection, (kind, *names), "release", Filter(namespace=namespace))
+    keys = select_keys(connection, (kind, *names), "release", Filter(namespace=namespace))
     stays = "stays in the API" if orphan else "is deleted or released, as its policy requires"
     return request(
         connection,

@@ -1,4 +1,4 @@
-"""The steps of a request: ask the decider, wait, print the results, return the exit status."""
+"""Send requests to the decider, wait, print the results, and return the exit status."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from events.intake import Reply
 from events.names import ResourceKey
-from reconciler.cli.client import client_of
+from reconciler.cli.client import connect_client
 from reconciler.cli.connection import Connection, run_async
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format
-from reconciler.cli.results import Result, exit_status, print_results, result_of
+from reconciler.cli.results import Result, build_result, exit_status, print_results
 from reconciler.errors import DeclarationRefusedError
 from reconciler.sdk.client import Client
 
 ReplyOrRefusal = Reply | DeclarationRefusedError
-Ask = Callable[[Client], Awaitable[Sequence[ReplyOrRefusal]]]
+SendRequests = Callable[[Client], Awaitable[Sequence[ReplyOrRefusal]]]
 Wait = Callable[[Client, Sequence[Result]], Awaitable[None]]
 
 
 def request(
     connection: Connection,
     keys: Sequence[ResourceKey],
-    ask: Ask,
+    send_requests: SendRequests,
     *,
     output: Format,
     done: str,
@@ -31,17 +31,16 @@ def request(
     good: Collection[str] = (),
     problems: Sequence[str] = (),
 ) -> Exit:
-    """Ask the decider about each resource, print the results, and return the exit status.
+    """Send a request for each resource, print the results, and return the exit status.
 
     ``done`` is the message for an accepted request. ``unchanged`` is the message for a request
-    without an effect, so that a resource that was never declared does not look like a success. With
-    ``wait``, only the outcomes in ``good`` are successes. Raises ``BusError`` and
-    ``ConfigurationError``.
+    without effect; if it is given, a resource that was never declared is an error. With ``wait``,
+    only the outcomes in ``good`` are successes. Raises ``BusError`` and ``ConfigurationError``.
     """
 
     async def work() -> list[Result]:
-        async with client_of(connection) as client:
-            replies = zip(keys, await ask(client), strict=True)
+        async with connect_client(connection) as client:
+            replies = zip(keys, await send_requests(client), strict=True)
             results = [_result(key, reply, done, unchanged) for key, reply in replies]
             if wait is not None:
                 await wait(client, results)
@@ -53,7 +52,7 @@ def request(
 
 
 def _result(key: ResourceKey, reply: ReplyOrRefusal, done: str, unchanged: str) -> Result:
-    result = result_of(key, reply)
+    result = build_result(key, reply)
     if result.reason == "Unchanged" and unchanged:
         if not result.generation:
             return Result(

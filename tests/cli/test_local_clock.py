@@ -44,7 +44,7 @@ def test_a_command_that_shows_ages_or_takes_a_span_says_that_the_clock_is_wrong(
 ) -> None:
     ran = Cli(live.folder).run(*command, **moved(hours))
     assert ran.status == 0, ran
-    assert f"warning: the clock of this machine is 3600 s {where} the bus's clock" in ran.err
+    assert f"warning: this machine's clock is 3600 s {where} the bus's clock" in ran.err
     assert "warning" not in live.run(*command).err
 
 

@@ -20,28 +20,28 @@ from reconciler.sdk.log_replay import lost_events
 from reconciler.sdk.moments import Moment, format_time
 
 
-async def whole_past(nc: Client, key: ResourceKey) -> Past:
-    """Read the history of a resource, with the events that the log has lost, by the stored rows."""
+async def read_past(nc: Client, key: ResourceKey) -> Past:
+    """Read a resource's history. Its damage includes lost events that the stored rows reveal."""
     past = await History(nc).get(key)
     newest = past.events[-1].position if past.events else 0
     damage = past.damage or await lost_events(nc, key, newest)
     return msgspec.structs.replace(past, damage=damage)
 
 
-def past_of(past: Past, at: Moment) -> Past:
-    """Return the history up to a moment; raises ``NoSuchMomentError`` if there was none."""
-    known = past.until(at.position)
-    if past.events and not known.events:
+def past_until(past: Past, at: Moment) -> Past:
+    """Return the history up to a moment; raises ``NoSuchMomentError`` if it begins later."""
+    recorded = past.until(at.position)
+    if past.events and not recorded.events:
         position, event = past.events[0]
         raise NoSuchMomentError(
             f"{past.id} did not exist yet at {at}: "
             f"its history begins at position {position}, {format_time(event.time)}"
         )
-    return known
+    return recorded
 
 
-class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
-    """The last observation of the external object, with its source. None: it does not exist."""
+class LastObservation(msgspec.Struct, frozen=True, rename="camel"):
+    """The last observation of the external object; ``object`` is None if it did not exist."""
 
     object: ExternalObject | None
     source: str
@@ -50,25 +50,27 @@ class KnownObject(msgspec.Struct, frozen=True, rename="camel"):
     position: int
 
 
-def known_object(stored: Sequence[StoredEvent]) -> KnownObject | None:
+def last_observation(stored: Sequence[StoredEvent]) -> LastObservation | None:
     """Return the last state of the object in the log, from an observer or an action's result.
 
-    Return None if it was never observed, or was in another place.
+    Return None if the object was never observed, or was observed only at a former location.
     """
-    state, known = NEW, None
+    state, recorded = NEW, None
     for position, event in stored:
-        after = evolve(state, event)
-        source = _source(event.data)
+        next_state = evolve(state, event)
+        source = _describe_observer(event.data)
         if source:
-            known = KnownObject(after.observed.object, source, event.actor, event.time, position)
-        elif after.observed.object is not state.observed.object:
-            known = None
-        state = after
-    return known
+            recorded = LastObservation(
+                next_state.observed.object, source, event.actor, event.time, position
+            )
+        elif next_state.observed.object is not state.observed.object:
+            recorded = None
+        state = next_state
+    return recorded
 
 
-def _source(data: ResourceEvent) -> str:
-    """Return how an event observed the object, or ""."""
+def _describe_observer(data: ResourceEvent) -> str:
+    """Return how an event observed the object, or "" if it did not."""
     match data:
         case ExternalObserved(evidence="CompleteListing"):
             return "a complete listing"

@@ -12,8 +12,8 @@ from collections.abc import Generator
 import pytest
 import structlog
 
-from reconciler.cli import errors, own_logs
-from reconciler.cli.own_logs import configure_logs
+from reconciler.cli import errors, process_logs
+from reconciler.cli.process_logs import configure_logs
 from reconciler.secrecy import HIDDEN, Secrecy
 from tests.security.encodings import every_way
 
@@ -24,7 +24,7 @@ TOKEN = "planted&token<7f3a91c2>"
 def secrecy(monkeypatch: pytest.MonkeyPatch) -> Generator[Secrecy]:
     """Remember a secret, and put the logs back as they were."""
     remembered = Secrecy(TOKEN)
-    for module in (errors, own_logs):
+    for module in (errors, process_logs):
         monkeypatch.setattr(module, "OF_THIS_PROCESS", remembered)
     root = logging.getLogger()
     handlers, level, config = root.handlers[:], root.level, structlog.get_config()
@@ -75,7 +75,7 @@ def test_the_line_of_an_error_contains_no_secret(capsys: pytest.CaptureFixture[s
 def test_a_log_line_that_cannot_be_written_is_no_error(target: str) -> None:
     script = (
         "import structlog, logging, sys\n"
-        "from reconciler.cli.own_logs import configure_logs\n"
+        "from reconciler.cli.process_logs import configure_logs\n"
         "from reconciler.cli.standard_streams import tolerate_stderr_failures\n"
         "tolerate_stderr_failures()\n"
         "configure_logs('info')\n"

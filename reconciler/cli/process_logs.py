@@ -1,6 +1,6 @@
 """Logs of this process on standard error: formatted on a terminal, JSON elsewhere.
 
-Log lines and tracebacks contain no secret that this process has read.
+Log lines and tracebacks contain no secrets that this process has read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict
 
-from reconciler.cli.output import harmless, harmless_lines
+from reconciler.cli.output import escape_lines, escape_text
 from reconciler.process_secrets import OF_THIS_PROCESS
 
 _LINES = ("exception", "stack")
@@ -29,7 +29,7 @@ def configure_logs(level: LogLevel) -> None:
             structlog.processors.add_log_level,
             structlog.processors.StackInfoRenderer(),
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # Without local variables, which may contain secrets.
+            # Omits local variables, which may contain secrets.
             structlog.processors.format_exc_info,
             _hide_secrets,
             *_renderers(),
@@ -39,8 +39,8 @@ def configure_logs(level: LogLevel) -> None:
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=number, handlers=[_ToStructlog()], force=True)
-    for chatty in ("httpx", "httpcore", "asyncio"):
-        logging.getLogger(chatty).setLevel(max(number, logging.WARNING))
+    for library in ("httpx", "httpcore", "asyncio"):
+        logging.getLogger(library).setLevel(max(number, logging.WARNING))
 
 
 def _hide_secrets(_logger: object, _method: str, line: EventDict) -> EventDict:
@@ -58,10 +58,10 @@ def _renderers() -> tuple[Any, ...]:
 
 
 def _escape(_logger: object, _method: str, line: EventDict) -> EventDict:
-    """Escape text that could forge lines on a terminal. Tracebacks keep their lines."""
+    """Escape text that could forge lines on a terminal; tracebacks keep their line breaks."""
     for name, value in line.items():
         if isinstance(value, str):
-            line[name] = (harmless_lines if name in _LINES else harmless)(value)
+            line[name] = (escape_lines if name in _LINES else escape_text)(value)
     return line
 
 

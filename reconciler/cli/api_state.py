@@ -14,19 +14,19 @@ from reconciler.cli.checks.finding import Finding
 from reconciler.cli.output import time_text
 from reconciler.resource.backoff import is_over
 
-_NO_INTERVAL = "less than 1 resync interval"
+_LESS_THAN_ONE_INTERVAL = "less than 1 resync interval"
 
 
-def throttled(row: StatusRow, now: datetime) -> str:
-    """Return until when an API accepts no call, or ""."""
+def describe_throttling(row: StatusRow, now: datetime) -> str:
+    """Return a text with the time before which an API accepts no calls, or ""."""
     until = row.throttled_until
     if until is None or is_over(until, row.throttled_seconds, now):
         return ""
-    return f"the API allows no call before {time_text(until)}"
+    return f"the API allows no calls before {time_text(until)}"
 
 
-def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
-    """Return a finding if workers currently do not call an API, else None."""
+def find_blocked_api(row: StatusRow | None, now: datetime) -> Finding | None:
+    """Return a finding if workers currently do not call an API, or None."""
     if row is None:
         return None
     check = f"API {row.name}"
@@ -36,33 +36,37 @@ def left_alone(row: StatusRow | None, now: datetime) -> Finding | None:
             f" continue. `reconciler history {row.key}` shows the failures."
         )
         return Finding(check, "fail", row.message, remedy)
-    text = throttled(row, now)
+    text = describe_throttling(row, now)
     if text:
-        remedy = "Nothing to do. If it happens often, set spec.limits.requestsPerSecond."
+        remedy = "Nothing to do. If this happens often, set spec.limits.requestsPerSecond."
         return Finding(check, "warn", text, remedy)
     return None
 
 
-def unlisted(row: StatusRow | None, resync_seconds: float, now: datetime) -> Finding | None:
+def find_failed_listings(
+    row: StatusRow | None, resync_seconds: float, now: datetime
+) -> Finding | None:
     """Return a finding with the kinds whose listings do not complete, or None."""
     if row is None or not row.failed_listings:
         return None
     kinds: list[str] = []
     for kind, each in sorted(row.failed_listings.items()):
         intervals = int((now - each.since).total_seconds() / resync_seconds)
-        passed = plural(intervals, "resync interval") if intervals > 0 else _NO_INTERVAL
+        elapsed = plural(intervals, "resync interval") if intervals > 0 else _LESS_THAN_ONE_INTERVAL
         since = time_text(each.since)
-        kinds.append(f"no listing of {kind} has completed since {since} ({passed}): {each.message}")
+        kinds.append(
+            f"no listing of {kind} has completed since {since} ({elapsed}): {each.message}"
+        )
     remedy = (
-        "Correct the cause of the error, in the API or in the ProviderConfig. Until a listing "
+        "Fix the cause of the error in the API or in the ProviderConfig. Until a listing "
         "completes, Reconciler detects neither drift nor deletions of these objects. If you do not "
         "use a kind, omit it from spec.kinds. The observer's log shows the error of each listing, "
-        f"and `reconciler history {row.key}` when they began to fail."
+        f"and `reconciler history {row.key}` shows when they began to fail."
     )
     return Finding(f"API {row.name}", "fail", some(kinds, "; "), remedy)
 
 
-def listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> ListingFailure | None:
+def find_listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> ListingFailure | None:
     """Return the failure of the listings that observe a resource's object, or None."""
     if not row.provider_config:
         return None
@@ -70,7 +74,7 @@ def listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> ListingFai
     return None if config is None else (config.failed_listings or {}).get(row.kind)
 
 
-def unobserved(failure: ListingFailure) -> str:
-    """Return a text that drift and deletions are not detected, and since when."""
+def describe_listing_failure(failure: ListingFailure) -> str:
+    """Return a warning that drift is not detected, and since when."""
     since = time_text(failure.since)
     return f"drift and deletions are not detected: no listing has completed since {since}"

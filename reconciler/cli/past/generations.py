@@ -18,12 +18,12 @@ from reconciler.provider.kind import installed_kinds
 from reconciler.resource.state import Spec
 from reconciler.roles.decider.repository import ResourceRepository
 
-_SHOWN = 12
-_LOADED_AT_ONCE = 2_000
+_MAX_SHOWN_GENERATIONS = 12
+_BATCH_SIZE = 2_000
 
 
-def manifest_of(key: ResourceKey, declared: SpecDeclared | Spec) -> Manifest:
-    """Return an equivalent manifest of a declaration."""
+def build_manifest(key: ResourceKey, declared: SpecDeclared | Spec) -> Manifest:
+    """Return a manifest that is equivalent to a declaration."""
     spec: dict[str, Any] = dict(declared.fields)
     if declared.provider_config not in ("", DEFAULT_PROVIDER_CONFIG):
         spec["providerConfigRef"] = {"name": declared.provider_config}
@@ -33,37 +33,39 @@ def manifest_of(key: ResourceKey, declared: SpecDeclared | Spec) -> Manifest:
     return Manifest(declared.api_version, key.kind, metadata, spec)
 
 
-async def declarations(
+async def read_declarations(
     nc: Client, versions: Mapping[ResourceKey, int], *, as_of_version: bool
 ) -> dict[ResourceKey, Manifest]:
-    """Return the last declaration of each resource, even if withdrawn; empty for none.
+    """Return the last declaration of each resource, even if withdrawn; an empty one if none exists.
 
-    ``as_of_version``: at the given versions instead of now. Raises ``BusError``.
+    ``as_of_version``: read it as of the given versions instead of now. Raises ``BusError``.
     """
     log = await open_log(nc)
     manifests: dict[ResourceKey, Manifest] = {}
     keys = list(versions)
-    for start in range(0, len(keys), _LOADED_AT_ONCE):
-        some = keys[start : start + _LOADED_AT_ONCE]
+    for start in range(0, len(keys), _BATCH_SIZE):
+        batch = keys[start : start + _BATCH_SIZE]
         specs: dict[ResourceKey, SpecDeclared | Spec | None]
         if as_of_version:
-            loaded = await log.load(some, use_cache=False)
-            specs = {key: _newest(each.events, versions[key]) for key, each in loaded.items()}
+            loaded = await log.load(batch, use_cache=False)
+            specs = {
+                key: _newest_declaration(each.events, versions[key]) for key, each in loaded.items()
+            }
         else:
-            kept = await ResourceRepository(log).get(some)
-            specs = {key: each.state.desired.spec for key, each in kept.items()}
-        manifests |= {key: _manifest(key, specs.get(key)) for key in some}
+            loaded = await ResourceRepository(log).get(batch)
+            specs = {key: each.state.desired.spec for key, each in loaded.items()}
+        manifests |= {key: _build_manifest_or_empty(key, specs.get(key)) for key in batch}
     return manifests
 
 
-def _newest(events: Iterable[LogEvent], version: int) -> SpecDeclared | None:
+def _newest_declaration(events: Iterable[LogEvent], version: int) -> SpecDeclared | None:
     known = [each.data for each in events if each.resourceversion <= version]
     return next((each for each in reversed(known) if isinstance(each, SpecDeclared)), None)
 
 
-def _manifest(key: ResourceKey, declared: SpecDeclared | Spec | None) -> Manifest:
+def _build_manifest_or_empty(key: ResourceKey, declared: SpecDeclared | Spec | None) -> Manifest:
     if declared is not None:
-        return manifest_of(key, declared)
+        return build_manifest(key, declared)
     kind = installed_kinds().find(key.kind)
     version = "" if kind is None else kind.api_version
     return Manifest(version, key.kind, Metadata(key.name, key.namespace))
@@ -75,30 +77,30 @@ class Generations:
     def __init__(self, key: ResourceKey, history: Sequence[StoredEvent]) -> None:
         self._key = key
         self._history = history
-        self._begins: dict[int, tuple[int, SpecDeclared | SpecWithdrawn]] = {}
+        self._starts: dict[int, tuple[int, SpecDeclared | SpecWithdrawn]] = {}
         for number, stored in enumerate(history):
             data = stored.event.data
             if isinstance(data, (SpecDeclared, SpecWithdrawn)):
-                self._begins[data.generation] = (number, data)
+                self._starts[data.generation] = (number, data)
 
     @property
     def newest(self) -> int:
         """The resource's current generation, 0 if it was never declared."""
-        return max(self._begins, default=0)
+        return max(self._starts, default=0)
 
     @property
     def is_paused(self) -> bool:
         """Whether the current declaration pauses the resource."""
-        data = self._begins[self.newest][1] if self._begins else None
+        data = self._starts[self.newest][1] if self._starts else None
         return isinstance(data, SpecDeclared) and data.policy.paused
 
     def declared(self, generation: int) -> SpecDeclared:
-        """Return the declaration of a generation; ``CommandError`` lists the existing ones."""
-        data = self._begin(generation)[1]
+        """Return a generation's declaration; raises ``CommandError``, which lists all of them."""
+        data = self._start(generation)[1]
         if isinstance(data, SpecWithdrawn):
             raise CommandError(
                 f"generation {generation} of {self._key} is a withdrawal, which declares "
-                f"nothing; {self._which_there_are()}"
+                f"nothing; {self._list_generations()}"
             )
         return data
 
@@ -106,58 +108,58 @@ class Generations:
         """Return the newest ready generation whose declaration differs from the current one.
 
         Raises:
-            CommandError: there is none.
+            CommandError: no such generation exists.
         """
-        now = _content(self._begins[self.newest][1]) if self._begins else None
-        for generation in sorted(self._was_ready(), reverse=True):
-            data = self._begins[generation][1]
-            if isinstance(data, SpecDeclared) and _content(data) != now:
+        current = _without_metadata(self._starts[self.newest][1]) if self._starts else None
+        for generation in sorted(self._ready_generations(), reverse=True):
+            data = self._starts[generation][1]
+            if isinstance(data, SpecDeclared) and _without_metadata(data) != current:
                 return generation
         raise CommandError(
             f"no other generation of {self._key} was ready; choose one with --to: "
-            f"{self._which_there_are()}"
+            f"{self._list_generations()}"
         )
 
-    def _was_ready(self) -> set[int]:
+    def _ready_generations(self) -> set[int]:
         return {
             data.generation
             for each in self._history
             if isinstance(data := each.event.data, OutcomeRecorded)
             and data.outcome == "Converged"
             and all(one.status == "True" for one in data.conditions if one.type == "Ready")
-        } & self._begins.keys()
+        } & self._starts.keys()
 
     def end(self, generation: int) -> int:
         """Return the position of a generation's newest event; raises ``CommandError``."""
-        self._begin(generation)
-        later = [number for each, (number, _) in self._begins.items() if each > generation]
+        self._start(generation)
+        later = [number for each, (number, _) in self._starts.items() if each > generation]
         return self._history[min(later, default=len(self._history)) - 1].position
 
-    def _begin(self, generation: int) -> tuple[int, SpecDeclared | SpecWithdrawn]:
-        if generation not in self._begins:
+    def _start(self, generation: int) -> tuple[int, SpecDeclared | SpecWithdrawn]:
+        if generation not in self._starts:
             raise CommandError(
-                f"{self._key} has no generation {generation}; {self._which_there_are()}"
+                f"{self._key} has no generation {generation}; {self._list_generations()}"
             )
-        return self._begins[generation]
+        return self._starts[generation]
 
-    def _which_there_are(self) -> str:
+    def _list_generations(self) -> str:
         by_class: Mapping[type, list[int]] = {SpecDeclared: [], SpecWithdrawn: []}
-        for generation, (_, data) in self._begins.items():
+        for generation, (_, data) in self._starts.items():
             by_class[type(data)].append(generation)
-        if not self._begins:
+        if not self._starts:
             return "it was never declared"
         withdrawn = by_class[SpecWithdrawn]
-        text = f"declared generations: {_listed(by_class[SpecDeclared])}"
-        return f"{text}; withdrawals: {_listed(withdrawn)}" if withdrawn else text
+        text = f"declared generations: {_format_generations(by_class[SpecDeclared])}"
+        return f"{text}; withdrawals: {_format_generations(withdrawn)}" if withdrawn else text
 
 
-def _content(data: SpecDeclared | SpecWithdrawn) -> SpecDeclared | None:
-    """Return the content of a declaration, without its generation and reason."""
+def _without_metadata(data: SpecDeclared | SpecWithdrawn) -> SpecDeclared | None:
+    """Return a declaration without its generation and reason; None for a withdrawal."""
     if isinstance(data, SpecWithdrawn):
         return None
     return msgspec.structs.replace(data, generation=0, reason="")
 
 
-def _listed(generations: Sequence[int]) -> str:
-    newest = ", ".join(map(str, generations[-_SHOWN:]))
-    return f"..., {newest}" if len(generations) > _SHOWN else newest
+def _format_generations(generations: Sequence[int]) -> str:
+    newest = ", ".join(map(str, generations[-_MAX_SHOWN_GENERATIONS:]))
+    return f"..., {newest}" if len(generations) > _MAX_SHOWN_GENERATIONS else newest

@@ -1,4 +1,4 @@
-"""This machine's clock, which commands use for ages and for time spans before now."""
+"""This machine's clock, which commands use to compute ages and times relative to now."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 
 
 class _Process:
-    """The state of the command of this process."""
+    """State of the command that this process runs."""
 
-    reads_own_clock = False
+    uses_local_clock = False
 
 
-def note_own_clock() -> None:
+def record_local_clock_use() -> None:
     """Record that this command's output depends on this machine's clock."""
-    _Process.reads_own_clock = True
+    _Process.uses_local_clock = True
 
 
-def forget_own_clock() -> None:
-    """Reset the record for a new command."""
-    _Process.reads_own_clock = False
+def reset_local_clock_use() -> None:
+    """Reset the record before a new command."""
+    _Process.uses_local_clock = False
 
 
-async def warn_of_own_clock(read_clock: Callable[[], Awaitable[BusClock]]) -> None:
+async def warn_of_clock_difference(read_clock: Callable[[], Awaitable[BusClock]]) -> None:
     """Warn on standard error if this machine's clock matters and differs from the bus's."""
-    if not _Process.reads_own_clock:
+    if not _Process.uses_local_clock:
         return
-    # Most commands do not need them.
+    # Imported here, because most commands do not need them.
     from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE  # noqa: PLC0415
     from infra.jetstream.errors import BusError  # noqa: PLC0415
 
@@ -43,6 +43,6 @@ async def warn_of_own_clock(read_clock: Callable[[], Awaitable[BusClock]]) -> No
         seconds = clock.ahead.total_seconds()
         where = "behind" if seconds > 0 else "ahead of"
         sys.stderr.write(
-            f"warning: the clock of this machine is {abs(seconds):.0f} s {where} the bus's clock; "
-            "ages, and time spans such as 2h, are off by this amount\n"
+            f"warning: this machine's clock is {abs(seconds):.0f} s {where} the bus's clock; ages "
+            "and durations such as 2h are off by that amount\n"
         )
