@@ -150,7 +150,9 @@ class JetStreamClientBus:
                 if len(failures) == len(messages):
                     raise error
                 # The others are stored, so the caller needs their replies.
-                requests.take(indexes[number], _build_refusal(messages[indexes[number]], error))
+                requests.set_reply(
+                    indexes[number], _build_refusal(messages[indexes[number]], error)
+                )
             stored.set()
             while self._nc.stats["reconnects"] == reconnects:
                 if await _is_set(requests.complete):

@@ -129,7 +129,7 @@ def apply(
     if set_name:
         from reconciler.cli.apply_set import apply_set  # noqa: PLC0415 - only for sets
 
-        _check_all(documents, _load_kinds(documents, connection), accept_unknown=True)
+        _check_before_sending(documents, connection)
         return apply_set(
             connection,
             documents,
@@ -147,7 +147,7 @@ def apply(
         results = [Result(str(read.key), True, "Valid") for read in documents.good]
     else:
         if validate == "client":
-            _check_all(documents, _load_kinds(documents, connection), accept_unknown=True)
+            _check_before_sending(documents, connection)
         results = run_async(_declare(connection, documents.good, reason, wait, timeout))
     print_results(
         results, output, good=SUCCESS_OUTCOMES, problems=documents.problems(), dry_run=bool(dry_run)
@@ -237,22 +237,22 @@ async def _apply_group(
     return [results[each.resource] for each in group]
 
 
-def _load_kinds(documents: Documents, connection: Connection) -> None:
+def _check_before_sending(documents: Documents, connection: Connection) -> None:
     """Check every document, but let kinds pass that only the decider may have.
 
-    If a name looks misspelled, the those that were defined at run time are read from the log. A
+    If a name looks misspelled, the kinds that were defined at run time are read from the log. A
     user who may not read it sends the document: the decider knows them.
     """
     kinds = installed_kinds()
-    finds_misspelt = True
+    detect_typos = True
     if any(_is_probable_typo(read.key.kind, kinds) for read in documents.good):
         from reconciler.cli.explain import load_definitions  # noqa: PLC0415 - rarely needed
 
         try:
             kinds = run_async(load_definitions(connection, kinds))
         except BusDeniedError:
-            finds_misspelt = False
-    _check_all(documents, kinds, others_pass=True, finds_misspelt=finds_misspelt)
+            detect_typos = False
+    _check_all(documents, kinds, accept_unknown=True, detect_typos=detect_typos)
 
 
 def _is_probable_typo(kind: str, kinds: KindRegistry) -> bool:
@@ -262,8 +262,9 @@ def _is_probable_typo(kind: str, kinds: KindRegistry) -> bool:
 def _check_all(
     documents: Documents,
     kinds: KindRegistry,
-    *, accept_unknown: bool = False,
-    finds_misspelt: bool = True,
+    *,
+    accept_unknown: bool = False,
+    detect_typos: bool = True,
 ) -> None:
     """Check every document as the decider does, and move invalid ones to ``documents.bad``.
 
@@ -274,8 +275,8 @@ def _check_all(
     for read in documents.good:
         try:
             kind = read.key.kind
-            is_misspelt = finds_misspelt and _seems_misspelt(kind, kinds)
-            if not accept_unknown or kinds.find(kind) is not None or _is_probable_typo(kind, kinds):
+            is_typo = detect_typos and _is_probable_typo(kind, kinds)
+            if not accept_unknown or kinds.find(kind) is not None or is_typo:
                 kinds.check(read.manifest)
             if read.key.kind == KIND_DEFINITION_KIND:
                 kinds.define(build_defined_kind(kinds, read.key.name, read.manifest.spec, 1))

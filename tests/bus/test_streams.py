@@ -176,7 +176,7 @@ async def test_a_paused_consumer_with_which_a_role_reads_is_reported(fresh_bus_u
                 "fail",
                 "Restart the roles, which create new ones.",
             )
-            assert f"LOG_1/{consumer['name']}" in finding.found
+            assert f"LOG_1/{consumer['name']}" in finding.details
     finally:
         await nc.close()
 

@@ -236,7 +236,11 @@ def test_what_only_waits_for_room_is_not_to_be_done_again() -> None:
     assert lost_finding.remedy.startswith("Fix the check storage first")
     assert untouched == other_finding
     nearly = msgspec.structs.replace(full, verdict="warn")
-    assert point_to_full_storage([nearly, waiting, other_finding]) == [nearly, waiting, other_finding]
+    assert point_to_full_storage([nearly, waiting, other_finding]) == [
+        nearly,
+        waiting,
+        other_finding,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -112,9 +112,7 @@ async def test_actions_are_followed_to_the_worker_and_one_that_a_client_acknowle
     await reader.ack([deliveries[0], deliveries[2]])
     await world.nc.flush()
     lost_finding = await actions(world.nc)
-    assert lost_finding.details.startswith(
-        "3 without a worker and a result: default/Shape/foo-0"
-    )
+    assert lost_finding.details.startswith("3 without a worker and a result: default/Shape/foo-0")
 
     # The remedy that is told: hand all of it out again.
     await reader.close()
@@ -199,7 +197,8 @@ async def test_rows_that_another_client_changed_are_reported(world: World) -> No
     reported_findings = await findings(world)
     assert reported_findings["stored rows"].verdict == "fail"
     assert (
-        reported_findings["stored rows"].details == "1 row differs from the log: status.default.Shape.foo"
+        reported_findings["stored rows"].details
+        == "1 row differs from the log: status.default.Shape.foo"
     )
     assert (
         reported_findings["intake"].verdict == reported_findings["actions"].verdict == "warn"

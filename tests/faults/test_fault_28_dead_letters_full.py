@@ -124,7 +124,9 @@ async def test_fault_28_others_converge_while_nothing_has_room_for_a_flood(world
 
     await until_discarded(world, UNUSABLE - QUARTER)
     await until_a_quarter_waits(world)
-    [finding] = [each for each in await run_checks(world.nc, full=False) if each.check == "discarded"]
+    [finding] = [
+        each for each in await run_checks(world.nc, full=False) if each.check == "discarded"
+    ]
     assert finding.verdict == "warn"
     assert "hostile: " in finding.details
     assert "at stage quota" in finding.details, "the decider did not even look at some"

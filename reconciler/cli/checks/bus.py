@@ -108,6 +108,15 @@ async def check_streams(nc: Client) -> list[Finding]:
         return [finding]
 
 
+async def _paused(nc: Client, stream: str) -> list[str]:
+    """Return the paused consumers of a stream that a role created for its own reading."""
+    return [
+        f"{stream}/{each['name']}"
+        for each in await consumer_infos(nc, stream)
+        if each.get("paused") and not each["config"].get("durable_name")
+    ]
+
+
 async def _check_removed_messages(nc: Client) -> list[Finding]:
     """Report messages that a changed configuration or another client has removed."""
     findings: list[Finding] = []
