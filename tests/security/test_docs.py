@@ -62,7 +62,7 @@ def test_the_commands_of_the_page_print_the_output_shown(tmp_path: Path) -> None
         (("worker", "--namespace", "a"), "--namespace: allowed only for a service"),
         (("--namespace", "system"), "namespace 'system': not allowed for a service"),
         (("--namespace", "a.b"), "is not allowed"),
-        (("worker", "--key", "worker=SUAxyz"), "is not the public nkey of a user"),
+        (("worker", "--key", "worker=SUAxyz"), "is not a user's public nkey"),
         (("worker", "--key", "decider=U"), "--key: unknown user decider"),
         (("--namespace", "worker"), "a service cannot be named worker"),
         (("--user", "ann"), "--user: requires a PRINCIPAL"),
