@@ -232,7 +232,7 @@ def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
     live.ok("apply", "-f", "-", "--wait", text=shape("refreshed") + "---\n" + json.dumps(private))
     try:
         ran = live.run("plan", "-f", "own.yaml", "--refresh", "-o", "json")
-        assert ran.status == 0, ran.err
+        assert ran.status == 0, ran.out
         assert ran.json["resources"][0]["observedAt"] == ran.json["madeAt"]
         for text in (of_config("private-own", "private"), json.dumps(private)):
             ran = live.run("plan", "-f", "-", "--refresh", text=text)

@@ -283,7 +283,7 @@ def _child_named(parent: int, name: str) -> int:
 
 STUBBORN = """
 import asyncio
-from reconciler.cli.signals import until_stopped
+from reconciler.cli.signals import run_until_stopped
 
 async def work():
     print("working", flush=True)
@@ -293,7 +293,7 @@ async def work():
         print("cleaning", flush=True)
         await asyncio.Event().wait()
 
-asyncio.run(until_stopped(work()))
+asyncio.run(run_until_stopped(work()))
 """
 
 
