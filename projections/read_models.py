@@ -349,8 +349,8 @@ class ReadModels:
         return None if row is None else _encoder.encode(row)
 
 
-def restore(rows: Mapping[str, bytes]) -> ReadModels:
-    """Return read models from stored rows.
+def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadModels:
+    """Return read models from stored rows, or from a selection of them.
 
     Raises ``OutdatedRowsError`` if they have another schema or are incomplete.
     """
@@ -375,7 +375,8 @@ def restore(rows: Mapping[str, bytes]) -> ReadModels:
     except (KeyError, msgspec.DecodeError) as error:
         raise OutdatedRowsError(f"stored rows are unreadable: {error}") from None
     models.set_checkpoint(checkpoint)
-    _check_complete(models.fleet(), counted)
+    if not is_selection:
+        _check_complete(models.fleet(), counted)
     return models
 
 

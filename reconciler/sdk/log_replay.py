@@ -193,7 +193,7 @@ async def lost_events(nc: Client, key: ResourceKey, newest: int) -> LogDamage | 
     names = (CHECKPOINT, status_name(key), damage_name(key))
     rows = await JetStreamRows(nc).get(names)
     try:
-        stored = restore(rows)
+        stored = restore(rows, is_selection=True)
     except OutdatedRowsError:
         return None
     lost = stored.find_losses({key: newest})
