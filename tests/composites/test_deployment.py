@@ -113,7 +113,7 @@ def test_37_a_bad_template_stops_with_all_old_ones_serving_and_going_back_remove
     fleet.spec = spec(GOOD)
     fleet.settle()
     assert fleet.images() == ["web:1"] * 3
-    assert set(fleet.object.fields[CHILDREN]) < children, "none of the old ones was made anew"
+    assert set(fleet.object.fields[CHILDREN]) < children, "no old part was recreated"
 
 
 def test_37_a_paused_one_follows_replicas_and_not_the_template():

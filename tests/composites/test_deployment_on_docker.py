@@ -173,7 +173,9 @@ async def test_37_a_deployment_is_rolled_halts_with_three_serving_and_is_undone(
         await asyncio.to_thread(cli.ok, *undo, "--nats-url", docked.server.url)
         await until_ready(docked, key, 4)
     assert min(counts) == max(counts) == 3, "the old ones served all the time"
-    assert {each["Id"] for each in running(engine, prefix)} == ids_before, "nothing was made anew"
+    assert {each["Id"] for each in running(engine, prefix)} == ids_before, (
+        "no container was recreated"
+    )
 
     outcomes = every(OutcomeRecorded, await docked.facts(key))
     assert "Failed" not in {each.outcome for each in outcomes}

@@ -110,7 +110,7 @@ async def test_every_case_is_reported_and_delays_no_other_message(world: World) 
     async def is_answered() -> bool:
         return len(answers) == len(CASES)
 
-    await world.until(is_answered, f"answers besides {CASES.keys() - answers.keys()}")
+    await world.until(is_answered, f"replies for {CASES.keys() - answers.keys()}")
     dead_letters = {each.record.message_id: each for each in await world.client.dead_letters()}
     outcomes = await rejected(world)
     wrong = {name: problem(case, dead_letters, answers, outcomes) for name, case in CASES.items()}

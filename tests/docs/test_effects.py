@@ -24,7 +24,7 @@ def table() -> str:
 def test_the_documented_effects_are_those_of_the_code() -> None:
     text = PAGE.read_text()
     block = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert block == table(), "run `python -m tests.docs.test_effects` to write it anew"
+    assert block == table(), "run `python -m tests.docs.test_effects` to regenerate it"
 
 
 def test_no_attempt_makes_an_effect_more_certain() -> None:

@@ -56,7 +56,7 @@ def table() -> str:
 def test_the_documented_verdicts_are_those_of_the_code() -> None:
     text = PAGE.read_text()
     block = text[text.index(BEGIN) + len(BEGIN) : text.index(END)]
-    assert block == table(), "run `python -m tests.docs.test_ownership` to write it anew"
+    assert block == table(), "run `python -m tests.docs.test_ownership` to regenerate it"
 
 
 def test_nothing_disputed_becomes_ours() -> None:

@@ -80,7 +80,7 @@ async def test_8_an_absence_observed_before_the_recreation_is_not_believed(
     async def is_recreated() -> bool:
         return (await lane.effects(name)).count("POST") == 2
 
-    await lane.until(is_recreated, "it is made again")
+    await lane.until(is_recreated, "it is recreated")
     await lane.until_at_rest()
     for _ in range(3):
         await tell(lane, name, absence)

@@ -82,7 +82,7 @@ async def test_a_server_that_never_comes_to_an_end_stops_no_other_source(
             condition = None if row is None else row.not_ready
             return condition is not None and "no result within 1 s" in condition.message
 
-        await world.until(is_reported, "it is told", seconds=20)
+        await world.until(is_reported, "it is reported", seconds=20)
         repository.write({"a.yaml": document("a")})
         await world.declare_all([source(repository)])
         await until_ready(world, repository.commit())

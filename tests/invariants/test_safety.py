@@ -40,7 +40,7 @@ async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_w
     proof = Observed("default", "foo", ABSENT, "CompleteListing", as_of=after)
     await world.client.publish_observation(shape("foo"), proof)
 
-    await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    await world.until(lambda: world.human.finds("foo"), "foo is recreated")
     await world.until_outcome("foo", "Converged")
     assert only(DriftDetected, await world.facts("foo")).missing
 

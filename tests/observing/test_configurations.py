@@ -117,7 +117,7 @@ async def test_a_configuration_that_is_withdrawn_ends_its_listings_and_nothing_e
     await world.configure(api_config(world.human.url))
 
     await world.until_outcome("bar", "Converged")
-    await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    await world.until(lambda: world.human.finds("foo"), "foo is recreated")
     await world.until_outcome("foo", "Converged")
 
 

@@ -95,7 +95,7 @@ async def test_the_pages_example_is_made_and_out_of_band_changes_to_it_are_rever
         names = (await api_request(world.nc, "CONSUMER.NAMES.ORDERS", {}))["consumers"]
         return names == ["billing"]
 
-    await world.until(is_recreated, "the consumer is made again")
+    await world.until(is_recreated, "the consumer is recreated")
 
 
 async def test_in_an_exclusive_scope_unmanaged_objects_go_and_the_products_own_streams_stay(
@@ -110,7 +110,7 @@ async def test_in_an_exclusive_scope_unmanaged_objects_go_and_the_products_own_s
     async def is_deleted() -> bool:
         return "STRAY" not in await configs(world)
 
-    await world.until(is_deleted, "what nobody declared is deleted")
+    await world.until(is_deleted, "the undeclared object is deleted")
     after = await configs(world)
     assert {name: after[name] for name in ALL_STREAMS} == {
         name: before[name] for name in ALL_STREAMS

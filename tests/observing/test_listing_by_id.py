@@ -68,7 +68,7 @@ async def observations_of(
     objects: list[ExternalObject], *rows: StatusRow, **more: Any
 ) -> dict[str, Observed]:
     checks = await findings(objects, *rows, **more)
-    assert len({key for key, _ in checks.observed}) == len(checks.observed), "each is told once"
+    assert len({key for key, _ in checks.observed}) == len(checks.observed), "each is reported once"
     return {key.name: each for key, each in checks.observed}
 
 

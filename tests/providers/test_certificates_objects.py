@@ -773,7 +773,7 @@ async def test_a_limit_is_obeyed_to_its_second_whatever_action_comes_next(
     with pytest.raises(NotCalledError, match="no order before") as held:
         await provider.update(update(previous_certificate, other_fields))
     assert 3590 < (held.value.retry_after_seconds or 0) <= 3600
-    assert len(gate.order_times) == request_count, "nobody asked again"
+    assert len(gate.order_times) == request_count, "no second request was sent"
 
     (root / "web/tls.key").unlink()
     mended = (await provider.update(update(await read_certificate(provider), OVER_ACME))).object

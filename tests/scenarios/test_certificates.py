@@ -216,7 +216,7 @@ async def three_renewals(place: Place, trusted: str) -> None:
         async def are_served() -> bool:
             return set(serials) <= visitor.serials
 
-        await place.world.until(are_served, "who comes anew sees the newest")
+        await place.world.until(are_served, "a new visitor sees the newest")
     assert visitor.echoes > 10
 
 

@@ -67,7 +67,7 @@ async def test_3_a_deleted_object_is_recreated(world: World):
 
     await world.human.deletes("foo")
 
-    existing_shape = await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    existing_shape = await world.until(lambda: world.human.finds("foo"), "foo is recreated")
     await world.until_outcome("foo", "Converged")
     await world.observed_again()
     assert (existing_shape["color"], existing_shape["labels"]) == ("Purple", world.owner_of("foo"))

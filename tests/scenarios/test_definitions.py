@@ -59,4 +59,4 @@ async def test_a_defined_kind_is_reconciled_as_an_installed_one(world: World):
 
     await world.until(is_healed, "the drift is healed")
     await world.human.deletes("badge-two")
-    await world.until(lambda: world.human.finds("badge-two"), "it is made again")
+    await world.until(lambda: world.human.finds("badge-two"), "it is recreated")

@@ -89,7 +89,7 @@ async def test_8_ownership_is_rebuilt_from_the_log_alone_and_the_lost_object_is_
 
     await world.restart_reconciler()
 
-    shape = await world.until(lambda: world.human.finds("foo"), "foo is made again")
+    shape = await world.until(lambda: world.human.finds("foo"), "foo is recreated")
     assert (shape["color"], shape["labels"]) == ("Purple", world.owner_of("foo"))
     await world.until_outcome("foo", "Converged", generation=1)
     assert await world.human.effects("foo") == ["POST", "human DELETE", "POST"]

@@ -70,7 +70,7 @@ async def check_verdicts(world: World, strategy: str) -> None:
     await world.declare("our-foo")
     await world.until_outcome("our-foo", "Converged")
     await world.human.deletes("our-foo")
-    await world.until(lambda: world.human.finds("our-foo"), "it is made again")
+    await world.until(lambda: world.human.finds("our-foo"), "it is recreated")
 
     # Scenarios 5 and 9: undeclared objects.
     await world.human.makes("bar")

@@ -139,13 +139,15 @@ def _a_new_definition_passes_no_guard(patch: Patch) -> None:
 
 MUTATIONS_OF_INPUTS = (
     Mutation("a reference's value is looked up once", _a_value_is_looked_up_once),
-    Mutation("what is not ready is not waited for", _unready_targets_are_not_waited_for),
+    Mutation("unready objects are not awaited", _unready_targets_are_not_waited_for),
     Mutation("ready is converged", _once_ready_stays_ready),
-    Mutation("a target does not know its referrers", _references_are_not_reported_to_their_target),
-    Mutation("withdrawn referrers keep nothing", _a_referrer_lets_go_with_its_withdrawal),
+    Mutation(
+        "a target has no record of its referrers", _references_are_not_reported_to_their_target
+    ),
+    Mutation("withdrawn referrers hold no deletion", _a_referrer_lets_go_with_its_withdrawal),
     Mutation("a rotation is not noticed", _a_rotation_is_not_noticed),
     Mutation("a digest is the secret", _a_digest_is_the_secret),
     Mutation("an error repeats a secret", _an_error_repeats_a_secret),
-    Mutation("a new definition reaches nobody", _a_new_definition_reaches_nobody),
+    Mutation("a new definition reaches no resource", _a_new_definition_reaches_nobody),
     Mutation("a new definition passes no guard", _a_new_definition_passes_no_guard),
 )

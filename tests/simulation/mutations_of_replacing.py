@@ -34,6 +34,6 @@ def _a_replacement_has_no_name_in_the_rows(patch: Patch) -> None:
 
 
 MUTATIONS_OF_REPLACING = (
-    Mutation("what was replaced is forgotten", _replaced_objects_are_forgotten),
+    Mutation("replaced objects are forgotten", _replaced_objects_are_forgotten),
     Mutation("a replacement has no name", _a_replacement_has_no_name_in_the_rows),
 )
