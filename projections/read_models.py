@@ -159,6 +159,7 @@ class ReadModels:
         self._linked: dict[str, None] = {}
         self._fleet = _FleetCounts()
         self._last_checkpoint = EMPTY_CHECKPOINT
+        self.replaces: Checkpoint | None = None  # of stored rows that are unusable
 
     @property
     def checkpoint(self) -> Checkpoint:

@@ -252,6 +252,21 @@ async def test_rows_that_were_removed_under_a_running_projector_are_all_written_
     assert stop_at > 5, "they were several batches"
 
 
+async def test_rows_of_which_the_bus_has_lost_some_are_all_written_again() -> None:
+    """The checkpoint is still there, so the rows seem to be written already."""
+    log, rows = log_of_many(), Rows()
+    await all_written(rows, log)
+    lost = next(name for name in rows.content if name.startswith("status."))
+    del rows.content[lost]
+    process = Process(rows, log)
+    process.store.is_watched = False  # the checkpoint goes back
+    await process.start()
+    assert process.warm == [0]
+    await process.fold(len(log))
+    await process.write()
+    assert rows.content == expected(log)
+
+
 async def test_of_two_projectors_that_begin_anew_the_one_that_has_all_rows_makes_it_so() -> None:
     log, rows = log_of_many(), Rows()
     foremost = await all_written(rows, log[:-1])

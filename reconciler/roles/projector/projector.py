@@ -58,7 +58,11 @@ async def load_models(store: RowStore) -> ReadModels:
         return restore(rows)
     except OutdatedRowsError as error:
         _logger.warning("rebuilding the read models from the log", reason=str(error))
-        return ReadModels()
+        models = ReadModels()
+        stored = read_checkpoint(rows.get(CHECKPOINT, b""))
+        if stored is not None and stored.schema == SCHEMA:  # not that of a later release
+            models.replaces = stored
+        return models
 
 
 class _Stored(NamedTuple):
@@ -196,7 +200,10 @@ class Projector:
         """Read the checkpoint. A checkpoint of a later release counts as newer."""
         payload, revision = await self._store.checkpoint()
         checkpoint = read_checkpoint(payload)
-        if checkpoint is not None and (checkpoint.schema, checkpoint.is_whole) < (SCHEMA, True):
+        if checkpoint is not None and (
+            (checkpoint.schema, checkpoint.is_whole) < (SCHEMA, True)
+            or checkpoint == self._models.replaces
+        ):
             checkpoint = None
         self._stored = _Stored(checkpoint, revision)
         return self._stored
