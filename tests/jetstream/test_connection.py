@@ -468,4 +468,4 @@ async def test_a_flush_speaks_of_what_was_sent_before_it(
 
 def test_a_server_without_room_for_a_stream_is_reported_in_full() -> None:
     error = to_bus_error(ApiError(500, 10049, "error creating store for stream"), "CREATE")
-    assert "the disk of the server is full" in str(error)
+    assert "the server's disk is full" in str(error)

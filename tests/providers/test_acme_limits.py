@@ -167,7 +167,7 @@ class Asking(AcmeClient):
         del url
         return Authorization(Identifier("dns", "a.test"), "pending", [self._challenge])
 
-    def ready(self, challenge: Challenge) -> None:
+    def report_ready(self, challenge: Challenge) -> None:
         self.shown.append(challenge.token)
 
 

@@ -699,7 +699,7 @@ from reconciler.provider.secrets import Secrets
 from tests.host_access import EVERYTHING
 
 class KillBefore:
-    is_free, pace_seconds, left = False, 0.0, int(sys.argv[2])
+    is_free, pace_seconds, remaining = False, 0.0, int(sys.argv[2])
 
     async def wait(self, *, goes_first=False):
         self.remaining -= 1

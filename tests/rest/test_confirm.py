@@ -120,10 +120,10 @@ async def test_a_write_between_our_read_and_our_write_is_not_overwritten(
     async with by_hand(caddy_url) as human:
 
         class Between(HostProxy):
-            async def _ask(self, head: str, body: bytes) -> bytes:
+            async def _forward(self, head: str, body: bytes) -> bytes:
                 if head.startswith("PATCH"):
                     (await human.patch("/id/web/match", json=[{"path": ["/b"]}])).raise_for_status()
-                return await super()._ask(head, body)
+                return await super()._forward(head, body)
 
         (await human.patch(ROUTES, json=[])).raise_for_status()
         async with Between(caddy_url) as between:

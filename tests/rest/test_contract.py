@@ -38,7 +38,7 @@ class TestFigure(ProviderContract, HttpFaultContract):
 class _KeyProxy(Proxy):
     """Has the API's key where a test asks without one."""
 
-    async def _ask(self, head: str, body: bytes) -> bytes:
+    async def _forward(self, head: str, body: bytes) -> bytes:
         key = "" if "x-api-key" in head.lower() else f"\r\nX-API-Key: {API_KEY}"
         return await super()._forward(head + key, body)
 
@@ -83,7 +83,7 @@ class TestAddress(ProviderContract, HttpFaultContract):
 class HostProxy(Proxy):
     """Says the API's own name, since Caddy answers to no other."""
 
-    async def _ask(self, head: str, body: bytes) -> bytes:
+    async def _forward(self, head: str, body: bytes) -> bytes:
         host = urlsplit(self.upstream).netloc
         lines = [
             f"Host: {host}" if line.lower().startswith("host:") else line
