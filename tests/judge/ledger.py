@@ -102,7 +102,7 @@ class Resource:
     approved: str = ""
     requested_approval: tuple[str, object] = ("", None)
     plan: object = None
-    held_since: datetime | None = None  # of a configuration: its API is newer than the log
+    held_by: e.LogEvent | None = None  # of a configuration: its API is newer than the log
     has_been_held: bool = False
 
     @property
@@ -312,9 +312,9 @@ def _of_resource(resource: Resource, event: e.LogEvent) -> None:  # noqa: C901, 
         case e.AbsenceDoubted(missing=missing, owned=owned):
             resource.doubted = LossCount(missing, owned)
         case e.TwinDetected():
-            resource.held_since, resource.has_been_held = event.time, True
+            resource.held_by, resource.has_been_held = event, True
         case e.HoldApproved(hold="Twin"):
-            resource.held_since = None
+            resource.held_by = None
         case e.DriftDetected():
             resource.outcome = None
         case e.OwnershipClaimed(external_name, uid, object=ExternalObject() as second):

@@ -22,7 +22,7 @@ from tests.judge.history import Effect
 from tests.judge.ledger import OWNER_LABEL, Ledger, Resource
 from tests.judge.rule import Happening, on, rule
 
-_HELD_SOON = timedelta(seconds=15)
+_HELD_SOON_SECONDS = 15.0
 
 # --- whose an object is
 
@@ -192,11 +192,19 @@ def invented_twin(of: Happening[TwinDetected]) -> Iterator[str]:
 def write_to_a_held_api(of: Happening[ActionDecided | ActionRetried]) -> Iterator[str]:
     """Nothing is written to an API while it has objects that are newer than the log (invariant 7).
 
-    A decider may have read the log a moment ago, by a clock of its own.
+    A decider may have read the log a moment ago. Its clock may be wrong, so the time is that of the
+    message that it processed.
     """
     config = of.ledger.resources.get(config_key(of.data.action.provider_config))
-    held_since = None if config is None else config.held_since
-    if held_since is not None and of.event.time > held_since + _HELD_SOON:
+    if config is None or config.held_by is None:
+        return
+    held = of.ledger.history.message(config.held_by.causationposition)
+    cause = of.ledger.history.message(of.event.causationposition)
+    if held is None or cause is None:
+        is_late = of.event.time > config.held_by.time + timedelta(seconds=_HELD_SOON_SECONDS)
+    else:
+        is_late = cause.stored_at > held.stored_at + _HELD_SOON_SECONDS
+    if is_late:
         yield f"{of.data.action.action_id} was begun while its API is held"
 
 

@@ -17,7 +17,7 @@ from tests.simulation.person import answer_holds
 from tests.simulation.world import World
 
 _QUIET_SECONDS = 12.0
-_SCRUBBED_SECONDS = FIRST_DELAY_SECONDS + CHECK_SECONDS + 15.0
+_SCRUBBED_SECONDS = FIRST_DELAY_SECONDS + CHECK_SECONDS + 40.0
 _MAX_LETTING_GO = 12
 _MAX_ROUNDS = 40
 _MAX_ANSWERS = 3
