@@ -650,6 +650,7 @@ def _schedule_repetition(
         retry_at=event.time,
         retry_seconds=0.0,
         unknown_results=0,
+        may_be_partial=False,
         is_lookup=False,
         **changes,
     )
@@ -1055,12 +1056,14 @@ def _with_failure(flight: InFlight, data: ActionFailed) -> InFlight:
     """Return the action after a failed attempt."""
     was_unclear = flight.is_lookup and data.error.error_class == "Unknown"
     is_certain = data.effect in (Effect.NOT_SENT, Effect.REFUSED)
+    is_partial = data.effect is Effect.PARTIAL and flight.action.operation == "Create"
     return replace(
         flight,
         failed=data.error,
         failed_at=data.reported_at,
         retry_at=None,
         unknown_results=flight.unknown_results + (data.effect is Effect.UNKNOWN),
+        may_be_partial=flight.may_be_partial or is_partial,
         effect=effect_after(flight.effect, data.effect),
         is_unclear=was_unclear or (flight.is_unclear and is_certain),
     )

@@ -141,6 +141,8 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     unknown_results: int = (
         0  # attempts with an unknown result since a lookup or an operator found no effect
     )
+    # whether an attempt of a creation was throttled since a lookup or an operator found no effect
+    may_be_partial: bool = False
     is_lookup: bool = False  # whether the current attempt is a lookup, not a call
     is_unclear: bool = False  # whether the lookup after the last unknown result was inconclusive
     hold_message: str = ""  # what an operator must decide
@@ -158,8 +160,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
         An update or deletion with a partial effect needs no lookup, because the next write corrects
         it.
         """
-        is_partial_creation = self.effect is Effect.PARTIAL and self.action.operation == "Create"
-        return self.unknown_results > 0 or is_partial_creation
+        return self.unknown_results > 0 or self.may_be_partial
 
     @property
     def had_no_effect(self) -> bool:

@@ -57,7 +57,7 @@ class Witness:
         self._stop = stop
         self.violations: list[str] = []
         self.turns = Turns()
-        truth, traits = SimulatedTruth(api, lies, vault, kinds), api.traits
+        truth, traits = SimulatedTruth(api, lies, vault, kinds, decisions), api.traits
         self.history = truth.history = History(
             answers=decisions.answers,
             objects=(),
@@ -153,8 +153,11 @@ class SimulatedTruth:
     history: History
     ledger: Ledger
 
-    def __init__(self, api: Api, lies: Lies, vault: Vault, kinds: KindRegistry) -> None:
+    def __init__(
+        self, api: Api, lies: Lies, vault: Vault, kinds: KindRegistry, decisions: Decisions
+    ) -> None:
         self._api = api
+        self._decisions = decisions
         self._lies = lies
         self._vault = vault
         self._kinds = kinds
@@ -184,6 +187,9 @@ class SimulatedTruth:
         if traits.addresses:
             inbox = f"_INBOX.{message.message_id}"
             answers = [each for to, each in self.history.answers or () if to == inbox]
+            rejection = self._decisions.rejections.get((key, message.position))
+            if rejection is not None:  # the answer may be lost, this is not
+                answers.append(rejection[0].answer)
             is_refused = any(each in answer.message for answer in answers for each in _CIRCLES)
             return is_refused and self._may_close_a_circle(key.name)
         defined = (each.stored_at for each in log if each.event.key.kind == KIND_DEFINITION_KIND)

@@ -191,6 +191,7 @@ flights = st.builds(
     numbers,
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     texts,
     st.booleans(),
 )

@@ -18,6 +18,7 @@ from events.log import (
     ActionNotDone,
     ActionRetried,
     ActionSucceeded,
+    Effect,
     LookupDecided,
     OwnershipClaimed,
     ResourceEvent,
@@ -776,6 +777,26 @@ def test_a_creation_that_was_only_throttled_is_repeated():
     story = declared_story(NAMELESS)
     story.fail("Throttled")
     assert only(ActionRetried, story.wake(3600))
+
+
+def test_a_creation_that_was_throttled_after_its_lookup_is_looked_up_once_more():
+    """It may consist of several calls, and the first of them may have created the object."""
+    story = declared_story()
+    unknown(story, 2)
+    story.fail("Refused")
+    assert only(LookupDecided, story.wake(3600))
+    story.look(None)
+    assert story.flight.effect is Effect.UNKNOWN
+    story.wake(3600)
+    story.fail("Throttled")
+    assert story.flight.is_in_doubt
+    assert only(ActionRetried, story.wake(3600))
+    story.fail("Refused")
+    assert only(LookupDecided, story.wake(3600))
+    story.look(None)
+    story.wake(3600)
+    story.fail("Refused")
+    assert story.idle, "the lookup showed that nothing was created"
 
 
 def test_the_log_keeps_every_step():
