@@ -228,8 +228,11 @@ def test_a_refreshed_plan_lists_only_the_apis_of_its_resources(
     running = running_up[1]
     private = json.loads(config(running, "private"))
     private["spec"]["credentialsRef"] = {"env": "TOKEN_OF_THE_ROLES"}
-    live.write("own.yaml", shape("refreshed"))
-    live.ok("apply", "-f", "-", "--wait", text=shape("refreshed") + "---\n" + json.dumps(private))
+    # A listing shows every change in its scope, so the scope holds no objects of other tests.
+    live.ok("apply", "-f", "-", "--wait", text=config(running, "refreshed"))
+    live.ok("apply", "-f", "-", "--wait", text=json.dumps(private))
+    live.write("own.yaml", of_config("refreshed-own", "refreshed"))
+    live.ok("apply", "-f", "own.yaml", "--wait")
     try:
         ran = live.run("plan", "-f", "own.yaml", "--refresh", "-o", "json")
         assert ran.status == 0, ran.out

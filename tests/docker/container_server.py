@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from infra.embedded import EmbeddedServer
 from infra.embedded.server import DEFAULT_MAX_PAYLOAD_BYTES
 from infra.jetstream.connection import api_request, connect
+from infra.jetstream.errors import BusUnavailableError
 from infra.jetstream.topology import delete_stream
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ CONFIGURATION = f"""\
 jetstream {{ store_dir: /data, sync_interval: always }}
 max_payload: {DEFAULT_MAX_PAYLOAD_BYTES}
 """
+
+_START_SECONDS = 120  # on a slow disk, the server reads its streams for long before it listens
 
 
 class ContainerServer(EmbeddedServer):
@@ -45,9 +48,18 @@ class ContainerServer(EmbeddedServer):
     async def start(self, data_dir: Path, **_ignored: object) -> str:
         """Start the container again if it was killed; its data are still there."""
         await asyncio.to_thread(self._container.start)
-        nc = await connect(self.url, name="test")
+        try:
+            nc = await connect(self.url, name="test", patience_seconds=_START_SECONDS)
+        except BusUnavailableError as error:
+            raise AssertionError(f"{error}; {await asyncio.to_thread(self._describe)}") from error
         await nc.close()
         return self.url
+
+    def _describe(self) -> str:
+        """Return the state and the last log lines of the container."""
+        self._container.reload()
+        lines = self._container.logs(tail=20).decode()
+        return f"the container is {self._container.attrs['State']}, its log ends with:\n{lines}"
 
     async def kill(self) -> None:
         """End the server at once, and the container with it."""
@@ -55,6 +67,8 @@ class ContainerServer(EmbeddedServer):
 
         with suppress(APIError):  # it does not run
             await asyncio.to_thread(self._container.kill)
+        # A container that still ends counts as running, and a start would do nothing.
+        await asyncio.to_thread(self._container.wait)
 
     async def stop(self) -> None:
         """End it in order."""
