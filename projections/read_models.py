@@ -305,9 +305,9 @@ class ReadModels:
             rows[_row_name(DAMAGE, name)] = _encoder.encode(self.damage[name])
         for name in self._dirty:
             rows[_row_name(STATUS, name)] = self._status_bytes(name)
-        # even if the counts are unchanged, because intermediate rows may have been stored
-        if self._dirty:
-            rows[FLEET] = _encoder.encode(self._fleet.summary())
+        # Even if the counts are unchanged: intermediate rows may have been stored, and rows without
+        # counts are incomplete.
+        rows[FLEET] = _encoder.encode(self._fleet.summary())
         changes = RowChanges(self._last_checkpoint, self.checkpoint, rows, bool(self._dirty_damage))
         self._forget_changes()
         return changes
@@ -372,11 +372,13 @@ def restore(rows: Mapping[str, bytes], *, is_selection: bool = False) -> ReadMod
                 models.status[key.replace(".", "/")] = _status.decode(payload)
             elif model == DAMAGE:
                 models.damage[key.replace(".", "/")] = _damage.decode(payload)
-        counted = _fleet.decode(rows[FLEET]) if FLEET in rows else FleetSummary()
-    except (KeyError, msgspec.DecodeError) as error:
+        counted = None if is_selection else _fleet.decode(rows[FLEET])
+    except KeyError as error:
+        raise OutdatedRowsError(f"stored rows are incomplete: {error} is missing") from None
+    except msgspec.DecodeError as error:
         raise OutdatedRowsError(f"stored rows are unreadable: {error}") from None
     models.set_checkpoint(checkpoint)
-    if not is_selection:
+    if counted is not None:
         _check_complete(models.fleet(), counted)
     return models
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from events.external import digest
 from events.intake import FinalizerReleased, FinalizerRequested, ForcedRelease
+from events.integrity import LogDamage
 from events.log import Condition, LogEvent, OutcomeRecorded
 from events.manifest import EXTERNAL_NAME_ANNOTATION
 from projections.ownership import ownership_of
@@ -423,11 +425,31 @@ def test_nothing_applied_is_nothing_to_write():
         {CHECKPOINT: b'{"position":3,"schema":1}', "status.a.b.c": b"{}"},
         {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3)), "status.a.b.c": b"{}"},
         {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3, is_whole=False))},
+        {CHECKPOINT: encode_checkpoint(Checkpoint(SCHEMA, position=3))},
     ],
 )
 def test_rows_that_cannot_be_used_are_reported(broken: dict[str, bytes]):
     with pytest.raises(OutdatedRowsError):
         restore(broken)
+
+
+def test_rows_are_incomplete_if_any_of_them_is_lost():
+    stored = dict(rebuild(of(converged())).rows())
+    assert len(stored) > 2
+    for count in range(len(stored)):
+        for names in itertools.combinations(stored, count):
+            with pytest.raises(OutdatedRowsError):
+                restore({name: stored[name] for name in names})
+    assert restore(stored).position
+
+
+def test_changes_that_only_mark_damage_store_complete_rows():
+    models = ReadModels()
+    models.fold_damage(LogDamage("Unreadable", 1, 0, "an event", "none"))
+    changes = models.take_changes()
+    assert changes is not None
+    rows = {name: row for name, row in changes.rows.items() if row is not None}
+    assert restore({**rows, CHECKPOINT: encode_checkpoint(changes.checkpoint)}).damage
 
 
 def test_restored_rows_continue_from_their_checkpoint():
