@@ -45,7 +45,7 @@ _MAX_SET_NAME: Final = 63
 _WHERE: Final = "spec.composition"
 
 
-class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _EmptySchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No fields: those of a definition are its own."""
 
 
@@ -67,7 +67,7 @@ def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
     kind = composed_kind(
         name,
         spec.api_version,
-        _Nothing,
+        _EmptySchema,
         composes=partial(_compose, parts, defined_outputs.input_names),
         summary=defined_outputs.summary,
         ready=_ready,

@@ -18,7 +18,7 @@ from events.excerpt import some
 from events.field_hints import field_error
 from events.manifest import Fields, InvalidManifestError, Manifest
 from infra.providers.rest.expressions import Expression, ExpressionError, count_values
-from infra.providers.rest.places import Template
+from infra.providers.rest.json_paths import Template
 from reconciler.composites.components import Component, CompositionRecord, Part, is_usable
 
 MAX_RESOURCES: Final = 500
