@@ -1,8 +1,8 @@
-"""Providers: the clients of external APIs, one module for each kind.
+"""Providers: clients of external APIs, one module or package per system.
 
 A provider implements ``reconciler.provider.Provider`` and registers its ``Kind`` as an entry point.
-HTTP providers share ``http`` (one call, sent once), ``answers`` (the meaning of responses),
-``endpoint`` (where to call), ``listing`` (all pages of a scope) and ``conflicts`` (obstacles).
-``file_root`` and ``file_attributes`` are parts of the kind ``File``. This package may import
-``events`` and the interfaces of ``reconciler``.
+HTTP providers share ``http`` (calls that are sent once), ``answers`` (the classification of
+responses) and ``endpoint`` (endpoints and credentials). ``file_root``, ``file_attributes`` and
+``file_errors`` belong to the kind ``File``. This package may import ``events`` and the interfaces
+of ``reconciler``.
 """

@@ -1,8 +1,8 @@
-"""The meaning of an HTTP response: the class of a refusal, and the body of a success.
+"""Interpret HTTP responses: classify refusals, and decode the bodies of successes.
 
-The method shows whether a call was a write. A 4xx proves that a write was not executed, except for
-a few that a gateway sends by itself, or that concern another call. Any other refusal leaves the
-result of a write unknown; a read has no result that could be unknown (ADR 0070).
+The method shows whether a call was a write. A 4xx proves that a write was not executed, unless a
+gateway may have sent it or it concerns another call. After any other refusal, the result of a write
+is unknown. The result of a read never is (ADR 0070).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from reconciler.secrecy import Secrecy
 
 MAX_DETAIL_CHARACTERS = 500
 MIN_SEARCHED_CHARACTERS = 16_384
-"""Of a refusal's body that is searched for secrets before its start is quoted; more for long
-secrets."""
+"""Start of a refusal's body to search for secrets before quoting it. Longer secrets require
+more."""
 
 MAX_EXPLANATION_BYTES = 1024 * 1024
-"""A longer refusal is quoted without decoding. Decoding of 30 MiB takes 0.1 s."""
+"""Longer refusals are quoted without decoding, because decoding 30 MiB takes 0.1 s."""
 
-_MAX_UTF8_BYTES = 4  # of one character
+_MAX_UTF8_BYTES = 4  # per character
 
 
 class _Named(Protocol):
@@ -47,31 +47,33 @@ class _Named(Protocol):
 _T = TypeVar("_T")
 _N = TypeVar("_N", bound=_Named)
 _READS = frozenset({"GET", "HEAD"})
-_PROVES_NOTHING = frozenset({404, 408, 409, 425})
-"""Client errors to a write that a gateway may send after the API got the request, or that concern
-an earlier request with the same key. 429 also belongs here, and has its own class."""
+_INCONCLUSIVE_STATUSES = frozenset({404, 408, 409, 425})
+"""Client errors that a gateway may send after the API received a write, or that concern an earlier
+request with the same key. 429 is one, too, but has its own error class."""
 
-_CONFIGURATION_AT_FAULT = {
+_CONFIGURATION_REMEDIES = {
     401: "check the secret of spec.credentialsRef",
     403: "check the secret of spec.credentialsRef and its permissions",
     404: "nothing exists at this path; check spec.endpoint",
 }
-"""Refusals that no other generation of an object would avoid. They are retried until people act."""
+"""Refusals that no change to the manifest would avoid, so they are retried until an operator
+acts."""
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Raised for text that is not JSON, has another form, or is nested more deeply than the decoder
-allows."""
+"""Raised by a decoder for text that is not JSON, does not match its type, or is nested too
+deeply."""
 
 _REDIRECTED = 300
 _CLIENT_ERROR = 400
 _SERVER_ERROR = 500
-_ENDS_BY_ITSELF = frozenset({408, 425})
+_TRANSIENT_STATUSES = frozenset({408, 425})
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """One call and its complete response.
+    """A call and its complete response.
 
-    ``url`` has no query, which may be long. ``headers`` ignore case, and ``content`` is unpacked.
+    ``url`` omits the query, which may be long. ``headers`` ignores case, and ``content`` is
+    decompressed.
     ``secrecy`` hides secrets when the response is quoted.
     """
 
@@ -84,7 +86,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Problem(msgspec.Struct, frozen=True, gc=False):
-    """The members of an RFC 9457 problem that are meant for people."""
+    """The human-readable members of an RFC 9457 problem."""
 
     type: str = ""
     title: str = ""
@@ -95,43 +97,45 @@ _problem_decoder = msgspec.json.Decoder(_Problem)
 
 
 def is_read(method: str) -> bool:
-    """Return whether a call changes nothing."""
+    """Return whether a method only reads."""
     return method in _READS
 
 
 def inconclusive(method: str) -> type[NotDoneError | UnknownResultError]:
-    """Return the class of a call that was sent and got no clear response."""
+    """Return the error class for a call that was sent but got no conclusive response."""
     return NotDoneError if is_read(method) else UnknownResultError
 
 
 def refusal(response: Response) -> ProviderError:
-    """Classify a response that is not a success and has no special meaning in this API.
+    """Return the error for a refusal that has no special meaning in this API.
 
-    A 404 is that of the collection: providers recognize a missing object themselves.
+    A 404 is assumed to concern the collection: providers detect a missing object themselves.
     """
-    status, is_of_read = response.status_code, is_read(response.method)
+    status, is_from_read = response.status_code, is_read(response.method)
     text = f"{_call(response)} returned {status}: {problem_text(response)}"
     wait = retry_after_seconds(response)
     if _REDIRECTED <= status < _CLIENT_ERROR:
         text += " (redirects are not followed; correct spec.endpoint)"
-    elif status in _CONFIGURATION_AT_FAULT:
-        text += f" ({_CONFIGURATION_AT_FAULT[status]})"
+    elif status in _CONFIGURATION_REMEDIES:
+        text += f" ({_CONFIGURATION_REMEDIES[status]})"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError(text, status=status, retry_after_seconds=wait)
     is_proof = _CLIENT_ERROR <= status < _SERVER_ERROR
-    if not is_proof or (status in _PROVES_NOTHING and not is_of_read):
+    if not is_proof or (status in _INCONCLUSIVE_STATUSES and not is_from_read):
         return inconclusive(response.method)(text, status=status, retry_after_seconds=wait)
-    may_succeed = status in _CONFIGURATION_AT_FAULT or status in _ENDS_BY_ITSELF or wait is not None
-    if may_succeed or (status == HTTPStatus.GONE and is_of_read):
+    may_succeed = (
+        status in _CONFIGURATION_REMEDIES or status in _TRANSIENT_STATUSES or wait is not None
+    )
+    if may_succeed or (status == HTTPStatus.GONE and is_from_read):
         return NotDoneError(text, status=status, retry_after_seconds=wait)
     return RefusedError(text, status=status)
 
 
 @contextmanager
 def in_doubt(response: Response) -> Generator[None]:
-    """Keep the result of a write unknown if the read that must show it fails.
+    """Keep the result of a write unknown if the read that must determine it fails.
 
-    A 404 to a write proves nothing by itself: any gateway can send one.
+    By itself, a 404 response to a write proves nothing, because any gateway can send one.
     """
     try:
         yield
@@ -145,7 +149,7 @@ def in_doubt(response: Response) -> Generator[None]:
 
 
 def decode_body(response: Response, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """Decode the body of a success. An undecodable one leaves the result unknown."""
+    """Decode the body of a success. If that fails, the result of a write is unknown."""
     try:
         return decoder.decode(response.content)
     except UNDECODABLE as error:
@@ -153,7 +157,7 @@ def decode_body(response: Response, decoder: msgspec.json.Decoder[_T]) -> _T:
 
 
 def decode_object(external_name: str, response: Response, decoder: msgspec.json.Decoder[_N]) -> _N:
-    """Decode the body of a success, which must be about the requested object."""
+    """Decode the body of a success, which must describe the requested object."""
     body = decode_body(response, decoder)
     if body.name != external_name:
         raise build_unusable_error(
@@ -163,7 +167,7 @@ def decode_object(external_name: str, response: Response, decoder: msgspec.json.
 
 
 def build_undecodable_error(response: Response, error: Exception) -> ProviderError:
-    """Describe a success whose body the decoder refuses."""
+    """Return the error for a success whose body cannot be decoded."""
     is_deep = isinstance(error, RecursionError)
     return build_unusable_error(
         response, "its JSON is nested too deeply" if is_deep else str(error)
@@ -171,7 +175,7 @@ def build_undecodable_error(response: Response, error: Exception) -> ProviderErr
 
 
 def build_unusable_error(response: Response, reason: str) -> ProviderError:
-    """Describe a success whose body is not what the API promises."""
+    """Return the error for a success with an invalid body."""
     return inconclusive(response.method)(
         f"{_call(response)} returned {response.status_code} with an invalid body: {reason}",
         status=response.status_code,
@@ -179,7 +183,7 @@ def build_unusable_error(response: Response, reason: str) -> ProviderError:
 
 
 def problem_text(response: Response) -> str:
-    """Return the API's explanation: that of an RFC 9457 problem, or the start of the body."""
+    """Return the API's explanation: the text of an RFC 9457 problem, or the start of the body."""
     problem = explanation(response, _problem_decoder) or _Problem()
     text = problem.detail or problem.title
     if not text:
@@ -191,7 +195,7 @@ def problem_text(response: Response) -> str:
 
 
 def explanation(response: Response, decoder: msgspec.json.Decoder[_T]) -> _T | None:
-    """Decode the body of a refusal; None if it has another form or is too long."""
+    """Decode the body of a refusal; None if it has another structure or is too long."""
     if len(response.content) > MAX_EXPLANATION_BYTES:
         return None
     try:
@@ -206,13 +210,13 @@ def decode_start(content: bytes, characters: int) -> str:
 
 
 def start_of(text: str, response: Response) -> str:
-    """Return the start of an API's text without secrets. The text may have megabytes."""
-    # Before it is cut, because the start of a secret would not be found.
+    """Return the start of an API's text without secrets. The text may be megabytes long."""
+    # Hide secrets before cutting the text, because the start of a cut secret is not recognized.
     return response.secrecy.hide_start(text, MIN_SEARCHED_CHARACTERS)
 
 
 def retry_after_seconds(response: Response) -> float | None:
-    """Parse ``Retry-After``: seconds, or a date by the API's own clock if it sends one."""
+    """Return the seconds to wait by ``Retry-After``, which may be a date on the API's clock."""
     text = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         seconds = float(text)

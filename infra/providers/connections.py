@@ -1,9 +1,9 @@
 """HTTP/1.1 connections to one API. Each carries one call at a time, and every call is sent once.
 
-They expose what a client library hides: whether anything of a call was sent. For a write, this
+They expose what client libraries hide: whether any part of a call was sent. For a write, this
 decides whether to repeat it or to look up its result (ADR 0003, ADR 0004).
 
-A response is limited while it is received and while it is unpacked (ADR 0057).
+The size of a response is limited while it is received and decompressed (ADR 0057).
 """
 
 from __future__ import annotations
@@ -27,41 +27,40 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from infra.providers.host_guard import HostGuard
 
 MAX_HEADER_BYTES = 64 * 1024
-"""Of all headers of a response. Servers in use send less than 16 KiB."""
+"""Limit on the headers of a response. Common servers send less than 16 KiB."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-"""Of one response, as sent and as unpacked: a page of 1,000 objects of 32 KiB each."""
+"""Limit on a response as sent and as decompressed: a page of 1,000 objects of 32 KiB each."""
 
 MAX_HELD_BYTES = 4 * MAX_BODY_BYTES
-"""Of all responses that one API sends at the same time, because many large ones would add up."""
+"""Limit on the total size of an API's concurrent responses."""
 
 MAX_PIECES = 250_000
-"""Of a body. Some servers send a chunk for each object. Chunks of one byte would keep the loop busy
-for seconds before the body is large."""
+"""Limit on the chunks of a body. Some servers send one per object. One-byte chunks would keep the
+event loop busy for seconds before the body reached its size limit."""
 
 _LINE_BYTES = 32
-"""Size of a header in addition to its characters, as HTTP/2 counts it (RFC 9113, 6.5.2)."""
+"""Overhead per header in addition to its characters, as in HTTP/2 (RFC 9113, 6.5.2)."""
 
 _SMALL_BYTES = 4096
-"""Smaller pieces of a body are joined when they arrive, because each needs 40 additional bytes."""
+"""Smaller pieces of a body are joined on arrival, because each has an overhead of 40 bytes."""
 
 _KEPT_BYTES = 256 * 1024
-"""A smaller body is kept until the connection's next response. To free it earlier would return its
-pages to the kernel, and the next response would need new ones, which costs half as much as the
-call."""
+"""A smaller body is kept until the connection's next response. Freeing it earlier would return its
+pages to the kernel, and allocating new ones costs half as much as the call."""
 
 _SLICE_BYTES = 1024 * 1024
-"""Unpacked between two turns of the event loop: about a millisecond."""
+"""Bytes to decompress per turn of the event loop, which takes about a millisecond."""
 
-_SECOND_ADDRESS_SECONDS = 0.25  # RFC 8305: an API that is unreachable over IPv6 responds over IPv4
+_SECOND_ADDRESS_SECONDS = 0.25  # RFC 8305: fall back to IPv4 if IPv6 is unreachable
 _ANY_WRAPPER = 47  # zlib or gzip
-_PACKED = frozenset({"gzip", "x-gzip"})
-_UNPACKED = frozenset({"", "identity"})
-_SHOWN_CHARACTERS = 40
+_GZIP_ENCODINGS = frozenset({"gzip", "x-gzip"})
+_IDENTITY_ENCODINGS = frozenset({"", "identity"})
+_QUOTED_CHARACTERS = 40
 
 
 class NotSentError(Exception):
-    """There was no connection, so nothing of the call was sent."""
+    """There was no connection, so no part of the call was sent."""
 
 
 class ConnectionCutError(ConnectionError):
@@ -73,7 +72,7 @@ class InvalidResponseError(ValueError):
 
 
 class _ReceivedSize:
-    """Size of the responses that the connections to one API receive and unpack."""
+    """Total size of the responses that the connections to one API are receiving."""
 
     __slots__ = ("size",)
 
@@ -90,7 +89,7 @@ class Headers(Mapping[str, str]):
         self._values: dict[str, str] = {}
 
     def add(self, name: str, value: str) -> None:
-        """Add one line."""
+        """Add a header line."""
         lower = name.lower()
         previous = self._values.get(lower)
         self._values[lower] = value if previous is None else f"{previous}, {value}"
@@ -106,7 +105,7 @@ class Headers(Mapping[str, str]):
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
-    """A response as it was received; ``content`` is unpacked."""
+    """A received response; ``exchange`` returns it with decompressed ``content``."""
 
     status: int
     headers: Headers
@@ -114,7 +113,7 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Connection(asyncio.Protocol):
-    """One connection. The callbacks of the parser read its responses."""
+    """A connection. Its parser's callbacks assemble the responses."""
 
     def __init__(self, received_size: _ReceivedSize) -> None:
         self.used_at = 0.0
@@ -135,7 +134,7 @@ class Connection(asyncio.Protocol):
     async def exchange(self, request: bytes, deadline: float) -> Received:
         """Send a request and wait for its complete response. A failed connection is closed.
 
-        ``deadline``: by the loop's clock. Raises ``NotSentError``, ``TimeoutError``,
+        ``deadline`` is a time on the loop's clock. Raises ``NotSentError``, ``TimeoutError``,
         ``ConnectionCutError`` or ``InvalidResponseError``.
         """
         loop = asyncio.get_running_loop()
@@ -145,7 +144,7 @@ class Connection(asyncio.Protocol):
             self._send(request)
             received = await self._response
             return await self._unpack_body(received, deadline) if _is_packed(received) else received
-        except BaseException:  # abandoned: its response must not be taken for that of the next call
+        except BaseException:  # the next call must not receive this response
             self.close()
             raise
         finally:
@@ -163,7 +162,7 @@ class Connection(asyncio.Protocol):
             raise NotSentError(str(error)) from error
 
     def close(self) -> None:
-        """Close it immediately. A waiting call fails as cut."""
+        """Close the connection immediately. A waiting call raises ``ConnectionCutError``."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()
@@ -172,17 +171,17 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
-        # uvloop's transports have another class
+        # uvloop's transports do not inherit from asyncio.Transport
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse a part of a response. A response without a request ends the connection."""
+        """Parse part of a response. Close the connection if no request is waiting for one."""
         if self._response is None or self._response.done():
             self.close()
             return
         body_bytes = self._body_bytes
         try:
-            self._take(len(data))
+            self._count(len(data))
             self._parser.feed_data(data)
             if not self._response.done():
                 self._check_progress(len(data), self._body_bytes - body_bytes)
@@ -193,7 +192,7 @@ class Connection(asyncio.Protocol):
             self._fail(InvalidResponseError(str(cause)))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the connection, and with it a response without a length."""
+        """Mark the connection as closed, which also ends a response without a length."""
         is_closed_by_server, self.is_open = self.is_open and exc is None, False
         if is_closed_by_server and self._has_headers and self._ends_with_connection():
             self.on_message_complete()
@@ -202,7 +201,7 @@ class Connection(asyncio.Protocol):
     # --- the parser's callbacks
 
     def on_message_begin(self) -> None:
-        """Forget what came before, such as ``103 Early Hints``. One response is enough."""
+        """Discard an interim response, such as ``103 Early Hints``. Close on a second response."""
         if self._response is None or self._response.done():
             self.close()
         self._headers, self._header_bytes = Headers(), 0
@@ -217,7 +216,7 @@ class Connection(asyncio.Protocol):
         self._headers.add(name.decode(errors="replace"), value.decode(errors="replace"))
 
     def on_headers_complete(self) -> None:
-        """Note that a body follows."""
+        """Record that the headers are complete."""
         self._has_headers = True
 
     def on_body(self, body: bytes) -> None:
@@ -234,7 +233,7 @@ class Connection(asyncio.Protocol):
             self._body.append(bytearray(body))
 
     def on_message_complete(self) -> None:
-        """Return the response, unless it is an interim one."""
+        """Complete the call with the response, unless it is an interim response."""
         status = self._parser.get_status_code()
         self._has_headers = False
         if status < HTTPStatus.OK or self._response is None or self._response.done():
@@ -247,16 +246,15 @@ class Connection(asyncio.Protocol):
 
     # --- internals
 
-    def _take(self, size: int) -> None:
-        """Count received or unpacked bytes. Raises ``InvalidResponseError`` above a limit."""
+    def _count(self, size: int) -> None:
+        """Count received or decompressed bytes. Raises ``InvalidResponseError`` above a limit."""
         self._received_bytes += size
         self._received_size.size += size
         if self._received_bytes > MAX_BODY_BYTES:
             raise InvalidResponseError(f"it is longer than {_mebibytes(MAX_BODY_BYTES)}")
         if self._received_size.size > MAX_HELD_BYTES:
             raise InvalidResponseError(
-                "the concurrent responses of this API are longer than "
-                f"{_mebibytes(MAX_HELD_BYTES)} together"
+                f"the concurrent responses of this API exceed {_mebibytes(MAX_HELD_BYTES)} in total"
             )
 
     def _release(self) -> None:
@@ -264,19 +262,19 @@ class Connection(asyncio.Protocol):
         self._received_bytes = self._unread_bytes = 0
 
     def _check_progress(self, size: int, body_size: int) -> None:
-        """Raise for headers and trailers without an end, which the parser would keep."""
+        """Raise for endless headers and trailers, which the parser would accumulate."""
         self._unread_bytes = 0 if body_size else self._unread_bytes + size
         if self._unread_bytes > MAX_HEADER_BYTES:
             raise _build_header_error()
 
     async def _unpack_body(self, received: Received, deadline: float) -> Received:
-        """Unpack a body, in slices. Raises ``TimeoutError`` and ``InvalidResponseError``."""
+        """Decompress a body in slices. Raises ``TimeoutError`` and ``InvalidResponseError``."""
         loop = asyncio.get_running_loop()
         slices: list[bytes] = []
-        packed_bytes, self._received_bytes = self._received_bytes, 0  # a separate limit
+        packed_bytes, self._received_bytes = self._received_bytes, 0  # limited separately
         try:
             for piece, is_last in _unpack(received.content):
-                self._take(len(piece))
+                self._count(len(piece))
                 slices.append(piece)
                 if is_last:
                     content = slices[0] if len(slices) == 1 else b"".join(slices)
@@ -300,23 +298,23 @@ class Connection(asyncio.Protocol):
 
 
 def _is_packed(received: Received) -> bool:
-    """Return whether a body is packed.
+    """Return whether a body is compressed.
 
-    Raises ``InvalidResponseError`` for an encoding not offered.
+    Raises ``InvalidResponseError`` for an encoding that was not offered.
     """
     encoding = received.headers.get("content-encoding", "").lower()
-    if not received.content or encoding in _UNPACKED:
+    if not received.content or encoding in _IDENTITY_ENCODINGS:
         return False
-    if encoding not in _PACKED:
+    if encoding not in _GZIP_ENCODINGS:
         raise InvalidResponseError(
-            f"its body is encoded as {encoding[:_SHOWN_CHARACTERS]!r}, but only a single gzip "
+            f"its body is encoded as {encoding[:_QUOTED_CHARACTERS]!r}, but only a single gzip "
             "encoding is supported"
         )
     return True
 
 
 def _unpack(packed: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Unpack a body, a slice at a time, each with whether it is the last one."""
+    """Decompress a body slice by slice, each with whether it is the last one."""
     unpacker = zlib.decompressobj(_ANY_WRAPPER)
     for start in range(0, len(packed), _SLICE_BYTES):
         rest = packed[start : start + _SLICE_BYTES]
@@ -336,13 +334,13 @@ def _mebibytes(size: int) -> str:
 
 
 class Connections:
-    """A limited number of connections to one host, which are kept for some time after a call.
+    """A pool of connections to one host, which stay open for a while after a call.
 
-    ``guard`` judges the addresses of the host at each resolution.
+    ``guard`` checks the host's addresses after each resolution.
 
-    ``socket_path``: a local socket instead of host and port. ``tls`` is None for a plain
-    connection. ``connecting_seconds``: time limit for a connection. ``idle_seconds``: time during
-    which an idle one is used again.
+    ``socket_path`` names a Unix socket to use instead of host and port. ``tls`` is None for
+    plaintext. ``connecting_seconds`` limits the time to connect, and ``idle_seconds`` the time for
+    which an idle connection may be reused.
     """
 
     def __init__(
@@ -371,10 +369,10 @@ class Connections:
         self._is_closed = False
 
     async def exchange(self, request: bytes, seconds: float) -> Received:
-        """Send a request over one of them, and wait for its complete response, within a time limit.
+        """Send a request, and wait up to ``seconds`` for its complete response.
 
-        Raises as a connection's ``exchange``, and ``ssl.SSLCertVerificationError``: nothing was
-        sent then either.
+        Raises the errors of ``Connection.exchange``, and ``ssl.SSLCertVerificationError``, which
+        also means that nothing was sent.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         connection = await self._acquire()
@@ -389,7 +387,7 @@ class Connections:
             self._slots.release()
 
     def close(self) -> None:
-        """Close all of them permanently. Calls in progress fail as cut."""
+        """Close all connections permanently. Calls in progress raise ``ConnectionCutError``."""
         self._is_closed = True
         for each in self._all:
             each.close()
@@ -415,7 +413,7 @@ class Connections:
             raise NotSentError(f"not established within {self._connecting_seconds:g} s") from None
 
     def _take_idle(self) -> Connection | None:
-        """Take the newest idle one, and close those that are too old."""
+        """Return the newest idle connection, and close those that are too old."""
         oldest = time.monotonic() - self._idle_seconds
         while self._idle and self._idle[0].used_at < oldest:
             self._forget(self._idle.popleft())
@@ -435,7 +433,7 @@ class Connections:
             connection = await self._open()
         except ssl.SSLCertVerificationError:
             raise
-        except OSError as error:  # also errors of TLS
+        except OSError as error:  # includes TLS errors
             raise NotSentError(str(error) or type(error).__name__) from error
         if self._is_closed:  # closed in the meantime
             connection.close()

@@ -1,4 +1,4 @@
-"""Endpoints and credentials of HTTP APIs: checks of configured values."""
+"""Check the configured endpoints and credentials of HTTP APIs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def socket_path(endpoint: str) -> str | None:
     path = endpoint.removeprefix(_SOCKET)
     if not path.startswith("/") or not path.isprintable():
         raise ConfigurationError(
-            f"spec.endpoint: {_quote_endpoint(endpoint)} is not the path of a socket; use "
+            f"spec.endpoint: {_quote_endpoint(endpoint)} is not a socket path; use "
             "unix:///PATH/OF/THE.sock"
         )
     return path
@@ -61,9 +61,9 @@ def checked_endpoint(endpoint: str) -> str:
 
 
 def path_segment(external_name: str, name_problem: Callable[[str], str | None]) -> str:
-    """Quote a name for a path. An invalid one must not become another path, such as ..
+    """Percent-encode a name for use in a path.
 
-    Raises ``RefusedError``: no object can have that name.
+    Raises ``RefusedError`` for an invalid name, such as ``..``, which would be another path.
     """
     problem = name_problem(external_name)
     if problem is not None:
@@ -72,10 +72,10 @@ def path_segment(external_name: str, name_problem: Callable[[str], str | None]) 
 
 
 def leads_elsewhere(text: str) -> bool:
-    """Return whether a text would be another path in an API that decodes before it routes.
+    """Return whether a segment is another path to an API that decodes before it routes.
 
-    Such an API takes an encoded slash for a separator, some take a backslash, and some decode
-    twice. So ``..%2Fadmin`` would leave its collection, and ``a/`` or ``/`` would name a
+    Such an API treats an encoded slash as a separator, some also treat a backslash as one, and some
+    decode twice. So ``..%2Fadmin`` would leave the collection, and ``a/`` or ``/`` would be a
     collection.
     """
     for _ in range(_MAX_DECODINGS):
@@ -86,16 +86,16 @@ def leads_elsewhere(text: str) -> bool:
 
 
 def authorization(secret: str | None, header: str | None = None) -> dict[str, str]:
-    """Return the header of a secret, by default that of a bearer token; none without a secret.
+    """Return the header for a secret, by default as a bearer token; empty if there is no secret.
 
-    Raises ``ConfigurationError`` without showing the secret.
+    Raises ``ConfigurationError``, which does not quote the secret.
     """
     if secret is None:
         return {}
     token = secret.strip()
     if not token or not all("!" <= character <= "~" for character in token):
         raise ConfigurationError(
-            f"spec.credentialsRef: the secret is invalid as {header or 'bearer token'}; it "
+            f"spec.credentialsRef: the secret is not a valid {header or 'bearer token'}; it "
             "must be printable ASCII without spaces, and not empty"
         )
     if header is not None:
@@ -104,5 +104,5 @@ def authorization(secret: str | None, header: str | None = None) -> dict[str, st
 
 
 def _quote_endpoint(endpoint: str) -> str:
-    """Quote a wrong endpoint for a message, unless it may contain a password."""
+    """Quote an invalid endpoint for a message, unless it may contain a password."""
     return "the value (not shown: it has an @)" if "@" in endpoint else repr(endpoint[:200])

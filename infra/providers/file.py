@@ -30,8 +30,8 @@ from events.secret import SecretRef
 from infra.providers.file_attributes import (
     Mark,
     mark_of,
-    own,
     owner_of,
+    set_owner,
     uid_of_inode,
     version_of,
     write_mark,
@@ -66,15 +66,15 @@ MAX_CONTENT_BYTES: Final = 1024 * 1024
 MAX_PAGE_SIZE = 100
 """Files that one call reads, each up to ``MAX_CONTENT_BYTES``."""
 
-_TOO_LARGE: Final = f"spec.content: must have at most {MAX_CONTENT_BYTES} bytes of UTF-8"
-_SHOWN: Final = 80
+_TOO_LARGE: Final = f"spec.content: must be at most {MAX_CONTENT_BYTES} bytes of UTF-8"
+_QUOTED_CHARACTERS: Final = 80
 _MAX_NAME_BYTES = 2048
 _MAX_SEGMENT_BYTES = 255
 _MAX_CONCURRENT_CALLS = 8
 
 _T = TypeVar("_T")
 _ValueName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}(?!\n)$")]
-_PLACE = re.compile(r"\$\{([^{}]*+)\}")  # no "{" within: unclosed ones take linear time
+_PLACEHOLDER = re.compile(r"\$\{([^{}]*+)\}")  # excludes "{", so that matching takes linear time
 _Account = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,255}(?!\n)$")]
 
 
@@ -127,16 +127,16 @@ class FileOutputs(msgspec.Struct, frozen=True):
 
 
 class _Content(NamedTuple):
-    """The content to write. Without data, the file keeps its own."""
+    """The content to write. If ``data`` is None, the file keeps its content."""
 
     data: bytes | None
     is_secret: bool
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of a file's fields: content with its values, mode of four digits.
+    """Return a file's fields in canonical form: values filled in, and a mode of four digits.
 
-    Raises ``InvalidManifestError`` for content that is too large, or names a missing value.
+    Raises ``InvalidManifestError`` if the content is too large or refers to a missing value.
     """
     content, mode = fields.get("content"), fields.get("mode", "0644")
     if values := fields.get("values"):
@@ -153,7 +153,7 @@ def normalize(fields: Fields) -> Fields:
 def _fill_in_values(content: object, values: Mapping[str, object]) -> str:
     if not isinstance(content, str):
         raise InvalidManifestError("spec.values: allowed only if spec.content is a string")
-    pieces = _PLACE.split(content)  # text, name, text, ..., text
+    pieces = _PLACEHOLDER.split(content)  # text, name, text, ..., text
     texts = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()
@@ -161,18 +161,18 @@ def _fill_in_values(content: object, values: Mapping[str, object]) -> str:
     names = Counter(pieces[1::2])
     if unknown := names.keys() - texts.keys():
         raise InvalidManifestError(
-            f"spec.content: ${{{min(unknown)[:_SHOWN]}}} is not in spec.values; use one of "
-            + ", ".join(sorted(texts)[:_SHOWN])
+            f"spec.content: ${{{min(unknown)[:_QUOTED_CHARACTERS]}}} is not in spec.values; use "
+            "one of " + ", ".join(sorted(texts)[:_QUOTED_CHARACTERS])
         )
     size = sum(map(len, pieces[::2])) + sum(len(texts[name]) * names[name] for name in names)
-    if size > MAX_CONTENT_BYTES:  # before the text is made, which could fill the memory
+    if size > MAX_CONTENT_BYTES:  # before building the text, which could exhaust memory
         raise InvalidManifestError(_TOO_LARGE)
     pieces[1::2] = [texts[name] for name in pieces[1::2]]
     return "".join(pieces)
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return the fields with a digest instead of the content, as the provider shows a file."""
+    """Return the fields with a digest instead of the content, as the provider reports files."""
     content = fields.get("content")
     if isinstance(content, str):
         return {**fields, "content": _digest(content.encode())}
@@ -210,17 +210,17 @@ class FileProvider:
         self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="files")
 
     async def create(self, action: Action) -> Effect:
-        """Create a file at a free name. Our own earlier attempt counts as the first response."""
+        """Create a file, or return the one that an earlier attempt of this action created."""
         content = await self._content(action)
         return await self._call(lambda: self._create(action, content), writes=True)
 
     async def update(self, action: Action) -> Effect:
-        """Replace a file that is still the action's, at the action's version."""
+        """Replace the file if it still has the uid and the version of the action."""
         content = await self._content(action)
         return await self._call(lambda: self._update(action, content), writes=True)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete a file that is still the action's, whatever its version.
+        """Delete the file if it still has the uid of the action, whatever its version.
 
         Never delete its folder.
         """
@@ -266,7 +266,7 @@ class FileProvider:
             raise failure(error, writes=writes) from None
 
     async def _content(self, action: Action) -> _Content:
-        """Return the content that the action writes. A digest stands for the existing content."""
+        """Return the content that the action writes. A digest keeps the file's content."""
         if (problem := name_problem(action.external_name)) is not None:
             raise RefusedError(f"invalid name {action.external_name!r}: {problem}")
         content = action.fields["content"]
@@ -287,7 +287,7 @@ class FileProvider:
                 return None
             try:
                 return self._find(folder, name)
-            except PermissionError:  # it exists, and its uid cannot be read
+            except PermissionError:  # it exists, but its uid cannot be read
                 file_stat = stat_of(folder, segment)
                 if file_stat is None:
                     return None
@@ -305,7 +305,7 @@ class FileProvider:
             if existing is not None and (is_published or _is_written_by(existing, action)):
                 return Effect(existing, replayed=True)
             if existing is None:
-                # at this time: published without replacing a file
+                # Another client may create it now: publishing replaces no file.
                 with contextlib.suppress(FileExistsError):
                     return Effect(self._write(folder, action, content, None))
                 existing = self._find(folder, action.external_name)
@@ -341,14 +341,14 @@ class FileProvider:
     def _write(
         self, folder: int, action: Action, content: _Content, existing: ExternalObject | None
     ) -> ExternalObject:
-        """Write the whole file beside its place, and publish it in one step."""
+        """Write the whole file under a temporary name, and publish it in one step."""
         name, segment = action.external_name, action.external_name.rpartition("/")[2]
         temporary_file = temporary_name(action.idempotency_key)
         with open_temporary(folder, temporary_file) as file:
             _fill(file, content.data, folder, segment)
             _mark(file, action, content, existing)
-            own(file, action.fields.get("owner"), action.fields.get("group"))
-            # after the owner, because a change of the owner clears mode bits
+            set_owner(file, action.fields.get("owner"), action.fields.get("group"))
+            # after the owner, because changing it clears mode bits
             os.fchmod(file, int(action.fields["mode"], 8))
             os.fsync(file)
             if existing is None:
@@ -388,7 +388,7 @@ class FileProvider:
     def _read_object(self, file: int, name: str) -> ExternalObject:
         file_stat = os.fstat(file)  # before the content, so that a later change has another version
         mark, has_attributes = mark_of(file)
-        # Another client may have removed the mark from a file that few users may read. It may be a
+        # Another client may have removed the mark. Content that not every user may read may be a
         # secret.
         is_secret = not file_stat.st_mode & stat.S_IROTH if mark is None else mark.secret
         outputs: Fields = {"path": str(self._root.path / name)}
@@ -407,7 +407,7 @@ class FileProvider:
     def _read_content(self, file: int, file_stat: os.stat_result, is_secret: bool) -> Fields:
         if file_stat.st_size > MAX_CONTENT_BYTES:
             return {"bytes": file_stat.st_size}  # a value that cannot be declared
-        data = b"".join(islice(_chunks(file), 2))  # it may be growing
+        data = b"".join(islice(_chunks(file), 2))  # bounded, because the file may be growing
         if is_secret:
             return {"secret": self._secrets.digest(data.decode(errors="backslashreplace"))}
         return _digest(data)
@@ -436,7 +436,7 @@ def _fill(file: int, data: bytes | None, folder: int, segment: str) -> None:
     if data is not None:
         _write_all(file, data)
         return
-    # The existing content stays. Its version is compared before the file is replaced.
+    # Copy the existing content. Its version is compared before the file is replaced.
     source = open_file(folder, segment)
     if source is None:
         raise NotDoneError(f"{segment!r} was deleted in the meantime")
@@ -456,7 +456,7 @@ def _write_all(file: int, data: bytes) -> None:
 def _mark(file: int, action: Action, content: _Content, existing: ExternalObject | None) -> None:
     """Write the mark.
 
-    On a filesystem without attributes, only a file without secrets is allowed.
+    Raises ``RefusedError`` for secret content on a filesystem without extended attributes.
     """
     new_uid = f"file-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
     mark = Mark(
@@ -491,7 +491,7 @@ def _is_other_than_file(file_stat: os.stat_result | None) -> bool:
 def _check(existing: ExternalObject, action: Action) -> None:
     """Raise ``ConflictError`` if another file has the name.
 
-    Without attributes, only the name counts.
+    Without extended attributes, uids are not compared.
     """
     if None not in (action.uid, existing.uid) and action.uid != existing.uid:
         raise ConflictError(
@@ -509,8 +509,8 @@ def _build_changed_error(existing: ExternalObject | None) -> ProviderError:
     return ConflictError(f"{existing.name!r} has changed since it was read", obstacle=existing)
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return which accounts and special modes a file uses (ADR 0060)."""
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
+    """Return the accounts and special modes that a file uses (ADR 0060)."""
     owner, group = fields.get("owner"), fields.get("group")
     host_uses: list[HostUse] = []
     if owner or group:
@@ -537,6 +537,6 @@ FILE = Kind(
     comparable=comparable,
     name_problem=name_problem,
     outputs=FileOutputs,
-    uses=uses,
+    uses=find_host_uses,
 )
 """The kind ``File``."""

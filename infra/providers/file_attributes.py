@@ -1,4 +1,4 @@
-"""Attributes of a file in addition to its content: mark, owner, uid and version.
+"""File attributes: mark, owner, uid and version.
 
 Everything here blocks, and raises ``OSError`` unchanged.
 """
@@ -24,13 +24,13 @@ if sys.platform != "win32":
 
 ATTRIBUTE: Final = "user.reconciler"
 MAX_ATTRIBUTE_BYTES: Final = 3500
-"""ext4 has one block for all attributes of a file, and other clients may have attributes, too."""
+"""ext4 stores all attributes of a file in one block, which other clients may also use."""
 
 _GENERATION_OF_INODE: Final = 0x8008_7601  # FS_IOC_GETVERSION
 
 
 class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The extended attribute of a file; ``owner`` and ``group`` as declared."""
+    """Content of a file's extended attribute; ``owner`` and ``group`` are as declared."""
 
     uid: str
     key: str
@@ -57,7 +57,7 @@ def mark_of(file: int) -> tuple[Mark | None, bool]:
 
 
 def write_mark(file: int, mark: Mark) -> bool:
-    """Mark a file; False if the filesystem has no attributes."""
+    """Write a file's mark; return False if the filesystem has no extended attributes."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
         raise RefusedError(
@@ -74,7 +74,7 @@ def write_mark(file: int, mark: Mark) -> bool:
 
 
 def uid_of_inode(file: int, file_stat: os.stat_result) -> str:
-    """Distinguish a foreign file from its successors, because inode numbers are used again."""
+    """Return a uid for an unmarked file. It contains the generation, because inodes are reused."""
     generation = bytes(8)
     with contextlib.suppress(OSError):  # not every filesystem has generations
         generation = fcntl.ioctl(file, _GENERATION_OF_INODE, generation)
@@ -82,12 +82,12 @@ def uid_of_inode(file: int, file_stat: os.stat_result) -> str:
 
 
 def version_of(file_stat: os.stat_result) -> str:
-    """Return a value that differs after each change, by any client, of content or attributes."""
+    """Return a version that changes whenever any client changes the content or the attributes."""
     return f"{file_stat.st_mtime_ns}-{file_stat.st_ctime_ns}-{file_stat.st_ino}-{file_stat.st_size}"
 
 
 def owner_of(file_stat: os.stat_result, mark: Mark | None) -> tuple[str, str]:
-    """Return owner and group, with the declared names while they are true; 0 is root."""
+    """Return owner and group, as declared if that still matches: 0 may be declared for root."""
     owner, group = (mark.owner, mark.group) if mark else ("", "")
     return (
         owner if owner and _user_id(owner) == file_stat.st_uid else _user(file_stat.st_uid),
@@ -123,7 +123,7 @@ def _group(number: int) -> str:
         return str(number)
 
 
-def own(file: int, owner: str | None, group: str | None) -> None:
+def set_owner(file: int, owner: str | None, group: str | None) -> None:
     """Set owner and group if they are declared and different. Raises ``RefusedError``."""
     file_stat = os.fstat(file)
     user_id = file_stat.st_uid if owner is None else _user_id(owner)

@@ -1,4 +1,4 @@
-"""Errors of the operating system as the classes of a provider's errors."""
+"""Map operating system errors to provider errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ERROR_CLASSES: Mapping[int, type[ProviderError]] = {
 
 
 def failure(error: OSError, *, writes: bool) -> ProviderError:
-    """Return an error of the system as an error of a class, with its subject."""
+    """Return the provider error for an operating system error. It quotes the file name if known."""
     unclassified = UnknownResultError if writes else NotDoneError
     error_class = _ERROR_CLASSES.get(error.errno or 0, unclassified)
     prefix = f"{os.fsdecode(error.filename)!r}: " if isinstance(error.filename, str | bytes) else ""
@@ -40,7 +40,7 @@ def failure(error: OSError, *, writes: bool) -> ProviderError:
 
 @contextmanager
 def mark_unknown_result() -> Generator[None]:
-    """Mark a failure after which earlier effects may or may not persist."""
+    """Raise ``UnknownResultError`` for a failure after which a change may not be durable."""
     try:
         yield
     except OSError as error:
@@ -50,6 +50,6 @@ def mark_unknown_result() -> Generator[None]:
 
 
 def settle(folder: int) -> None:
-    """Write a change of names to the disk, before it is reported."""
+    """Sync a folder, so that changed names are durable before they are reported."""
     with mark_unknown_result():
         os.fsync(folder)

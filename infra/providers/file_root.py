@@ -1,4 +1,4 @@
-"""A folder tree that no link leads out of: each step is opened below the previous one (openat).
+"""A folder tree that no link can escape: each segment is opened below the previous one (openat).
 
 Everything here blocks, and raises ``OSError`` unchanged.
 """
@@ -24,20 +24,20 @@ if sys.platform != "win32":
     import fcntl
 
 OWN_PREFIX = ".reconciler-"
-"""Prefix of the names of our own files. Other files may not have it."""
+"""Name prefix that is reserved for Reconciler's files."""
 
 ROOT_MARKER = f"{OWN_PREFIX}root"
 LEFTOVER_SECONDS = 3600.0
-"""An older temporary file belongs to an action that is no longer repeated."""
+"""Older temporary files belong to actions that are no longer retried."""
 
-_NO_SEGMENTS = frozenset({"", ".", ".."})
+_RESERVED_SEGMENTS = frozenset({"", ".", ".."})
 _MAX_SCANS = 3
 _FOLDER_MODE = 0o755
 
 
 @dataclass
 class Entries:
-    """The contents of a folder: files and folders, each by its name below the root."""
+    """The files and folders in a folder, by their names below the root."""
 
     files: list[str] = field(default_factory=list[str])
     folders: list[str] = field(default_factory=list[str])
@@ -51,17 +51,17 @@ class FileRoot:
 
     @contextmanager
     def folder_of(self, name: str, *, make: bool = False) -> Generator[int | None]:
-        """Open the folder of a name; None if it does not exist and is not to be created.
+        """Open the folder of a name; None if it does not exist and ``make`` is false.
 
-        Raises ``NotDoneError`` without the root, ``RefusedError`` if a link is in the path.
+        Raises ``NotDoneError`` if the root is missing, ``RefusedError`` if the path has a link.
         """
         with self._folder(name.split("/")[:-1], make=make) as folder:
             yield folder
 
     def entries(self, folder_name: str, prefix: str) -> Entries:
-        """List the regular files and the folders of a folder that may lead to a prefix.
+        """List a folder's regular files that match a prefix, and the folders that may contain more.
 
-        Old leftovers of a crash are removed.
+        Remove old temporary files that a crash left behind.
         """
         with self._folder(folder_name.split("/") if folder_name else []) as folder:
             if folder is None:
@@ -80,7 +80,7 @@ class FileRoot:
             return listing
 
     def mark(self) -> None:
-        """Mark the root, so that it is recognized even when it is empty later."""
+        """Mark the root, so that it is recognized even if it becomes empty."""
         with contextlib.suppress(OSError):
             os.close(os.open(self.path / ROOT_MARKER, os.O_CREAT | os.O_EXCL, 0o644))
 
@@ -108,7 +108,7 @@ class FileRoot:
             raise NotDoneError(
                 f"the root {self.path} is not a directory; check that its disk is mounted"
             ) from None
-        # If a disk is not mounted, its mount point is an empty folder: that proves no absence.
+        # The mount point of an unmounted disk is an empty folder, which proves no absence.
         with os.scandir(root) as scan:
             is_empty = next(scan, None) is None
         if is_empty:
@@ -123,7 +123,7 @@ class FileRoot:
 def root_path(endpoint: str) -> Path:
     """Return the folder of an endpoint such as file:///srv/files.
 
-    Raises ``ConfigurationError`` for an endpoint without a folder.
+    Raises ``ConfigurationError`` for any other endpoint.
     """
     if sys.platform != "linux":
         raise ConfigurationError("files are supported only on Linux")
@@ -137,16 +137,16 @@ def root_path(endpoint: str) -> Path:
 
 
 def temporary_name(key: str) -> str:
-    """Return the name of an action's temporary file: a repeat finds what a crash has left."""
+    """Return the name of an action's temporary file, so that a retry finds what a crash left."""
     return f"{OWN_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
 
 def checked_segment(segment: str) -> str:
-    """Return a name of an entry of an open folder. Raises ``RefusedError`` for a path.
+    """Return a name of an entry of a folder. Raises ``RefusedError`` for a path.
 
-    The system calls accept paths, and an absolute one leads out of every folder.
+    System calls also accept paths, and an absolute path leads out of any folder.
     """
-    if segment in _NO_SEGMENTS or "/" in segment or "\0" in segment:
+    if segment in _RESERVED_SEGMENTS or "/" in segment or "\0" in segment:
         raise RefusedError(f"{segment!r} is not the name of a file in a directory")
     return segment
 
@@ -160,10 +160,10 @@ def stat_of(folder: int, segment: str) -> os.stat_result | None:
 
 
 def open_file(folder: int, segment: str) -> int | None:
-    """Open a regular file for reading; None if the name has no regular file."""
+    """Open a regular file for reading; None if the name is not a regular file."""
     file_stat = stat_of(folder, segment)
     if file_stat is None or not stat.S_ISREG(file_stat.st_mode):
-        return None  # not opened, because that alone affects a device or a pipe
+        return None  # not opened, because opening affects a device or a pipe
     try:
         file = os.open(segment, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except FileNotFoundError:
@@ -176,9 +176,9 @@ def open_file(folder: int, segment: str) -> int | None:
 
 @contextmanager
 def open_temporary(folder: int, segment: str) -> Generator[int]:
-    """Create a temporary file that only this user may read, and remove the name at the end.
+    """Create a temporary file that only this user may read, and remove its name at the end.
 
-    It is locked while its call runs. Raises ``NotDoneError`` if another call has one of this name.
+    It is locked while its call runs. Raises ``NotDoneError`` if another call uses the name.
     """
     discard(folder, segment)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -188,7 +188,7 @@ def open_temporary(folder: int, segment: str) -> Generator[int]:
         raise _build_running_error() from None
     try:
         _lock(file)
-        # another call removed it as a leftover before it was locked
+        # another call may have removed it as a leftover before it was locked
         if not is_named(folder, segment, file):
             raise _build_running_error()
         try:
@@ -201,14 +201,14 @@ def open_temporary(folder: int, segment: str) -> Generator[int]:
 
 
 def discard(folder: int, segment: str) -> None:
-    """Remove a leftover of a crash. Raises ``NotDoneError`` if its call still runs."""
+    """Remove a temporary file left by a crash. Raises ``NotDoneError`` if its call still runs."""
     file = open_file(folder, segment)
     if file is None:
         return
     try:
         _lock(file)
-        # Only the owner of the lock removes the name, so it cannot belong to another file
-        # meanwhile.
+        # Only the holder of the lock removes the name, so no other file can have it after this
+        # check.
         if is_named(folder, segment, file):
             os.unlink(segment, dir_fd=folder)
     finally:
@@ -216,7 +216,7 @@ def discard(folder: int, segment: str) -> None:
 
 
 def is_same_file(folder: int, first: str, second: str) -> bool:
-    """Return whether two names are of one file."""
+    """Return whether two names refer to the same file."""
     first_stat, second_stat = stat_of(folder, first), stat_of(folder, second)
     return (
         first_stat is not None
@@ -254,9 +254,10 @@ def _enter(folder: int, segment: str, *, make: bool) -> int | None:
 
 
 def _scan(folder: int) -> dict[str, bool]:
-    """Return the names of a folder's files, False, and folders, True.
+    """Return the names in a folder, each with whether it is a folder.
 
-    While the folder changes, a replaced file can be missing (btrfs, tmpfs). A second scan adds it.
+    If the folder changes during a scan, a replaced file can be missing (btrfs, tmpfs), so another
+    scan follows.
     """
     names: dict[str, bool] = {}
     for _ in range(_MAX_SCANS):
@@ -298,5 +299,5 @@ def is_named(folder: int, segment: str, file: int) -> bool:
 
 
 def _build_running_error() -> NotDoneError:
-    # Of one file, which a tenant can cause at will. An error with a status opens no breaker.
+    # A tenant can cause this at will. An error with a status does not open the breaker.
     return NotDoneError("a call with this key is still running", status=HTTPStatus.CONFLICT)

@@ -1,4 +1,4 @@
-"""Connections of urllib3, and of libraries that use it, behind a ``HostGuard``."""
+"""Apply a ``HostGuard`` to the connections of urllib3 and of libraries that use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.providers.host_guard import HostGuard
 
 
 def guard_pools(manager: PoolManager, guard: HostGuard) -> None:
-    """Let a manager connect only where a guard permits, also for redirects."""
+    """Restrict a manager to addresses that a guard permits, including after redirects."""
 
     class GuardedHttp(HTTPConnection):
         def _new_conn(self) -> socket.socket:

@@ -1,7 +1,7 @@
-"""The guard of connections: which resolved addresses may be connected to (ADR 0060).
+"""Connection guard: restricts the resolved addresses that a provider may connect to (ADR 0060).
 
-Every connection of a provider to a host passes it after the name was resolved, and uses an address
-that it returned. So another resolution later does not bypass it.
+Every connection is checked after the name is resolved, and uses an address that the guard returned.
+So a later resolution cannot bypass it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _IP = frozenset({socket.AF_INET, socket.AF_INET6})
 
 
 class HostAddressError(OSError):
-    """A name leads to the host itself, which is not allowed."""
+    """A name resolves to the host itself, which is not allowed."""
 
 
 class HostGuard(msgspec.Struct, frozen=True):
-    """The allowed addresses: all except those of the host itself, and those that ``allow`` names.
+    """Permits all addresses except the host's own, unless ``allow`` lists them.
 
-    ``is_operators``: the address is from a ``ProviderConfig``, which may contain the host's own.
+    ``is_operators``: the name comes from a ``ProviderConfig``, which may name the host itself.
     """
 
     allow: Allow
     is_operators: bool = False
 
     def usable(self, host: str, port: int, addresses: Sequence[_A]) -> list[_A]:
-        """Return the usable addresses of a name, from the result of ``getaddrinfo``.
+        """Return the permitted addresses among the results of ``getaddrinfo``.
 
         Raises ``HostAddressError`` if there is none.
         """
@@ -51,11 +51,11 @@ class HostGuard(msgspec.Struct, frozen=True):
         return allowed
 
     def resolve(self, host: str, port: int) -> list[tuple[Any, ...]]:
-        """Resolve a name and return its usable addresses. Blocks. Raises ``OSError``."""
+        """Resolve a name and return its permitted addresses. Blocks. Raises ``OSError``."""
         return self.usable(host, port, socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
     def connect(self, host: str, port: int, timeout_seconds: float | None = None) -> socket.socket:
-        """Connect to the first address that accepts. Blocks. Raises ``OSError``."""
+        """Connect to the first address that accepts a connection. Blocks. Raises ``OSError``."""
         failure: OSError = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in self.resolve(host, port):
             connection = socket.socket(family, kind, protocol)

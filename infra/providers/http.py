@@ -1,4 +1,4 @@
-"""The HTTP client that providers share. It makes each call exactly once."""
+"""The HTTP client that providers share. It never repeats a call."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
-"""Less than the five seconds after which many servers close an idle connection: a call during the
-closing has an unknown result."""
+"""Less than the five seconds after which many servers close an idle connection, because a call that
+meets the closing has an unknown result."""
 
 CONNECTING_SHARE = 0.5
-"""Share of a call's time for the connection. A call that fails so early was not sent."""
+"""Share of a call's timeout for connecting. A call that fails to connect was not sent."""
 
 _HEADERS = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "reconciler"}
 
 MAX_TARGET_CHARACTERS = 64 * 1024
-"""Of the path and the query of a request. Encoding 30 MiB takes seconds."""
+"""Limit on the path and query of a request, because encoding 30 MiB takes seconds."""
 
-_OF_A_SOCKET = URL("http://localhost")
+_SOCKET_URL = URL("http://localhost")
 
-_WITHOUT_BODY = frozenset({"GET", "DELETE"})
+_METHODS_WITHOUT_BODY = frozenset({"GET", "DELETE"})
 
 Query = Sequence[tuple[str, str]]
 
 
 class HttpApi:
-    """A client of the API at a ``ProviderConfig``'s endpoint. It connects at its first use.
+    """A client of the API at a ``ProviderConfig``'s endpoint. It connects on first use.
 
-    It keeps at most ``limits.concurrency`` connections, and a call with its response takes at most
+    It opens at most ``limits.concurrency`` connections. A call with its response takes at most
     ``limits.request_timeout_seconds``. It never repeats a call and never follows a redirect.
-    ``takes_sockets``: the endpoint may also be ``unix:///PATH``. ``secret_header``: the header of a
-    secret that is not a bearer token. ``secrecy`` hides secrets in quoted responses.
+    ``takes_sockets`` also allows an endpoint such as ``unix:///PATH``. ``secret_header`` names the
+    header for a secret that is not a bearer token. ``secrecy`` hides secrets in quoted responses.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class HttpApi:
         path = socket_path(config.endpoint) if takes_sockets else None
         self.endpoint = checked_endpoint(config.endpoint) if path is None else config.endpoint
         _check_limits(config.limits)
-        url = URL(self.endpoint) if path is None else _OF_A_SOCKET
+        url = URL(self.endpoint) if path is None else _SOCKET_URL
         assert url.raw_host is not None
         assert url.port is not None
         self._base_path = url.raw_path.rstrip("/")
@@ -107,8 +107,9 @@ class HttpApi:
     ) -> Response:
         """Make one call and return the complete response, whatever its status.
 
-        ``read_at``: when the read was made on which it relies, by ``time.monotonic`` (see
-        ``CallPermit``). ``writes``: whether it changes anything; by default, the method decides.
+        ``read_at``: time of the read on which the call relies, from ``time.monotonic`` (see
+        ``CallPermit``). ``writes``: whether the call changes anything; by default, the method
+        decides.
 
         Raises ``NotDoneError`` if nothing was sent, or if a read got no response; and
         ``UnknownResultError`` if a write got no response.
@@ -155,7 +156,7 @@ class HttpApi:
     async def find(self, path: str, *, confirm: Callable[[], Awaitable[object]]) -> Response | None:
         """Read one object; None if the API reports that it does not exist. Raises other refusals.
 
-        ``confirm`` reads the collection, and raises if that does not exist either. The 404 then
+        ``confirm`` reads the collection, and raises if that does not exist either: then the 404
         comes from a wrong endpoint or a gateway, and does not prove that the object is missing.
         """
         response = await self.call("GET", path)
@@ -167,12 +168,12 @@ class HttpApi:
         return response
 
     async def close(self) -> None:
-        """Close all connections. A call that waits for its turn is not sent."""
+        """Close all connections. Calls that still wait for permission are not sent."""
         self._is_closed = True
         self._connections.close()
 
     def _failure_class(self, *, writes: bool) -> type[NotDoneError | UnknownResultError]:
-        """Return the class of a call without a usable response, which may have been executed."""
+        """Return the error class for a call that was sent but got no valid response."""
         if writes:
             self._permit.record_write()
         return UnknownResultError if writes else NotDoneError
@@ -199,7 +200,7 @@ def encode_request(
 ) -> bytes:
     """Encode a request.
 
-    Raises ``RefusedError`` for a request that would be a different one when sent.
+    Raises ``RefusedError`` for characters that would turn it into another request.
     """
     if not (target.isascii() and target.isprintable()) or " " in target:
         raise RefusedError(
@@ -212,6 +213,6 @@ def encode_request(
                 f"{method} {target}: not sent, because header {name} is not printable: {value!r}"
             )
         lines.append(f"{name}: {value}")
-    if body is not None or method not in _WITHOUT_BODY:
+    if body is not None or method not in _METHODS_WITHOUT_BODY:
         lines.append(f"Content-Length: {len(body or b'')}")
     return "\r\n".join([*lines, "\r\n"]).encode() + (body or b"")

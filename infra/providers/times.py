@@ -1,4 +1,4 @@
-"""Times in fields: one notation, also for times of other clients outside Python's calendar."""
+"""Normalize times in fields. Other clients may set times outside Python's calendar."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import msgspec
 
 
 def in_utc(value: str | None, *, to_seconds: bool = False) -> str | None:
-    """Return a time in UTC; unchanged if it is not between the years 1 and 9999 there."""
+    """Return a time in UTC, or unchanged if it would not be between the years 1 and 9999."""
     if value is None:
         return None
     try:
         instant = msgspec.convert(value, datetime).astimezone(UTC)
-    except (OverflowError, msgspec.ValidationError):  # its object must not end a listing
+    except (OverflowError, msgspec.ValidationError):  # one object must not make a listing fail
         return value
     if to_seconds:
         instant = instant.replace(microsecond=0)

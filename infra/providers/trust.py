@@ -1,4 +1,4 @@
-"""Authorities and client certificates of an HTTPS client. Verification is always on."""
+"""CA and client certificates of an HTTPS client. Verification is always on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from reconciler.errors import ConfigurationError
 
 
 def build_ssl_context(tls: Tls | None) -> ssl.SSLContext:
-    """Build a context that verifies the API's name and authority.
+    """Build a context that verifies the API's name and certificate.
 
-    Without ``tls``, it trusts the same authorities as httpx: those of SSL_CERT_FILE, otherwise
-    Mozilla's. Raises ``ConfigurationError``.
+    Without a CA file, it trusts the same CAs as httpx: those in SSL_CERT_FILE, otherwise Mozilla's.
+    Raises ``ConfigurationError``.
     """
     if tls is None or tls.ca_file is None:
-        import httpx  # noqa: PLC0415 - it takes 0.2 s of CPU, and most that start need no TLS
+        import httpx  # noqa: PLC0415 - takes 0.2 s of CPU, and most processes need no TLS
 
         context = httpx.create_ssl_context()
     else:
@@ -40,16 +40,13 @@ def build_ssl_context(tls: Tls | None) -> ssl.SSLContext:
 
 
 def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
-    """Describe what is wrong with an API's certificate, and the remedy."""
-    remedy = (
-        "set spec.tls.caFile to the authorities to trust, and use the API's host name in "
-        "spec.endpoint"
-    )
+    """Describe the problem with an API's certificate, and its remedy."""
+    remedy = "set spec.tls.caFile to the CAs to trust, and use the API's host name in spec.endpoint"
     return f"{error.verify_message} ({remedy})"
 
 
 def _describe_error(error: OSError) -> str:
-    is_of_files = error.errno and not isinstance(error, ssl.SSLError)
+    is_file_error = error.errno and not isinstance(error, ssl.SSLError)
     return (
-        f"cannot read the file: {error.strerror}" if is_of_files else "contains no valid PEM text"
+        f"cannot read the file: {error.strerror}" if is_file_error else "contains no valid PEM text"
     )

@@ -16,7 +16,7 @@ from events.stored_content import CONTENT, Part, StoredContent, problem_of_part,
 from infra.jetstream.errors import BusError
 from infra.providers.composition.children import Ask
 from infra.providers.composition.contents import Contents
-from infra.providers.composition.standing import StateReader
+from infra.providers.composition.state_reader import StateReader
 from reconciler.errors import DeclarationRefusedError, ProviderError
 
 MANIFEST_SET_KIND: Final = "ManifestSet"

@@ -145,7 +145,7 @@ async def test_many_large_answers_at_the_same_time_are_too_many() -> None:
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert memory.peak_bytes < connections.MAX_HELD_BYTES + ENOUGH_BYTES
         assert completed
-        words = "responses of this API are longer than 128 MiB together"
+        words = "responses of this API exceed 128 MiB in total"
         assert any(words in str(each) for each in results)
 
 

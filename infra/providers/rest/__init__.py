@@ -1,4 +1,4 @@
-"""The engine of kinds that are defined as an HTTP API (``rest`` of a ``KindDefinition``)."""
+"""Engine for kinds that are defined by an HTTP API (``rest`` in a ``KindDefinition``)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The maximum cost of an expression for an input, counted on its tree before the evaluation.
+"""Compute an expression's maximum cost for an input from its tree, before the evaluation.
 
-For each element that ``map`` and ``filter`` add, ``common-expression-language`` copies the list
-with all its contents. So a loop over n elements copies n²/2 results (ADR 0057).
+For each element that ``map`` or ``filter`` adds, ``common-expression-language`` copies the list
+with all its contents, so a loop over n elements copies n²/2 results (ADR 0057).
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any, Final, Protocol, cast
 from infra.providers.rest.syntax import LISTING_LOOPS, LOOPS, Node
 
 MAX_COPIES: Final = 2_500_000
-"""Values that an expression may copy. One takes 80 ns, so these take 0.2 s."""
+"""Values that an expression may copy. Copying one takes 80 ns, so this many take 0.2 s."""
 
-_CHARACTERS: Final = 256
-"""A text of this length takes as long to copy as one more value."""
+_CHARACTERS_PER_VALUE: Final = 256
+"""Copying this many characters takes as long as copying a value."""
 
-_SCALARS: Final = frozenset({*LOOPS, "has", "size", "contains", "startsWith", "endsWith"}) | {
-    *("matches", "int", "double", "bool", "type")
-}
+_SCALAR_FUNCTIONS: Final = frozenset(
+    {*LOOPS, "has", "size", "contains", "startsWith", "endsWith"}
+) | {*("matches", "int", "double", "bool", "type")}
 
-_ITSELF: Final = frozenset({"dyn", "min", "max"})
-"""Functions that return one of their arguments."""
+_SELECTING_FUNCTIONS: Final = frozenset({"dyn", "min", "max"})
+"""Functions that return an argument."""
 
 
 class _Value(Protocol):
-    """The largest possible value of a part of an expression."""
+    """The largest possible value of a subexpression."""
 
     def size(self) -> int:
-        """Count its values; texts count by their length."""
+        """Return the number of values in it, plus the cost of long strings."""
         ...
 
     def members(self) -> int:
-        """Count the members over which a loop iterates."""
+        """Return the number of members that a loop iterates over."""
         ...
 
     def element(self) -> _Value:
@@ -41,7 +41,7 @@ class _Value(Protocol):
         ...
 
     def field(self, name: str) -> _Value:
-        """Return a field."""
+        """Return the value of a field."""
         ...
 
     def items(self) -> _Value:
@@ -50,7 +50,7 @@ class _Value(Protocol):
 
 
 class _Input:
-    """One of several values of the input."""
+    """Any of several values from the input."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
@@ -79,7 +79,7 @@ class _Input:
 class _ComputedValue:
     """A value that the expression creates.
 
-    ``inner_values``: the value of any of its members or fields.
+    ``inner_values`` are the possible values of its members and fields.
     """
 
     def __init__(self, size: int, members: int = 0, inner_values: Sequence[_Value] = ()) -> None:
@@ -105,7 +105,7 @@ class _ComputedValue:
 
 
 class _Alternatives:
-    """One of several values: as large as the largest, with as many members as the longest."""
+    """Any of several values: as large as the largest, with as many members as the longest."""
 
     def __init__(self, values: Sequence[_Value]) -> None:
         self._values = values
@@ -135,10 +135,10 @@ class Cost:
 
     def __init__(self, tree: Node, variables: Mapping[str, Any]) -> None:
         self.copies = 0
-        self._use(tree, {name: _Input([each]) for name, each in variables.items()})
+        self._count(tree, {name: _Input([each]) for name, each in variables.items()})
 
-    def _use(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
-        """Count a part, and the copy of its result."""
+    def _count(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
+        """Add the cost of a subexpression and of copying its result."""
         value = self._value(node, variables)
         self.copies += value.size()
         return value
@@ -146,46 +146,46 @@ class Cost:
     def _value(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
         match node.kind:
             case "Literal":
-                return _ComputedValue(1 + len(node.name) // _CHARACTERS)
+                return _ComputedValue(1 + len(node.name) // _CHARACTERS_PER_VALUE)
             case "Name":
                 return variables.get(node.name.removeprefix(".")) or _ComputedValue(1)
             case "Field":
                 return self._value(node.parts[0], variables).field(node.name)
             case "Index":
                 container = self._value(node.parts[0], variables)
-                self._use(node.parts[1], variables)
+                self._count(node.parts[1], variables)
                 return container.items()
             case "Choice":
                 condition, if_true, if_false = node.parts
-                self._use(condition, variables)
+                self._count(condition, variables)
                 return _combine((self._value(if_true, variables), self._value(if_false, variables)))
             case "Loop":
                 return self._loop(node, variables)
-            case "Call" if node.name in _SCALARS:
-                self._use_all(node.parts, variables)
+            case "Call" if node.name in _SCALAR_FUNCTIONS:
+                self._count_all(node.parts, variables)
                 return _ComputedValue(1)
             case "Scalar":
-                self._use_all(node.parts, variables)
+                self._count_all(node.parts, variables)
                 return _ComputedValue(1)
-            case "Call" if node.name in _ITSELF:
-                return _combine(self._use_all(node.parts, variables))
+            case "Call" if node.name in _SELECTING_FUNCTIONS:
+                return _combine(self._count_all(node.parts, variables))
             case "Call" | "Sum" | "List" | "Map":
-                values = self._use_all(node.parts, variables)
+                values = self._count_all(node.parts, variables)
                 size = 1 + sum(each.size() for each in values)
                 if node.kind in ("Sum", "Call"):
                     members = sum(each.members() for each in values)
                     return _ComputedValue(size, members, [each.element() for each in values])
                 return _ComputedValue(size, len(values), values)
 
-    def _use_all(self, nodes: Iterable[Node], variables: Mapping[str, _Value]) -> list[_Value]:
-        return [self._use(each, variables) for each in nodes]
+    def _count_all(self, nodes: Iterable[Node], variables: Mapping[str, _Value]) -> list[_Value]:
+        return [self._count(each, variables) for each in nodes]
 
     def _loop(self, node: Node, variables: Mapping[str, _Value]) -> _Value:
         container, *body = node.parts
-        items = self._use(container, variables)
+        items = self._count(container, variables)
         count, element = items.members(), items.element()
         copies_before = self.copies
-        results = self._use_all(body, {**variables, node.variable: element})
+        results = self._count_all(body, {**variables, node.variable: element})
         self.copies = copies_before + count * (1 + self.copies - copies_before)
         if node.name not in LISTING_LOOPS:
             return _ComputedValue(1)
@@ -199,17 +199,17 @@ def _elements(value: Any) -> Iterable[Any]:
 
 
 def _size(value: Any) -> int:
-    """Count the values in JSON, and the characters of its texts."""
+    """Count the values in JSON, plus the cost of long strings."""
     count, pending = 0, [value]
     while pending:
         each = pending.pop()
         count += 1
         if isinstance(each, str):
-            count += len(each) // _CHARACTERS
+            count += len(each) // _CHARACTERS_PER_VALUE
         elif isinstance(each, dict):
-            of_map = cast("dict[str, Any]", each)
-            count += len(of_map)
-            pending.extend(of_map.values())
+            mapping = cast("dict[str, Any]", each)
+            count += len(mapping)
+            pending.extend(mapping.values())
         elif isinstance(each, list):
             pending.extend(cast("list[Any]", each))
     return count

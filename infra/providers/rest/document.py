@@ -1,8 +1,7 @@
-"""The document of an object: its desired fields in the format of the API, and those that are read.
+"""The document of an object: its desired and observed fields in the API's format.
 
-The decider builds it from a spec, and the log contains the result. So an object's fields in the log
-are those of the API, at their places in the API, and a changed definition does not change their
-meaning.
+The decider builds it from a spec, and the log contains the result. So the fields in the log have
+the API's names and structure, and a changed definition does not change their meaning.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from events.kind_definition import DefinedField, KindDefinitionSpec
 from events.manifest import Fields, InvalidManifestError
 from events.rest_definition import RestSpec
 from infra.providers.rest.expressions import ExpressionError
-from infra.providers.rest.places import (
+from infra.providers.rest.json_paths import (
     MISSING,
     Finder,
     Template,
     put_at,
-    steps_of,
+    split_path,
     value_at,
 )
 
@@ -32,10 +31,10 @@ _Steps = tuple[str, ...]
 
 
 class Document:
-    """Builds the document of an object from a spec, and finds it in what the API shows."""
+    """Builds an object's document from a spec, and extracts it from the API's responses."""
 
     def __init__(self, spec: KindDefinitionSpec, rest: RestSpec) -> None:
-        """Compile it. Raises ``InvalidManifestError``."""
+        """Compile the definition. Raises ``InvalidManifestError``."""
         tree = _tree(spec, rest)
         self._template = Template(tree, "spec.rest.document", {"spec"})
         slots = [*_slots(tree, ())]
@@ -45,13 +44,13 @@ class Document:
             )
         self.slots: tuple[_Steps, ...] = tuple(slots)
         names = {".".join(each): each for each in slots}
-        self.top = frozenset(each[0] for each in slots)
-        self.shows = frozenset(
+        self.top_level = frozenset(each[0] for each in slots)
+        self.paths = frozenset(
             ".".join(each[:length]) for each in slots for length in range(1, len(each) + 1)
         )
         self._finders = {
-            names[path]: Finder(place, f"spec.rest.shown.{path}", "object")
-            for path, place in rest.shown.items()
+            names[path]: Finder(text, f"spec.rest.shown.{path}", "object")
+            for path, text in rest.shown.items()
             if _check_known(path, names, f"spec.rest.shown.{path}")
         }
         self._unordered = [
@@ -60,9 +59,9 @@ class Document:
             if _check_known(path, names, "spec.rest.unordered")
         ]
         for path in rest.immutable:
-            _check_known(path, self.shows, "spec.rest.immutable")
+            _check_known(path, self.paths, "spec.rest.immutable")
 
-    def of_spec(self, fields: Fields) -> Fields:
+    def build(self, fields: Fields) -> Fields:
         """Return the fields that an object should have. Raises ``InvalidManifestError``."""
         try:
             document = self._template.build({"spec": fields})
@@ -70,11 +69,11 @@ class Document:
             raise InvalidManifestError(f"spec: {error}") from None
         return self.normalize(remove_null_members(document))
 
-    def of_object(self, content: Any) -> Fields:
-        """Return the value of an object at each place, null for none.
+    def extract(self, content: Any) -> Fields:
+        """Return an object's fields, each null if the object has no value for it.
 
-        An expression without a value gives null. An own object is then written again. An object of
-        another client may have any form, and must not end a listing.
+        An expression that fails gives null, so a managed object is written again. Other clients'
+        objects may have any structure, and must not make a listing fail.
         """
         result: Fields = {}
         for slot in self.slots:
@@ -100,11 +99,11 @@ class Document:
 
 
 def remove_null_members(fields: Any) -> Any:
-    """Return JSON without null members, which count as missing."""
+    """Return JSON without null members, which are equivalent to missing members."""
     if not isinstance(fields, dict):
         return fields
-    of_map = cast("dict[str, Any]", fields)
-    return {name: remove_null_members(each) for name, each in of_map.items() if each is not None}
+    mapping = cast("dict[str, Any]", fields)
+    return {name: remove_null_members(each) for name, each in mapping.items() if each is not None}
 
 
 def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
@@ -131,7 +130,7 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
         for name, field in spec.fields.items()
     ]
     for location, path, value in plain:
-        steps = steps_of(path, f"{location}.to")
+        steps = split_path(path, f"{location}.to")
         for other_steps, owner in owners.items():
             if steps[: len(other_steps)] == other_steps or other_steps[: len(steps)] == steps:
                 raise InvalidManifestError(
@@ -142,21 +141,21 @@ def _tree(spec: KindDefinitionSpec, rest: RestSpec) -> Fields:
     return tree
 
 
-def _members(place: str, field: DefinedField) -> Any:
-    """Return the members of an object one by one. Those that the API adds do not count."""
+def _members(reference: str, field: DefinedField) -> Any:
+    """List an object's members separately, so that members added by the API are ignored."""
     if field.type != "Object":
-        return f"= {place}"
-    return {name: _members(f"{place}.{name}", each) for name, each in field.fields.items()}
+        return f"= {reference}"
+    return {name: _members(f"{reference}.{name}", each) for name, each in field.fields.items()}
 
 
 def _slots(node: Any, parents: _Steps) -> Iterator[_Steps]:
-    """Yield the places that are compared separately: those that are no object in the template."""
-    of_map = cast("Mapping[str, Any]", node if isinstance(node, dict) else {})
-    for name, each in of_map.items():
+    """Yield the paths to compare separately: those of all template values but objects."""
+    mapping = cast("Mapping[str, Any]", node if isinstance(node, dict) else {})
+    for name, each in mapping.items():
         if "." in name or not name:
-            place = ".".join((*parents, name))
+            path = ".".join((*parents, name))
             raise InvalidManifestError(
-                f"spec.rest.document: {place!r}: a name must not contain a dot"
+                f"spec.rest.document: {path!r}: a name must not contain a dot"
             )
         if isinstance(each, dict) and each:
             yield from _slots(each, (*parents, name))
@@ -166,8 +165,8 @@ def _slots(node: Any, parents: _Steps) -> Iterator[_Steps]:
 
 def _check_known(path: str, known_paths: Any, location: str) -> bool:
     if path not in known_paths:
-        places = ", ".join(sorted(known_paths))
+        names = ", ".join(sorted(known_paths))
         raise InvalidManifestError(
-            f"{location}: the document has no field {path!r}; use one of {places}"
+            f"{location}: the document has no field {path!r}; use one of {names}"
         )
     return True

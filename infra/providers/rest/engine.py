@@ -1,4 +1,4 @@
-"""Builds the kind beneath a definition with ``rest``."""
+"""Build the kind for a definition with ``rest``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True)
 class RestFactory:
-    """Builds the providers of one definition. The factories of equal definitions are equal."""
+    """Builds the providers of a definition. Factories are equal if their definitions are."""
 
     protocol: Protocol = field(compare=False, repr=False)
     digest: str
@@ -33,14 +33,14 @@ class RestFactory:
     def __call__(
         self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
     ) -> RestProvider:
-        """Build a client, without opening a connection."""
+        """Build a provider, without opening a connection."""
         watches = self.protocol.rest.changes is not None
         provider = WatchingRestProvider if watches else RestProvider
         return provider(self.protocol, config, secrets, permit)
 
 
-class _Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No fields: those of a definition are its own."""
+class _EmptySchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An empty schema, because the definition has its own."""
 
 
 def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
@@ -49,12 +49,12 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
     rest = protocol.rest
     immutable = {*rest.immutable}
     if rest.update is None:
-        immutable = {*protocol.document.top, LABELS}
+        immutable = {*protocol.document.top_level, LABELS}
     return EngineKind(
         name=name,
         api_version=spec.api_version,
         provider=spec.provider,
-        schema=_Nothing,
+        schema=_EmptySchema,
         capabilities=protocol.capabilities,
         connect=RestFactory(protocol, protocol.digest),
         normalize=protocol.document.normalize,
@@ -62,8 +62,8 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         outputs=_outputs(name, protocol),
         ready=_ready if rest.ready else _always_ready,
         immutable=frozenset(immutable),
-        maps=protocol.document.of_spec,
-        shown_paths=protocol.document.shows,
+        maps=protocol.document.build,
+        shown_paths=protocol.document.paths,
         protocol_digest=protocol.digest,
     )
 
@@ -73,7 +73,7 @@ def _always_ready(_fields: Fields, _shown: ExternalObject) -> Readiness:
 
 
 def _ready(_fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return the recorded readiness, found at the read: the log contains no expressions."""
+    """Return the readiness that was recorded by the read, because the log has no expressions."""
     if observed.outputs.get(READY) is False:
         return Readiness(False, "NotReady", "the API does not report the object as ready")
     return IS_READY
@@ -96,5 +96,5 @@ def _outputs(name: str, protocol: Protocol) -> type[msgspec.Struct] | None:
 
 
 def _type(output: Output) -> Any:
-    about = msgspec.Meta(description=output.about)
-    return Annotated[OUTPUT_TYPES[output.type], about] | msgspec.UnsetType
+    metadata = msgspec.Meta(description=output.about)
+    return Annotated[OUTPUT_TYPES[output.type], metadata] | msgspec.UnsetType

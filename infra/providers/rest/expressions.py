@@ -1,7 +1,7 @@
-"""CEL with limits: the library does not limit the cost, so its input is small (ADR 0049).
+"""CEL with limits. The library does not limit the cost, so the input must be small (ADR 0049).
 
-Limits are counted on the syntax tree (ADR 0057). The library iterates over a map in a different
-order each time, so maps are ordered first: a decision must not depend on chance.
+The limits apply to the syntax tree (ADR 0057). The library iterates over maps in random order, so
+their keys are sorted first to make decisions deterministic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_LOOPS: Final = 3
 MAX_NESTED_LOOPS: Final = 2
 MAX_SUMS: Final = 32
 MAX_MEMBERS: Final = 500
-MAX_MEMBERS_OF_NESTED: Final = 50
+MAX_NESTED_MEMBERS: Final = 50
 MAX_VALUES: Final = 10_000
 MAX_DEPTH: Final = 32
 MAX_INPUT_CHARACTERS: Final = 256 * 1024
@@ -32,14 +32,14 @@ FUNCTIONS: Final = frozenset(
         *("string", "int", "double", "bool", "type", "dyn"),
     }
 )
-"""Functions that may be called: pure, and with the same result on every machine."""
+"""Functions that may be called: they are pure, and return the same result on every machine."""
 
-_ORDERED: Final = "__ordered"
+_SORT_FUNCTION: Final = "__ordered"
 _INT64: Final = 2**63
 
 
 class ExpressionError(ValueError):
-    """An expression has no value for this input. ``text`` is the expression."""
+    """The expression ``text`` has no value for an input."""
 
     def __init__(self, message: str, text: str) -> None:
         super().__init__(message)
@@ -51,10 +51,10 @@ class MissingValueError(ExpressionError):
 
 
 class Expression:
-    """One compiled expression over named variables."""
+    """A compiled expression over named variables."""
 
     def __init__(self, text: str, location: str, variables: Collection[str]) -> None:
-        """Compile it. Raises ``InvalidManifestError`` for an expression that cannot work here."""
+        """Compile an expression. Raises ``InvalidManifestError`` if it is invalid."""
         self.text = text.strip()
         if len(self.text) > MAX_CHARACTERS:
             raise InvalidManifestError(
@@ -63,7 +63,7 @@ class Expression:
             )
         tree, problem = _tree(self.text)
         try:
-            # The original text, because positions in messages refer to it.
+            # Compile the original text, because positions in messages refer to it.
             program = None if problem.startswith("brackets") else cel.compile(self.text)
         except ValueError as error:
             message = " ".join(str(error).split("|")[0].split())
@@ -76,8 +76,8 @@ class Expression:
         self._tree = tree
         loops = [*loops_in(tree)]
         self._nesting = max((1 + depth for _, depth in loops), default=0)
-        self._members = MAX_MEMBERS_OF_NESTED if self._nesting >= MAX_NESTED_LOOPS else MAX_MEMBERS
-        if problem := _problem(tree, len(loops), self._nesting):
+        self._members = MAX_NESTED_MEMBERS if self._nesting >= MAX_NESTED_LOOPS else MAX_MEMBERS
+        if problem := _find_problem(tree, len(loops), self._nesting):
             raise InvalidManifestError(f"{location}: {problem}")
         listing = [each for each, _ in loops if each.name in LISTING_LOOPS]
         self._program = cel.compile(_with_order(self.text, listing)) if listing else program
@@ -100,17 +100,17 @@ class Expression:
             )
 
     def work(self, values: int) -> int:
-        """Return the maximum time in microseconds for a number of values, approximately."""
+        """Return the approximate maximum time in microseconds for a number of values."""
         loop_work = values * values // 10 if self._nesting else 0
         return 20 + values + loop_work * (200 if self._nesting >= MAX_NESTED_LOOPS else 1)
 
     def value(self, variables: Mapping[str, Any]) -> Any:
-        """Evaluate it to JSON. Raises ``ExpressionError``."""
+        """Evaluate the expression to JSON. Raises ``ExpressionError``."""
         inputs = {name: variables[name] for name in self.variables if name in variables}
         _check_input(self.text, inputs, self._members)
         if self._nesting and Cost(self._tree, inputs).copies > MAX_COPIES:
             raise ExpressionError(
-                f"{self.text!r} would copy more than {MAX_COPIES} values in its loops; loop "
+                f"{self.text!r} would copy more than {MAX_COPIES} values in loops; loop "
                 "over fewer items, or keep less of each",
                 self.text,
             )
@@ -127,7 +127,7 @@ class Expression:
 
 
 def _tree(text: str) -> tuple[Node | None, str]:
-    """Return the tree of an expression, or why it has none."""
+    """Return the tree of an expression, or None with the reason."""
     try:
         return parse(text), ""
     except ExpressionSyntaxError as problem:
@@ -135,9 +135,9 @@ def _tree(text: str) -> tuple[Node | None, str]:
 
 
 def _with_order(text: str, loops: Collection[Node]) -> str:
-    """Return an expression whose loops iterate over the keys of a map in sorted order."""
+    """Return the expression with loops that iterate over a map's keys in sorted order."""
     for at in sorted((each.at for each in loops), reverse=True):
-        text = f"{text[:at]}.{_ORDERED}(){text[at:]}"
+        text = f"{text[:at]}.{_SORT_FUNCTION}(){text[at:]}"
     return text
 
 
@@ -148,10 +148,10 @@ def _sort_keys(members: Any) -> Any:
     return sorted(keys, key=lambda each: (type(each).__name__, each))
 
 
-_FUNCTIONS: Final = {_ORDERED: _sort_keys}
+_FUNCTIONS: Final = {_SORT_FUNCTION: _sort_keys}
 
 
-def _problem(tree: Node, loops: int, nesting: int) -> str:
+def _find_problem(tree: Node, loops: int, nesting: int) -> str:
     if loops > MAX_LOOPS:
         return f"{loops} loops (map, filter, all, exists), but at most {MAX_LOOPS} are allowed"
     if nesting > MAX_NESTED_LOOPS:
@@ -170,7 +170,7 @@ def count_values(value: Any) -> int:
 
 
 def _check_input(text: str, variables: Mapping[str, Any], max_members: int) -> None:
-    """Raise for an input that is too large for an expression."""
+    """Raise ``ExpressionError`` for an input that is too large."""
     values = characters = 0
     pending: list[tuple[Any, int]] = [(each, 1) for each in variables.values()]
     while pending:
@@ -211,9 +211,9 @@ def _is_json(value: Any) -> bool:
         case list():
             return all(map(_is_json, cast("list[Any]", value)))
         case dict():
-            of_map = cast("dict[Any, Any]", value)
-            return all(isinstance(each, str) for each in of_map) and all(
-                map(_is_json, of_map.values())
+            mapping = cast("dict[Any, Any]", value)
+            return all(isinstance(each, str) for each in mapping) and all(
+                map(_is_json, mapping.values())
             )
         case _:
             return False

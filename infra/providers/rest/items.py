@@ -1,8 +1,8 @@
-"""The items of a list in JSON, each decoded separately if the whole cannot be decoded.
+"""Decode the items of a JSON list one by one if the whole response cannot be decoded.
 
-Any client of an API may store a lone surrogate, the number 1e400 or a thousand nested lists. The
-decoder then refuses the whole response. So its text is split at the commas of the list, and only
-this item is unreadable. The rest must be JSON, and its brackets must match.
+Any client of an API may store a lone surrogate, the number 1e400 or a thousand nested lists, and
+the decoder then rejects the whole response. If its text is split at the list's commas, only that
+item is unreadable. The rest must be JSON, and its brackets must match.
 """
 
 from __future__ import annotations
@@ -19,47 +19,56 @@ import msgspec
 from infra.providers.answers import UNDECODABLE
 
 _TURN_SECONDS: Final = 0.01
-_TOKENS_OF_TURN: Final = 256
+_TOKENS_PER_TURN: Final = 256
 _READABLE_LEVELS: Final = 4
-"""Levels of an undecodable item in which its name and id are searched."""
+"""Levels of an undecodable item to search for its name and id."""
 
 _READABLE_BYTES: Final = 2 * 1024 * 1024
-"""Bytes of a response's items that are searched for a name. The search takes a second per MiB."""
+"""Bytes of a response's undecodable items to search for names, at a second per MiB."""
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _SCALAR: Final = re.compile(rb'[^\s,:"\[\]{}]+')
-_RUN: Final = rb'(?>(?:[^"\[\]{}]{1,4096}|"[^"\\]{0,4096}"){0,256})'
-"""The text between brackets, up to a string that has escapes or is long."""
+_UNNESTED: Final = rb'(?>(?:[^"\[\]{}]{1,4096}|"[^"\\]{0,4096}"){0,256})'
+"""Text between brackets, up to a string that has escapes or is long."""
 
 _LEVELS: Final = 4
 
 
 def _shallow(levels: int) -> bytes:
-    """Return the pattern of the contents of an object or a list with at most this many levels."""
+    """Return the pattern for the contents of an object or list with at most this many levels."""
     if not levels:
-        return _RUN
+        return _UNNESTED
     pattern = _shallow(levels - 1)
-    return rb"(?>(?:" + _RUN + rb"(?:\{" + pattern + rb"\}|\[" + pattern + rb"\])){0,64})" + _RUN
+    return (
+        rb"(?>(?:"
+        + _UNNESTED
+        + rb"(?:\{"
+        + pattern
+        + rb"\}|\["
+        + pattern
+        + rb"\])){0,64})"
+        + _UNNESTED
+    )
 
 
 _INNER: Final = _shallow(_LEVELS - 1)
 _SHALLOW: Final = re.compile(rb"\{" + _INNER + rb"\}|\[" + _INNER + rb'\]|"[^"\\]{0,4096}"')
-"""Matches most values in one step: those of few levels and without escapes."""
+"""Matches most values in one step: those with few levels and no escapes."""
 
-_BETWEEN: Final = re.compile(_RUN)
-_OF_STRING: Final = re.compile(rb'(?>(?:[^"\\]{1,4096}|\\.){0,256})', re.DOTALL)
-_PARTNER: Final = {b"]": b"[", b"}": b"{"}
-_OPENING: Final = frozenset(_PARTNER.values())
+_UNNESTED_TEXT: Final = re.compile(_UNNESTED)
+_STRING_CONTENT: Final = re.compile(rb'(?>(?:[^"\\]{1,4096}|\\.){0,256})', re.DOTALL)
+_BRACKET_PAIRS: Final = {b"]": b"[", b"}": b"{"}
+_OPENING: Final = frozenset(_BRACKET_PAIRS.values())
 
 _decoder = msgspec.json.Decoder(Any)
 
 
 class SplitError(ValueError):
-    """A text is not JSON with a list at the given place."""
+    """A text is not JSON with a list at the given path."""
 
 
 class UndecodableItem(NamedTuple):
-    """An item that cannot be decoded, and why. ``readable`` has the members that can be."""
+    """An item that cannot be decoded, with the reason. ``readable`` has its decodable members."""
 
     content: bytes
     reason: str
@@ -67,7 +76,7 @@ class UndecodableItem(NamedTuple):
 
 
 class Split(NamedTuple):
-    """A document with an empty list, and the items of this list."""
+    """A document whose list was emptied, and the items of this list."""
 
     document: Any
     items: list[Any]
@@ -76,23 +85,23 @@ class Split(NamedTuple):
 async def split(content: bytes, steps: Sequence[str]) -> Split:
     """Decode the items of the list at a path one by one. Raises ``SplitError``.
 
-    An item that cannot be decoded is an ``UndecodableItem``.
+    An item that cannot be decoded becomes an ``UndecodableItem``.
     """
     scanner = _Scanner(content)
-    start, end, places = await scanner.find_list(steps)
+    start, end, spans = await scanner.find_list(steps)
     try:
         document = _decoder.decode(content[:start] + b"[]" + content[end:])
     except UNDECODABLE as error:
         raise SplitError(str(error)) from error
     items: list[Any] = []
-    for begin, stop in places:
+    for begin, stop in spans:
         items.append(await scanner.decode(begin, stop))
         await scanner.pause()
     return Split(document, items)
 
 
 async def check_structure(content: bytes) -> None:
-    """Raise ``SplitError`` for a text that is neither an object nor a list of JSON."""
+    """Raise ``SplitError`` for a text that is neither a JSON object nor a JSON list."""
     scanner = _Scanner(content)
     begin = scanner.skip_space(0)
     if content[begin : begin + 1] not in _OPENING:
@@ -101,21 +110,21 @@ async def check_structure(content: bytes) -> None:
 
 
 class _Scanner:
-    """Finds the ends of values, in short turns of the event loop."""
+    """Finds the ends of values, and yields to the event loop regularly."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._tokens = 0
         self._readable_bytes = _READABLE_BYTES
         self._turn_end = time.monotonic() + _TURN_SECONDS
-        self._list_place: tuple[int, int, list[tuple[int, int]]] | None = None
+        self._list_span: tuple[int, int, list[tuple[int, int]]] | None = None
 
     async def find_list(self, steps: Sequence[str]) -> tuple[int, int, list[tuple[int, int]]]:
-        """Return the start and end of a list, and those of its items. Raises ``SplitError``."""
-        self.check_end(await self._follow(self.skip_space(0), steps))
-        if self._list_place is None:
+        """Return the start and end of a list and of each item. Raises ``SplitError``."""
+        self.check_end(await self._locate_list(self.skip_space(0), steps))
+        if self._list_span is None:
             raise SplitError("it has no list at this path")
-        return self._list_place
+        return self._list_span
 
     async def decode(self, begin: int, end: int) -> Any:
         """Decode a value."""
@@ -127,7 +136,7 @@ class _Scanner:
             return UndecodableItem(content, str(error), readable)
 
     async def _readable(self, begin: int, end: int, levels: int) -> dict[str, Any]:
-        """Decode the members of an object that can be decoded."""
+        """Return the decodable members of an object."""
         readable: dict[str, Any] = {}
         if not self._is_at(begin, b"{") or end - begin > self._readable_bytes:
             return readable
@@ -140,44 +149,44 @@ class _Scanner:
             try:
                 readable[name] = _decoder.decode(self._content[start:stop])
             except UNDECODABLE:
-                readable.pop(name, None)  # an earlier member of this name
+                readable.pop(name, None)  # an earlier member with this name
                 if levels and (members_of_member := await self._readable(start, stop, levels - 1)):
                     readable[name] = members_of_member
             await self.pause()
         return readable
 
-    async def _follow(self, begin: int, steps: Sequence[str]) -> int:
-        """Find the list at a path in a value, and return the end of the value."""
+    async def _locate_list(self, begin: int, steps: Sequence[str]) -> int:
+        """Locate the list at a path in a value, and return the end of the value."""
         if not steps:
-            places, end = await self._items(begin)
-            if self._list_place is not None:
+            spans, end = await self._items(begin)
+            if self._list_span is not None:
                 raise SplitError("it has two lists at this path")
-            self._list_place = begin, end, places
+            self._list_span = begin, end, spans
             return end
         members, end = await self._members(begin)
         for name, (start, _) in members:
             if name == steps[0]:
-                await self._follow(start, steps[1:])
+                await self._locate_list(start, steps[1:])
         return end
 
     async def _items(self, begin: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the places of the items of a list, and the end of the list."""
-        places: list[tuple[int, int]] = []
-        at = self._first(begin, b"[")
+        """Return the start and end of each item of a list, and the end of the list."""
+        spans: list[tuple[int, int]] = []
+        at = self._enter(begin, b"[")
         if self._is_at(at, b"]"):
-            return places, at + 1
+            return spans, at + 1
         while True:
             end = await self.value_end(at)
-            places.append((at, end))
+            spans.append((at, end))
             await self.pause()
-            at, is_last = self._next_place(end, b"]")
+            at, is_last = self._next_position(end, b"]")
             if is_last:
-                return places, at
+                return spans, at
 
     async def _members(self, begin: int) -> tuple[list[tuple[str, tuple[int, int]]], int]:
-        """Return the names and values of an object, and the end of the object."""
+        """Return each member's name, start and end, and the end of the object."""
         members: list[tuple[str, tuple[int, int]]] = []
-        at = self._first(begin, b"{")
+        at = self._enter(begin, b"{")
         if self._is_at(at, b"}"):
             return members, at + 1
         while True:
@@ -193,12 +202,12 @@ class _Scanner:
             with suppress(*UNDECODABLE):  # no path contains such a name
                 members.append((str(_decoder.decode(name)), (at, end)))
             await self.pause()
-            at, is_last = self._next_place(end, b"}")
+            at, is_last = self._next_position(end, b"}")
             if is_last:
                 return members, at
 
     async def value_end(self, begin: int) -> int:
-        """Return the end of a value. Only its strings and brackets are examined."""
+        """Return the end of a value, examining only its strings and brackets."""
         content = self._content
         if shallow := _SHALLOW.match(content, begin):
             return shallow.end()
@@ -215,42 +224,42 @@ class _Scanner:
         content, brackets = self._content, [self._content[begin : begin + 1]]
         at = begin + 1
         while brackets:
-            match = _BETWEEN.match(content, at)
+            match = _UNNESTED_TEXT.match(content, at)
             assert match is not None
             at = match.end()
             token = content[at : at + 1]
             if not token:
-                raise _truncated()
+                raise _build_truncated_error()
             if token == b'"':
                 at = await self._string_end(at)
                 continue
             if token in _OPENING:
                 brackets.append(token)
-            elif token in _PARTNER and brackets.pop() != _PARTNER[token]:
+            elif token in _BRACKET_PAIRS and brackets.pop() != _BRACKET_PAIRS[token]:
                 raise SplitError(f"it has an unexpected bracket at byte {at}")
             at += 1
             self._tokens += 1
-            if not self._tokens % _TOKENS_OF_TURN:
+            if not self._tokens % _TOKENS_PER_TURN:
                 await self.pause()
         return at
 
     async def _string_end(self, begin: int) -> int:
         at = begin + 1
         while not self._is_at(at, b'"'):
-            match = _OF_STRING.match(self._content, at)
+            match = _STRING_CONTENT.match(self._content, at)
             if match is None or match.end() == at:
-                raise _truncated()
+                raise _build_truncated_error()
             at = match.end()
             await self.pause()
         return at + 1
 
-    def _first(self, begin: int, bracket: bytes) -> int:
+    def _enter(self, begin: int, bracket: bytes) -> int:
         if not self._is_at(begin, bracket):
             raise SplitError(f"it has no {bracket.decode()} at byte {begin}")
         return self.skip_space(begin + 1)
 
-    def _next_place(self, end: int, bracket: bytes) -> tuple[int, bool]:
-        """Return the start of the next value, or the end of the list or object, and which it is."""
+    def _next_position(self, end: int, bracket: bytes) -> tuple[int, bool]:
+        """Return the next value's start and False, or the end of the list or object and True."""
         at = self.skip_space(end)
         if self._is_at(at, bracket):
             return at + 1, True
@@ -259,12 +268,12 @@ class _Scanner:
         return self.skip_space(at + 1), False
 
     def check_end(self, end: int) -> None:
-        """Raise ``SplitError`` if any text follows."""
+        """Raise ``SplitError`` if more text follows."""
         if self.skip_space(end) != len(self._content):
             raise SplitError(f"it has more text at byte {end}")
 
     def skip_space(self, at: int) -> int:
-        """Return the place of the next character that is not white space."""
+        """Return the position of the next character that is not whitespace."""
         match = _SPACE.match(self._content, at)
         assert match is not None
         return match.end()
@@ -273,11 +282,11 @@ class _Scanner:
         return self._content[at : at + 1] == character
 
     async def pause(self) -> None:
-        """Yield to the event loop when the turn has lasted long enough."""
+        """Yield to the event loop if the turn has lasted long enough."""
         if time.monotonic() >= self._turn_end:
             await asyncio.sleep(0)
             self._turn_end = time.monotonic() + _TURN_SECONDS
 
 
-def _truncated() -> SplitError:
+def _build_truncated_error() -> SplitError:
     return SplitError("it is truncated")

@@ -1,4 +1,4 @@
-"""Metadata that an object stores for Reconciler: its labels, uid and the key of its last action."""
+"""Metadata that an object stores for Reconciler: labels, uid and the key of the last action."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from events.rest_definition import MetadataField
 from infra.providers.answers import UNDECODABLE
 from infra.providers.rest.expressions import ExpressionError
-from infra.providers.rest.places import MISSING, Finder
+from infra.providers.rest.json_paths import MISSING, Finder
 
 KEY_LABEL: Final = "reconciler/key"
 UID_LABEL: Final = "reconciler/uid"
 
 
 class ObjectMarks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The metadata of one object, and its JSON form in an API that stores one string."""
+    """The metadata of an object, stored as JSON by an API that has one string for it."""
 
     labels: dict[str, str] = {}
     key: str | None = None
@@ -39,11 +39,11 @@ class Marking:
 
     @property
     def steps(self) -> tuple[str, ...] | None:
-        """The steps of the path; None for an expression."""
+        """Steps of the metadata's path; None for an expression."""
         return self._at.steps
 
     def read(self, content: Any) -> ObjectMarks:
-        """Return the metadata of an object, empty for an object of another client."""
+        """Return the metadata of an object, empty for another client's object."""
         try:
             value = self._at.find(content)
         except ExpressionError:
@@ -54,20 +54,20 @@ class Marking:
             return _decode(value)
         if not isinstance(value, dict):
             return _NONE
-        of_map = cast("dict[str, Any]", value)
-        labels = {name: each for name, each in of_map.items() if isinstance(each, str)}
+        mapping = cast("dict[str, Any]", value)
+        labels = {name: each for name, each in mapping.items() if isinstance(each, str)}
         key, uid = labels.pop(KEY_LABEL, None), labels.pop(UID_LABEL, None)
         return ObjectMarks(labels, key, uid)
 
     def value(self, labels: Mapping[str, str], key: str, uid: str | None) -> dict[str, str] | str:
-        """Return the metadata of an object in the form that its API stores."""
+        """Return the metadata of an object in the format that its API stores."""
         if not self.is_map:
             return _encoder.encode(ObjectMarks(dict(labels), key, uid)).decode()
         return {**labels, KEY_LABEL: key} | ({} if uid is None else {UID_LABEL: uid})
 
 
 def build_uid(idempotency_key: str) -> str:
-    """Return the uid of a created object in an API without uids. It is the same in every repeat."""
+    """Return the uid of a new object in an API without uids. It is the same for every retry."""
     return hashlib.blake2b(idempotency_key.encode(), digest_size=12).hexdigest()
 
 
@@ -75,4 +75,4 @@ def _decode(value: Any) -> ObjectMarks:
     try:
         return _decoder.decode(value) if isinstance(value, str) else _NONE
     except (*UNDECODABLE, UnicodeEncodeError):
-        return _NONE  # text that a person wrote
+        return _NONE  # text that another client wrote

@@ -1,8 +1,8 @@
-"""Pages of a listing, in one of four styles. A listing that changes between pages is not complete.
+"""Read the pages of a listing, in one of four styles. One that changes meanwhile is incomplete.
 
-With counted pages, a deletion in between moves all later objects, so one may be on no page. So each
-page overlaps the previous one: an offset begins one item earlier, and a numbered page is read again
-after the next. Only a listing that did not move proves absence.
+With offsets or page numbers, a deletion between two pages moves all later objects, so that no page
+may contain one of them. To detect this, an offset begins one item earlier, and a numbered page is
+read again after the next one. Only a listing that did not move proves absence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from events.external import ExternalObject
 from events.rest_definition import Paging
 from infra.providers.answers import Response, build_unusable_error
 from infra.providers.rest.expressions import ExpressionError
-from infra.providers.rest.places import MISSING, Finder
+from infra.providers.rest.json_paths import MISSING, Finder
 from infra.providers.rest.protocol import Protocol
 from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Page
@@ -26,12 +26,12 @@ _LINK = re.compile(r"<([^<>]*)>((?:[^,\"]|\"[^\"]*\")*)")
 _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
 
 _Query = list[tuple[str, str]]
-ObjectsOf = Callable[[Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
-"""Selects the objects of the kind from the items of a page."""
+ConvertItems = Callable[[Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
+"""Converts the items of a page to objects, and omits other kinds."""
 
 
 class PageContent(NamedTuple):
-    """One page: the response, its JSON, and its items unchanged."""
+    """A page: the response, its JSON, and its items unchanged."""
 
     response: Response
     content: Any
@@ -39,27 +39,27 @@ class PageContent(NamedTuple):
 
 
 class Fetch(Interface):
-    """Fetches one page, at its own path or with additional parameters."""
+    """Fetches a page, at a given path or with additional query parameters."""
 
     def __call__(
         self, path: str | None, query: Sequence[tuple[str, str]]
     ) -> Awaitable[PageContent]:
-        """Fetch it. Raises ``ProviderError``."""
+        """Fetch the page. Raises ``ProviderError``."""
         ...
 
 
 class Pages:
-    """One listing, page by page."""
+    """Reads a listing page by page."""
 
     def __init__(
-        self, protocol: Protocol, fetch: Fetch, objects_of: ObjectsOf, page_size: int
+        self, protocol: Protocol, fetch: Fetch, convert_items: ConvertItems, page_size: int
     ) -> None:
         assert protocol.rest.list is not None
         assert protocol.list is not None
         self._path = protocol.list.path({})
         self._paging = protocol.rest.list.paging
         self._fetch = fetch
-        self._objects_of = objects_of
+        self._convert_items = convert_items
         self._token_at: Finder | None = None
         self._size: _Query = []
         self._last_items: list[Any] = []
@@ -67,11 +67,11 @@ class Pages:
             if self._paging.by == "Token":
                 self._token_at = Finder(self._paging.at, "", "answer")
             if self._paging.size is not None:
-                size = max(2, min(page_size, self._paging.max_size))  # the overlap is one of them
+                size = max(2, min(page_size, self._paging.max_size))  # includes the overlap
                 self._size = [(self._paging.size, str(size))]
 
     async def fetch(self, token: str) -> Page[ExternalObject]:
-        """Fetch the page of a token, the first with an empty token."""
+        """Fetch the page for a token; an empty token is for the first page."""
         paging = self._paging
         if paging is None:
             return await self._page(await self._fetch(None, ()), None)
@@ -86,7 +86,7 @@ class Pages:
                 return await self._by_number(paging, token)
 
     async def _page(self, content: PageContent, next_token: str | None) -> Page[ExternalObject]:
-        return Page(await self._objects_of(content.items), next_token)
+        return Page(await self._convert_items(content.items), next_token)
 
     async def _by_token(self, paging: Paging, token: str) -> Page[ExternalObject]:
         assert self._token_at is not None
@@ -113,7 +113,7 @@ class Pages:
         if content.items[: len(previous)] != previous:
             raise _build_changed_error()
         new_items = content.items[len(previous) :]
-        if previous and not new_items:  # the end, or an API that returns one item per page
+        if previous and not new_items:  # the end, or an API with one item per page
             content = await self._fetch_with_parameter(paging, str(begin))
             if content.items:
                 message = (
@@ -147,22 +147,22 @@ def _build_changed_error() -> NotDoneError:
 
 
 def _next_query(response: Response) -> str | None:
-    """Return the query of the next page. The host of a link is ignored: requests go to ours."""
+    """Return the query of the next page. The link's host is ignored in favor of the endpoint's."""
     header = response.headers.get("Link", "")
     for link, parameters in _LINK.findall(header):
         if _NEXT.search(parameters):
             try:
-                own, target = urlsplit(response.url), urlsplit(urljoin(response.url, link))
+                current, target = urlsplit(response.url), urlsplit(urljoin(response.url, link))
             except ValueError as error:
                 raise build_unusable_error(
                     response, f"its header Link is invalid: {error}"
                 ) from None
-            if target.path != own.path or not target.query:
+            if target.path != current.path or not target.query:
                 raise build_unusable_error(
                     response, f"the next page is at another path, {target.path[:200]!r}"
                 )
             return target.query
-    # otherwise the listing would end early, and look complete
+    # otherwise the listing would end early but seem complete
     if re.search(r"\bnext\b", _LINK.sub("", header)):
         raise build_unusable_error(response, f"its header Link is invalid: {header[:200]!r}")
     return None

@@ -1,4 +1,4 @@
-"""The protocol of a defined kind: the ``rest`` part of its definition, checked and compiled."""
+"""The protocol of a defined kind: ``rest`` in its definition, checked and compiled."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from infra.providers.endpoint import leads_elsewhere
 from infra.providers.rest.document import Document
 from infra.providers.rest.expressions import Expression, ExpressionError
 from infra.providers.rest.items import UndecodableItem
-from infra.providers.rest.marks import Marking, ObjectMarks
-from infra.providers.rest.places import (
+from infra.providers.rest.json_paths import (
     MISSING,
     WHOLE_DOCUMENT,
     Finder,
     Template,
     is_expression,
 )
+from infra.providers.rest.marks import Marking, ObjectMarks
 from reconciler.provider import Capabilities
 
 _METADATA: Final = re.compile(r"(?<![\w.])metadata\b")
 BODY_VARIABLES: Final = ("name", "uid", "version", "key", "object", "metadata")
 MAX_NAME_CHARACTERS: Final = 253
 MAX_RULE_CHARACTERS: Final = 64 * 1024
-"""Of a response in which the text of a rule is searched. A search of 32 MiB takes seconds."""
+"""Start of a response to search for the text of a rule, because searching 32 MiB takes seconds."""
 
 OUTPUT_TYPES: Final[Mapping[OutputType, Any]] = {
     "String": str,
@@ -54,15 +54,15 @@ READY: Final = "ready"
 
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 _SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
-_OF_EACH_REQUEST: Final = frozenset({"host", "content-length", "transfer-encoding"})
+_CLIENT_HEADERS: Final = frozenset({"host", "content-length", "transfer-encoding"})
 
 
 class UnusableObjectError(ValueError):
-    """The API's response does not match the definition."""
+    """An object in a response does not match the definition."""
 
 
 class Request:
-    """The method, path, query, headers and body of one request, compiled."""
+    """The compiled method, path, query, headers and body of a request."""
 
     def __init__(
         self, call: Call | Listing | Reading, location: str, default: Method, rest: RestSpec
@@ -78,7 +78,7 @@ class Request:
                     f"{location}.headers.{name}: must not contain a secret, because the log keeps "
                     "it; use spec.credentialsRef of the ProviderConfig, and credentialHeader"
                 )
-            if name.lower() in _OF_EACH_REQUEST:
+            if name.lower() in _CLIENT_HEADERS:
                 raise InvalidManifestError(
                     f"{location}.headers.{name}: the client sets this header; remove it"
                 )
@@ -104,7 +104,7 @@ class Request:
         return _PLACEHOLDER.sub(lambda match: quote(values[match[1]], safe=""), self._path)
 
     def query(self, values: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Return the query. It is encoded with the request."""
+        """Return the query, whose values are encoded later with the request."""
         return [
             (name, _PLACEHOLDER.sub(lambda match: values[match[1]], text))
             for name, text in self._query.items()
@@ -112,10 +112,10 @@ class Request:
 
 
 class Protocol:
-    """An API as a provider uses it: where values are, and what is sent and received."""
+    """An API as a provider uses it: its requests, and the locations of values in its responses."""
 
     def __init__(self, spec: KindDefinitionSpec) -> None:
-        """Compile it. Raises ``InvalidManifestError`` for a definition that can never work."""
+        """Compile a definition. Raises ``InvalidManifestError`` if it can never work."""
         rest = spec.rest
         assert rest is not None
         self.rest, self.digest = rest, spec.digest
@@ -130,7 +130,7 @@ class Protocol:
         self.list = (
             None if rest.list is None else Request(rest.list, f"{location}.list", "GET", rest)
         )
-        self.ids_are_made = "uid" in self.read.placeholders
+        self.has_server_ids = "uid" in self.read.placeholders
         self.name_at = Finder(rest.name.at, f"{location}.name.at", "object")
         self.uid_at = Finder(rest.uid, f"{location}.uid", "object") if rest.uid else None
         self.version_at = (
@@ -176,7 +176,7 @@ class Protocol:
         rest = self.rest
         return Capabilities(
             idempotency_keys=rest.idempotency is not None,
-            deterministic_names=not self.ids_are_made,
+            deterministic_names=not self.has_server_ids,
             labels=rest.metadata is not None,
             conditional_writes=rest.condition in ("Version", "Body"),
             watch=rest.changes is not None,
@@ -185,18 +185,19 @@ class Protocol:
         )
 
     @property
-    def is_guarded(self) -> bool:
-        """Whether the API itself refuses to create an existing object."""
+    def rejects_duplicates(self) -> bool:
+        """Whether the API rejects the creation of an existing object."""
         return bool(self.rest.create.conflict)
 
     @property
     def outputs(self) -> Mapping[str, Output]:
         """Outputs of objects; ``ready`` if the definition has a readiness rule."""
-        ready = {READY: Output("", "Boolean", "Whether it can be used.")} if self._ready else {}
+        description = "Whether the object can be used."
+        ready = {READY: Output("", "Boolean", description)} if self._ready else {}
         return {**self.rest.outputs, **ready}
 
     def has_token_within(self, steps: Sequence[str]) -> bool:
-        """Return whether the token of the next page may be below a path."""
+        """Return whether the next page's token may be below a path."""
         paging = None if self.rest.list is None else self.rest.list.paging
         if paging is None or paging.by != "Token":
             return False
@@ -204,7 +205,7 @@ class Protocol:
         return token_steps is None or token_steps[: len(steps)] == tuple(steps)
 
     def name_problem(self, name: str) -> str | None:
-        """Describe why this API cannot have an object of a name; None if it can."""
+        """Describe why this API cannot have an object with a name; None if it can."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS:
             return f"use 1 to {MAX_NAME_CHARACTERS} characters"
         is_path = "/" in name or leads_elsewhere(name)
@@ -213,8 +214,8 @@ class Protocol:
         if self._matches is None:
             return None
         pattern = self.rest.name.matches
-        is_one = self._matches.value({"name": name, "pattern": pattern})
-        return None if is_one else f"it must match {pattern}"
+        matches = self._matches.value({"name": name, "pattern": pattern})
+        return None if matches else f"it must match {pattern}"
 
     def _check_pattern(self, pattern: str) -> None:
         assert self._matches is not None
@@ -227,7 +228,7 @@ class Protocol:
             ) from None
 
     def is_of_kind(self, content: Any) -> bool:
-        """Return whether a listed object is of this kind. Raises ``UnusableObjectError``."""
+        """Return whether a listed object has this kind. Raises ``UnusableObjectError``."""
         if self._filter is not None:
             try:
                 if self._filter.value({"object": content}) is not True:
@@ -244,16 +245,16 @@ class Protocol:
         return name.startswith(named.prefix) and name.endswith(named.suffix)
 
     def api_name(self, external_name: str) -> str:
-        """Return the API's name of an object."""
+        """Return an object's name in the API."""
         return f"{self.rest.name.prefix}{external_name}{self.rest.name.suffix}"
 
     def convert(self, content: Any) -> ExternalObject:
-        """Convert an object into its form in the log. Raises ``UnusableObjectError``."""
+        """Convert an API object to the log's format. Raises ``UnusableObjectError``."""
         marks = self.marking.read(content) if self.marking else None
-        name, uid = self._place(content, marks)
+        name, uid = self._read_identity(content, marks)
         return ExternalObject(
             name=name,
-            fields=self.document.of_object(content),
+            fields=self.document.extract(content),
             uid=uid,
             version=self._text_at(self.version_at, content) if self.version_at else None,
             labels={} if marks is None else marks.labels,
@@ -261,10 +262,10 @@ class Protocol:
             outputs=self._find_outputs(content),
         )
 
-    def place_of(self, item: Any) -> tuple[str | None, str | None] | None:
-        """Return the name and uid of an item that cannot be shown, None for unknown values.
+    def identify_item(self, item: Any) -> tuple[str | None, str | None] | None:
+        """Return the name and uid of an unreadable item, each None if unknown.
 
-        None if its name shows that it is of another kind.
+        Return None if the name is that of another kind.
         """
         content, is_whole = item, True
         if isinstance(item, UndecodableItem):
@@ -282,7 +283,7 @@ class Protocol:
         return name.removeprefix(named.prefix).removesuffix(named.suffix), uid
 
     def _known_text(self, finder: Finder, content: Any, *, is_whole: bool) -> str | None:
-        """Return a text. If members are missing, an expression could find another one."""
+        """Return a string; None from an expression if members are missing, as it may be wrong."""
         if not is_whole and finder.steps is None:
             return None
         try:
@@ -290,7 +291,7 @@ class Protocol:
         except UnusableObjectError:
             return None
 
-    def _place(self, content: Any, marks: ObjectMarks | None) -> tuple[str, str | None]:
+    def _read_identity(self, content: Any, marks: ObjectMarks | None) -> tuple[str, str | None]:
         name, named = self._text_at(self.name_at, content), self.rest.name
         if name is None:
             raise UnusableObjectError(f"the object has no name at {self.name_at.text}")
@@ -315,7 +316,7 @@ class Protocol:
         return str(value)
 
     def _find_outputs(self, content: Any) -> Fields:
-        """Find the outputs. A missing one, or one of another type, is left out."""
+        """Return the outputs, except those that are missing or have another type."""
         outputs: Fields = {}
         for name, (finder, output) in self._outputs.items():
             try:
@@ -347,7 +348,7 @@ def _default_success(location: str, call: Call | Listing | Reading) -> tuple[int
 
 
 def _check(protocol: Protocol) -> None:
-    """Refuse a definition that can never work, or not without harm."""
+    """Reject a definition that can never work, or only with harm."""
     rest, location = protocol.rest, "spec.rest"
     if protocol.uid_at is None and protocol.marking is None:
         raise InvalidManifestError(
@@ -360,8 +361,8 @@ def _check(protocol: Protocol) -> None:
         )
     if protocol.list is not None and protocol.list.placeholders:
         raise InvalidManifestError(f"{location}.list: must list all objects; remove {{...}}")
-    if protocol.ids_are_made:
-        _check_made_ids(protocol, location)
+    if protocol.has_server_ids:
+        _check_server_ids(protocol, location)
     if rest.read.absent and protocol.list is None and rest.read.confirm is None:
         raise InvalidManifestError(
             f"{location}.read.confirm: required, because a wrong endpoint also returns "
@@ -391,7 +392,7 @@ def _check(protocol: Protocol) -> None:
             )
 
 
-def _check_made_ids(protocol: Protocol, location: str) -> None:
+def _check_server_ids(protocol: Protocol, location: str) -> None:
     if protocol.uid_at is None:
         raise InvalidManifestError(
             f"{location}.uid: required, because read uses {{uid}}; set it to the path of the id"
@@ -445,14 +446,14 @@ def _check_writes(protocol: Protocol, location: str) -> None:
             )
     if protocol.marking is not None and protocol.marking.is_map:
         top = protocol.marking.steps[:1] if protocol.marking.steps else ()
-        if tuple(top) and ".".join(protocol.marking.steps or ()) in protocol.document.shows:
+        if tuple(top) and ".".join(protocol.marking.steps or ()) in protocol.document.paths:
             raise InvalidManifestError(
                 f"{location}.metadata.at: the document also writes this path; use another path"
             )
 
 
 def _check_default_body(protocol: Protocol, location: str) -> None:
-    """Refuse a missing body if the paths in it are expressions."""
+    """Reject a missing body if the locations to write are expressions."""
     finders = [protocol.name_at.steps]
     if protocol.marking is not None:
         finders.append(protocol.marking.steps)

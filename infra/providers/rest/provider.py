@@ -1,12 +1,12 @@
-"""The provider of kinds that are defined as an HTTP API. Its protocol is all it needs of the API.
+"""Provider for kinds that are defined by an HTTP API, which the protocol describes.
 
-Promises that an API may lack, and the substitutes:
+Guarantees that an API may lack, and their substitutes:
 
-- If only an unconditional write can create, the object is read first. If no condition binds a
-write, the uid is compared first. An object that appears between the two calls is overwritten or
-deleted; only the API could prevent that. The calls are at most seconds apart
-(``CallPermit.before_request``). - Without idempotency keys, the marks in the object identify our
-own earlier attempt.
+- If only an unconditional write can create, the object is read first. If no condition protects a
+  write, the uid is compared first. An object that appears between the two calls is overwritten or
+  deleted. Only the API could prevent that. The calls are at most seconds apart
+  (``CallPermit.before_request``).
+- Without idempotency keys, the metadata in the object identifies an earlier attempt.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from infra.providers.http import HttpApi
 from infra.providers.rest.document import remove_null_members
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.items import SplitError, UndecodableItem, check_structure, split
+from infra.providers.rest.json_paths import MISSING, WHOLE_DOCUMENT, Finder, put_at
 from infra.providers.rest.marks import build_uid
 from infra.providers.rest.paging import PageContent, Pages
-from infra.providers.rest.places import MISSING, WHOLE_DOCUMENT, Finder, put_at
 from infra.providers.rest.protocol import Protocol, Request, UnusableObjectError
 from reconciler.errors import (
     ConflictError,
@@ -64,14 +64,14 @@ from reconciler.provider.secrets import Secrets
 _ETAG: Final = "ETag"
 
 MAX_MARK_CHARACTERS: Final = 64 * 1024
-"""Of a mark that changes with the objects of an API. It is stored, and compared each time."""
+"""Limit on a change cursor, which is stored and compared on each poll."""
 
 _decoder = msgspec.json.Decoder(Any)
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class _ReadObject(msgspec.Struct, frozen=True):
-    """An object as it was read, with its ETag and the time of the read (``time.monotonic``)."""
+    """An observed object, its ETag, and the time of the read (``time.monotonic``)."""
 
     object: ExternalObject
     etag: str | None
@@ -79,7 +79,7 @@ class _ReadObject(msgspec.Struct, frozen=True):
 
 
 class RestProvider:
-    """A client of a JSON API over HTTP, with the protocol of one definition."""
+    """A client of a JSON API over HTTP, with the protocol of a definition."""
 
     def __init__(
         self, protocol: Protocol, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit
@@ -94,37 +94,37 @@ class RestProvider:
         )
 
     async def create(self, action: Action) -> Effect:
-        """Create an object. Our own earlier attempt counts as the first response."""
+        """Create an object, or return the one that an earlier attempt of this action created."""
         protocol, read_at = self._protocol, None
         name = self._check_name(action.external_name)
-        if not (protocol.is_guarded or protocol.ids_are_made):
+        if not (protocol.rejects_duplicates or protocol.has_server_ids):
             existing = await self._find(name)
             if existing is not None:
-                return self._own_or_conflict(existing.object, action, f"{name!r} already exists")
+                return self._match_attempt(existing.object, action, f"{name!r} already exists")
             read_at = time.monotonic()
         uid = None if protocol.uid_at is not None else build_uid(action.idempotency_key)
         response = await self._write(protocol.create, action, uid=uid, read_at=read_at)
         if response.status_code in protocol.create.success:
             return await self._read_effect(response, action, "create", None)
-        means = self._meaning(response, protocol.rest.create.conflict)
-        if not means and response.status_code == HTTPStatus.NOT_FOUND:
-            # The API's own response if a read works: something that the creation requires does not
-            # exist.
+        meaning = self._meaning(response, protocol.rest.create.conflict)
+        if not meaning and response.status_code == HTTPStatus.NOT_FOUND:
+            # If a read works, the API itself returned the 404: something that the creation requires
+            # is missing.
             with in_doubt(response):
                 existing = await self._find(name)
             if existing is None:
                 raise NotDoneError(refusal(response).message, status=response.status_code)
-        if means != "Conflict":
-            raise self._classify(response, means)
+        if meaning != "Conflict":
+            raise self._classify(response, meaning)
         text = f"{name!r}: {problem_text(response)}"
-        existing = None if protocol.ids_are_made else await self._find(name)
+        existing = None if protocol.has_server_ids else await self._find(name)
         if existing is not None:
-            return self._own_or_conflict(existing.object, action, text, status=response.status_code)
-        # A conflict although its cause was deleted: the API may store this response with the key.
+            return self._match_attempt(existing.object, action, text, status=response.status_code)
+        # A conflict without an obstacle: the API may have stored this response with the key.
         raise ConflictError(text, status=response.status_code, replayed=self._is_replay(response))
 
     async def update(self, action: Action) -> Effect:
-        """Replace an object that is still the action's, at the action's version."""
+        """Replace the object if it still has the uid and the version of the action."""
         protocol = self._protocol
         name = self._check_name(action.external_name)
         if protocol.update is None:
@@ -148,22 +148,22 @@ class RestProvider:
             return await self._read_effect(response, action, "update", existing.object.uid)
         call = protocol.rest.update
         assert call is not None
-        means = self._meaning(response, call.conflict or (409, 412), call.absent)
-        if means not in ("Conflict", "Absent"):
-            raise self._classify(response, means)
+        meaning = self._meaning(response, call.conflict or (409, 412), call.absent)
+        if meaning not in ("Conflict", "Absent"):
+            raise self._classify(response, meaning)
         text = f"{name!r}: {problem_text(response)}"
         with in_doubt(response):
             current = await self._find(name, existing.object.uid)
         if current is None:
             raise NotFoundError(text, status=response.status_code)
-        if means == "Absent":
+        if meaning == "Absent":
             raise UnknownResultError(
                 f"{text}, but a read still finds it", status=response.status_code
             )
-        return self._own_or_conflict(current.object, action, text, status=response.status_code)
+        return self._match_attempt(current.object, action, text, status=response.status_code)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete an object that is still the action's."""
+        """Delete the object if it still has the uid of the action."""
         protocol, call = self._protocol, self._protocol.rest.delete
         name = self._check_name(action.external_name)
         existing = await self._find(name, action.uid)
@@ -180,10 +180,10 @@ class RestProvider:
         if response.status_code in protocol.delete.success:
             await self._check_body(response)
             return Effect(None, replayed=self._is_replay(response))
-        means = self._meaning(response, call.conflict or (412,), call.absent)
-        if means == "Conflict":
+        meaning = self._meaning(response, call.conflict or (412,), call.absent)
+        if meaning == "Conflict":
             raise NotDoneError(f"{name!r} was changed during the deletion")
-        if means == "Absent":
+        if meaning == "Absent":
             with in_doubt(response):
                 current = await self._find(name, existing.object.uid)
             if current is None:
@@ -191,7 +191,7 @@ class RestProvider:
             raise UnknownResultError(
                 f"{name!r}: the API returned {response.status_code}, but a read still finds it"
             )
-        raise self._classify(response, means)
+        raise self._classify(response, meaning)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
         """Read one object, by its uid if the API assigns the ids."""
@@ -201,7 +201,7 @@ class RestProvider:
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List all objects of this kind. The scope is checked here."""
+        """List all objects of this kind, and filter them by scope."""
         unreadable = Unreadable()
         pages = self._pages(page_size, unreadable)
         uids: dict[tuple[str, str | None], str | None] = {}
@@ -215,35 +215,35 @@ class RestProvider:
         uids: dict[tuple[str, str | None], str | None],
         unreadable: Unreadable,
     ) -> bool:
-        """Return whether an object is the first one of the listing with its name or its id."""
-        place = candidate.name, candidate.uid if self._protocol.ids_are_made else None
-        if place not in uids:
-            uids[place] = candidate.uid
+        """Return whether an object is the first in a listing with its name or id."""
+        identity = candidate.name, candidate.uid if self._protocol.has_server_ids else None
+        if identity not in uids:
+            uids[identity] = candidate.uid
             return True
-        # it moved to a later page, and another one may have moved back
-        if uids[place] == candidate.uid:
+        # it moved to a later page, so another one may have moved to an earlier page
+        if uids[identity] == candidate.uid:
             unreadable.add(None, None, f"{quote(candidate.name)} is listed twice")
         else:
             unreadable.add(candidate.name, None, "several objects have this name")
         return False
 
     async def close(self) -> None:
-        """Close connections."""
+        """Close all connections."""
         await self._api.close()
 
     # --- reading
 
     async def _find(self, name: str, uid: str | None = None) -> _ReadObject | None:
         protocol = self._protocol
-        if protocol.ids_are_made and uid is None:
+        if protocol.has_server_ids and uid is None:
             return await self._find_by_name(name)
         request, values = protocol.read, self._values(name, uid)
         response = await self._send_read(request, values, self._variables(values))
         read_at = time.monotonic()
         if response.status_code not in request.success:
-            means = self._meaning(response, absent=protocol.rest.read.absent)
-            if means != "Absent":
-                raise self._classify(response, means)
+            meaning = self._meaning(response, absent=protocol.rest.read.absent)
+            if meaning != "Absent":
+                raise self._classify(response, meaning)
             await self._confirm_absence(name, uid, response)
             return None
         observed = (
@@ -253,14 +253,14 @@ class RestProvider:
         )
         if observed is None:
             return None
-        if protocol.ids_are_made and observed.uid != uid:
+        if protocol.has_server_ids and observed.uid != uid:
             raise build_unusable_error(response, f"it describes {quote(observed.uid)}, not {uid!r}")
         return _ReadObject(observed, response.headers.get(_ETAG), read_at)
 
     def _convert_single(self, response: Response, content: Any, name: str) -> ExternalObject | None:
-        item = _at(self._protocol.read_at, response, content)
+        item = _find_at(self._protocol.read_at, response, content)
         if item is None and self._protocol.read_at.text != WHOLE_DOCUMENT:
-            return None  # its place exists and is empty; a null document is not a valid response
+            return None  # no object at the path; a null document is not a valid response
         if item is None or item is MISSING:
             raise build_unusable_error(
                 response, f"it has no object at {self._protocol.read_at.text}"
@@ -270,7 +270,7 @@ class RestProvider:
     async def _select_item(
         self, response: Response, items_at: Finder, name: str
     ) -> ExternalObject | None:
-        """Select an object from several. One of another name is no response to a read of one."""
+        """Select an object by name. A response to a read by name must not contain only others."""
         unreadable = Unreadable()
         _, items = await self._items_of(response, items_at)
         objects = await self._convert_items(items, unreadable)
@@ -313,8 +313,8 @@ class RestProvider:
         return observed
 
     def _pages(self, page_size: int, unreadable: Unreadable) -> Pages:
-        those_of_kind = partial(self._convert_items, unreadable=unreadable)
-        return Pages(self._protocol, self._fetch_page, those_of_kind, page_size)
+        convert_items = partial(self._convert_items, unreadable=unreadable)
+        return Pages(self._protocol, self._fetch_page, convert_items, page_size)
 
     async def _convert_items(
         self, items: Sequence[Any], unreadable: Unreadable
@@ -329,12 +329,12 @@ class RestProvider:
         return await convert_in_turns(
             items,
             lambda item: unreadable.convert_or_record(
-                lambda: convert(item), lambda: protocol.place_of(item)
+                lambda: convert(item), lambda: protocol.identify_item(item)
             ),
         )
 
     async def _confirm_absence(self, name: str, uid: str | None, response: Response) -> None:
-        """Confirm a 404 with a read of the collection, because any gateway can send a 404."""
+        """Confirm a 404 with a read of the collection, because any gateway can send one."""
         protocol = self._protocol
         confirm = protocol.rest.read.confirm
         if confirm is not None:
@@ -351,7 +351,7 @@ class RestProvider:
                 )
 
     async def _fetch_page(self, path: str | None, query: Sequence[tuple[str, str]]) -> PageContent:
-        """Fetch one page."""
+        """Fetch a page."""
         request = self._protocol.list
         assert request is not None
         response = await self._send_read(
@@ -363,7 +363,7 @@ class RestProvider:
         return PageContent(response, content, items)
 
     async def _items_of(self, response: Response, items_at: Finder) -> tuple[Any, list[Any]]:
-        """Decode a document and a list in it. One undecodable item must not hide the others."""
+        """Decode a document and a list in it, item by item if one of them cannot be decoded."""
         try:
             content = _decoder.decode(response.content)
         except UNDECODABLE as error:
@@ -374,7 +374,7 @@ class RestProvider:
                 return await split(response.content, steps)
             except SplitError:
                 raise build_undecodable_error(response, error) from error
-        return content, _as_list(response, _at(items_at, response, content))
+        return content, _as_list(response, _find_at(items_at, response, content))
 
     async def _send_read(
         self,
@@ -385,16 +385,16 @@ class RestProvider:
         path: str | None = None,
         extra_query: Sequence[tuple[str, str]] = (),
     ) -> Response:
-        """Send a request that changes nothing, whatever its method, so no result is unknown."""
+        """Send a request that only reads, whatever its method, so its result is never unknown."""
         response = await self._api.call(
             request.method,
             request.path(values) if path is None else path,
             query=[*request.query(values), *extra_query] if path is None else (),
             headers=request.headers,
-            body=self._body(request, variables),
+            body=self._build_body(request, variables),
             writes=False,
         )
-        # It counts as a read.
+        # errors classify the response by its method
         return (
             response
             if is_read(response.method)
@@ -427,9 +427,9 @@ class RestProvider:
         if rest.idempotency is not None:
             headers[rest.idempotency.header] = action.idempotency_key
         variables = self._variables(values, action, uid=uid, version=version)
-        body = self._body(request, variables)
+        body = self._build_body(request, variables)
         if body is None and action.operation != "Delete":
-            body = self._whole(variables)
+            body = self._build_default_body(variables)
         return await self._api.call(
             request.method,
             request.path(values),
@@ -462,12 +462,12 @@ class RestProvider:
         variables["object"] = remove_null_members(action.fields)
         marking = self._protocol.marking
         if marking is not None:
-            own = None if self._protocol.uid_at is not None else uid
-            about = (action.labels, action.idempotency_key, own)
-            variables["metadata"] = marking.value(*about)
+            stored_uid = None if self._protocol.uid_at is not None else uid
+            mark_values = (action.labels, action.idempotency_key, stored_uid)
+            variables["metadata"] = marking.value(*mark_values)
         return variables
 
-    def _body(self, request: Request, variables: Mapping[str, Any]) -> bytes | None:
+    def _build_body(self, request: Request, variables: Mapping[str, Any]) -> bytes | None:
         if request.body is None:
             return None
         try:
@@ -477,8 +477,8 @@ class RestProvider:
                 f"{request.method}: not sent, because its body is invalid: {error}"
             ) from None
 
-    def _whole(self, variables: Mapping[str, Any]) -> bytes:
-        """Return the object itself as the body: the document, its name and its metadata."""
+    def _build_default_body(self, variables: Mapping[str, Any]) -> bytes:
+        """Return the default body: the document with the object's name and metadata."""
         protocol = self._protocol
         body: Fields = msgspec.to_builtins(variables["object"])
         if protocol.name_at.steps:
@@ -494,11 +494,11 @@ class RestProvider:
     async def _read_effect(
         self, response: Response, action: Action, operation: str, uid: str | None
     ) -> Effect:
-        """Return the effect of a write, from its response or a read."""
+        """Return the effect of a write, from its response or from a read."""
         is_replay, shown_at = self._is_replay(response), self._protocol.shown_at.get(operation)
         if shown_at is not None:
             content = decode_body(response, _decoder)
-            item = _at(shown_at, response, content)
+            item = _find_at(shown_at, response, content)
             observed = self._convert_named(
                 response, None if item is MISSING else item, action.external_name
             )
@@ -524,16 +524,16 @@ class RestProvider:
             )
         return Effect(existing.object, replayed=is_replay)
 
-    def _own_or_conflict(
+    def _match_attempt(
         self, existing: ExternalObject, action: Action, message: str, *, status: int | None = None
     ) -> Effect:
-        """Distinguish our own earlier attempt from an obstacle."""
+        """Return the effect of an earlier attempt, or raise ``ConflictError`` for an obstacle."""
         if existing.written_by == action.idempotency_key:
             return Effect(existing, replayed=True)
         raise ConflictError(message, status=status, obstacle=existing)
 
     async def _check_body(self, response: Response) -> None:
-        """Accept a success only with an empty body or JSON: a login page has neither."""
+        """Accept a success only if its body is empty or JSON, unlike a login page."""
         if response.content.strip():
             await self._check_json(response)
 
@@ -555,19 +555,19 @@ class RestProvider:
     def _meaning(
         self, response: Response, conflict: Sequence[int] = (), absent: Sequence[int] = ()
     ) -> str:
-        """Return the class of a response that is no success; empty if no rule applies."""
+        """Return the meaning of a refusal; empty if no rule applies."""
         rule = self._protocol.rule_for(response.status_code, response.content)
         if rule is not None:
             return rule.means
         if response.status_code in conflict:
-            # The API still executes another request with this key, which may succeed.
+            # With Retry-After, another request with this key is still running and may succeed.
             return "Unknown" if "Retry-After" in response.headers else "Conflict"
         return "Absent" if response.status_code in absent else ""
 
-    def _classify(self, response: Response, means: str) -> ProviderError:
+    def _classify(self, response: Response, meaning: str) -> ProviderError:
         error = refusal(response)
         status, wait = response.status_code, retry_after_seconds(response)
-        match means:
+        match meaning:
             case "NotDone":
                 return NotDoneError(error.message, status=status, retry_after_seconds=wait)
             case "Throttled":
@@ -592,7 +592,7 @@ class RestProvider:
         return external_name
 
     def _values(self, external_name: str, uid: str | None) -> dict[str, str]:
-        """Return the values of placeholders. A step such as .. would be another path."""
+        """Return the values of placeholders. Raises ``RefusedError`` for an id such as ``..``."""
         values = {"name": self._protocol.api_name(external_name)}
         if uid is not None:
             if leads_elsewhere(uid):
@@ -602,10 +602,10 @@ class RestProvider:
 
 
 class WatchingRestProvider(RestProvider):
-    """A client of an API that has a mark that changes with its objects."""
+    """A client of an API with a cursor that changes with its objects."""
 
     async def changes(self, after: str | None) -> str:
-        """Return the newest mark. The API has no call that waits."""
+        """Return the current cursor without waiting, because the API has no blocking call."""
         del after
         changes, mark_at = self._protocol.rest.changes, self._protocol.mark_at
         assert changes is not None
@@ -620,7 +620,7 @@ class WatchingRestProvider(RestProvider):
         if mark_at is None:
             mark = response.headers.get(_ETAG)
         else:
-            mark = _at(mark_at, response, decode_body(response, _decoder))
+            mark = _find_at(mark_at, response, decode_body(response, _decoder))
         if mark is None or mark is MISSING:
             raise build_unusable_error(response, "it has no change cursor")
         text = mark if isinstance(mark, str) else _encoder.encode(mark).decode()
@@ -633,7 +633,7 @@ class WatchingRestProvider(RestProvider):
         return text
 
 
-def _at(finder: Finder, response: Response, content: Any) -> Any:
+def _find_at(finder: Finder, response: Response, content: Any) -> Any:
     try:
         return finder.find(content)
     except ExpressionError as error:

@@ -1,8 +1,8 @@
-"""The syntax tree of a CEL expression, on which its limits are counted.
+"""The syntax tree of a CEL expression, to which the limits apply.
 
-The library compiles an expression and does not show its tree. This parser may accept what the
-library refuses. But it must either parse like the library, or refuse: comments, raw texts and
-brackets around a variable do not change a meaning.
+The library compiles an expression but does not expose its tree. This parser may accept what the
+library rejects. But it must either reject an expression or parse it like the library, including
+comments, raw strings and brackets around a variable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Kind = Literal[
 
 
 class ExpressionSyntaxError(ValueError):
-    """An expression cannot be parsed, or has too many levels. The message states why."""
+    """An expression cannot be parsed, or has too many levels."""
 
 
 class Token(NamedTuple):
@@ -56,11 +56,11 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of an expression.
+    """A node of the syntax tree.
 
-    ``name``: of a variable, a field, a function or a loop, or a literal text. ``parts``: of a loop
-    the list and the body, of a field or a method the object first. ``variable`` and ``at``, the
-    position of its dot, belong to a loop.
+    ``name`` is the name of a variable, field, function or loop, or the text of a literal. ``parts``
+    are the operands: the object of a field or method comes first, and the list of a loop before its
+    body. Only a loop has a ``variable`` and ``at``, the position of its dot.
     """
 
     kind: Kind
@@ -71,7 +71,7 @@ class Node:
     levels: int = 1
 
     def walk(self) -> Iterator[Node]:
-        """Yield this part and all parts in it."""
+        """Yield this node and all its descendants."""
         yield self
         for each in self.parts:
             yield from each.walk()
@@ -86,7 +86,7 @@ def parse(text: str) -> Node:
 
 
 def loops_in(tree: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
-    """Yield each loop, with the number of loops around it."""
+    """Yield each loop with the number of loops that enclose it."""
     is_loop = tree.kind == "Loop"
     if is_loop:
         yield tree, depth
@@ -95,7 +95,7 @@ def loops_in(tree: Node, depth: int = 0) -> Iterator[tuple[Node, int]]:
 
 
 def _tokenize(text: str) -> list[Token]:
-    """Split an expression into tokens, and count its brackets before any recursion."""
+    """Split an expression into tokens, and check its nesting before any recursion."""
     tokens: list[Token] = []
     at = depth = max_depth = 0
     while at < len(text):
@@ -117,14 +117,14 @@ def _tokenize(text: str) -> list[Token]:
 
 
 class _Parser:
-    """Parses the grammar of CEL. A sequence of operators of one level is one part of the tree."""
+    """Parses the grammar of CEL. A sequence of operators with the same precedence is one node."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
         self._at = 0
 
     def expression(self, level: int = 0) -> Node:
-        """Parse an expression, including one with ``?``."""
+        """Parse an expression, including the conditional operator."""
         condition = self._operators(level)
         if not self._accept("?"):
             return condition
@@ -133,7 +133,7 @@ class _Parser:
         return _node("Choice", parts=(condition, if_true, self.expression()))
 
     def expect(self, sign: str) -> None:
-        """Consume a token that must follow; an empty one is the end."""
+        """Consume a required token; an empty ``sign`` requires the end."""
         if sign and self._accept(sign):
             return
         if sign or self._at < len(self._tokens):

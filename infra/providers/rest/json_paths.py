@@ -1,4 +1,4 @@
-"""Places and templates: where a value is in JSON, and how JSON is built."""
+"""Locate values in JSON by path or expression, and build JSON from templates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHOLE_DOCUMENT: Final = "."
 MAX_NODES: Final = 256
 MAX_TEMPLATE_DEPTH: Final = 12
 
-_PLAIN: Final = re.compile(r"=\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\s*")
+_PLAIN_REFERENCE: Final = re.compile(r"=\s*[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\s*")
 
 
 class _Missing:
@@ -22,15 +22,15 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
-"""The value of a place that does not exist."""
+"""Result for a path that does not exist."""
 
 
 def is_expression(text: str) -> bool:
-    """Return whether a place or a text of a template is a CEL expression."""
+    """Return whether a location or a template's string is a CEL expression."""
     return text.startswith("=")
 
 
-def steps_of(path: str, location: str) -> tuple[str, ...]:
+def split_path(path: str, location: str) -> tuple[str, ...]:
     """Split a path into steps. Raises ``InvalidManifestError`` for an empty step."""
     if path == WHOLE_DOCUMENT:
         return ()
@@ -43,21 +43,21 @@ def steps_of(path: str, location: str) -> tuple[str, ...]:
 
 
 def value_at(root: Any, steps: Collection[str]) -> Any:
-    """Follow a path; a number is the index of a list. ``MISSING`` if it ends early."""
+    """Return the value at a path, or ``MISSING``. A number is an index into a list."""
     value = root
     for step in steps:
         if isinstance(value, dict):
             value = cast("dict[str, Any]", value).get(step, MISSING)
         elif isinstance(value, list) and step.isascii() and step.isdigit():
-            of_list, index = cast("list[Any]", value), int(step[:9])
-            value = of_list[index] if index < len(of_list) else MISSING
+            values, index = cast("list[Any]", value), int(step[:9])
+            value = values[index] if index < len(values) else MISSING
         else:
             return MISSING
     return value
 
 
 def put_at(root: Fields, steps: Collection[str], value: Any) -> None:
-    """Store a value in nested objects, which are created as required."""
+    """Store a value at a path, and create missing objects on the way."""
     *parents, last = steps
     for step in parents:
         child = root.get(step)
@@ -68,21 +68,21 @@ def put_at(root: Fields, steps: Collection[str], value: Any) -> None:
 
 
 class Finder:
-    """Finds the value at a place. An expression refers to the whole document as ``about``."""
+    """Finds a value by path or expression, which refers to the document as ``variable``."""
 
-    def __init__(self, place: str, location: str, about: str, *variables: str) -> None:
-        self.text = place
-        self._about = about
+    def __init__(self, text: str, location: str, variable: str, *variables: str) -> None:
+        self.text = text
+        self._variable = variable
         self._steps: tuple[str, ...] = ()
         self._expression: Expression | None = None
-        if is_expression(place):
-            self._expression = Expression(place[1:], location, (about, *variables))
+        if is_expression(text):
+            self._expression = Expression(text[1:], location, (variable, *variables))
         else:
-            self._steps = steps_of(place, location)
+            self._steps = split_path(text, location)
 
     @property
     def steps(self) -> tuple[str, ...] | None:
-        """The path, or None for an expression."""
+        """Steps of the path; None for an expression."""
         return self._steps if self._expression is None else None
 
     def find(self, root: Any, **variables: Any) -> Any:
@@ -90,7 +90,7 @@ class Finder:
         if self._expression is None:
             return value_at(root, self._steps)
         try:
-            return self._expression.value({self._about: root, **variables})
+            return self._expression.value({self._variable: root, **variables})
         except MissingValueError:
             return MISSING
 
@@ -98,38 +98,38 @@ class Finder:
 class Template:
     """JSON that contains expressions.
 
-    An expression of only names and dots may have no value. Its place is then left out, unless its
-    first name is one of ``needed``.
+    If an expression of only names and dots has no value, its member is omitted. If its first name
+    is in ``required``, it fails instead.
     """
 
     def __init__(
-        self, tree: Any, location: str, variables: Collection[str], needed: Collection[str] = ()
+        self, tree: Any, location: str, variables: Collection[str], required: Collection[str] = ()
     ) -> None:
         self._compiled: dict[str, Expression | tuple[str, ...]] = {}
         self._tree = tree
         self.expressions: dict[str, Expression] = {}
-        for number, (place, depth, node) in enumerate(_nodes(tree, location, 1)):
+        for number, (node_location, depth, node) in enumerate(_nodes(tree, location, 1)):
             if number >= MAX_NODES or depth > MAX_TEMPLATE_DEPTH:
                 raise InvalidManifestError(
                     f"{location}: exceeds the limit of {MAX_NODES} values or {MAX_TEMPLATE_DEPTH} "
                     "levels"
                 )
             if isinstance(node, str) and is_expression(node):
-                expression = self.expressions[node] = Expression(node[1:], place, variables)
+                expression = self.expressions[node] = Expression(node[1:], node_location, variables)
                 names = tuple(node[1:].strip().split("."))
-                is_plain = _PLAIN.fullmatch(node) is not None and names[0] not in needed
+                is_plain = _PLAIN_REFERENCE.fullmatch(node) is not None and names[0] not in required
                 self._compiled[node] = names if is_plain else expression
 
     def build(self, variables: Mapping[str, Any]) -> Any:
-        """Return the JSON, ``MISSING`` if it has no value. Raises ``ExpressionError``."""
+        """Return the JSON, or ``MISSING`` if it has no value. Raises ``ExpressionError``."""
         return self._build_node(self._tree, variables)
 
     def _build_node(self, node: Any, variables: Mapping[str, Any]) -> Any:
         if isinstance(node, dict):
-            of_map = cast("dict[str, Any]", node)
-            members = {name: self._build_node(each, variables) for name, each in of_map.items()}
+            mapping = cast("dict[str, Any]", node)
+            members = {name: self._build_node(each, variables) for name, each in mapping.items()}
             present = {name: each for name, each in members.items() if each is not MISSING}
-            return present if present or not of_map else MISSING
+            return present if present or not mapping else MISSING
         if isinstance(node, list):
             items = [self._build_node(each, variables) for each in cast("list[Any]", node)]
             return [each for each in items if each is not MISSING]
