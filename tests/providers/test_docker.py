@@ -19,7 +19,7 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers.docker import containers
 from infra.providers.docker.container import CONTAINER, ready
 from infra.providers.docker.containers import ContainersProvider
-from infra.providers.docker.engine import OWN_LABELS, EngineApi, without_headers
+from infra.providers.docker.engine import RESERVED_LABELS, EngineApi, strip_headers
 from infra.providers.docker.volume import VOLUME
 from infra.providers.docker.volumes import VolumesProvider
 from infra.secrets import open_stores
@@ -177,7 +177,7 @@ async def test_everything_that_can_be_declared_is_read_as_it_was(case: Case) -> 
     assert container.outputs["addresses"] == {network: "10.199.77.9"}
     assert container.outputs["address"] == "10.199.77.9"
     assert set(container.outputs["ports"]) == {"80/tcp", "90/tcp"}
-    assert not OWN_LABELS & container.labels.keys()
+    assert not RESERVED_LABELS & container.labels.keys()
     once = case.fields(**spec)
     assert CONTAINER.checked_fields(once) == once
 
@@ -265,7 +265,7 @@ async def test_a_container_that_was_renamed_is_deleted_by_its_id(case: Case) -> 
     assert case.hands.containers(case.prefix) == []
 
 
-@pytest.mark.parametrize("label", sorted(OWN_LABELS))
+@pytest.mark.parametrize("label", sorted(RESERVED_LABELS))
 async def test_our_own_labels_cannot_be_declared(case: Case, label: str) -> None:
     create = action("Create", case.prefix, case.fields())
     create.labels[label] = "x"
@@ -617,7 +617,7 @@ async def test_pieces_of_an_output_may_end_anywhere(size: int) -> None:
         for start in range(0, len(stream), size):
             yield stream[start : start + size]
 
-    assert await read_all(without_headers(pieces())) == b"one\nthree\n"
+    assert await read_all(strip_headers(pieces())) == b"one\nthree\n"
 
 
 # --- what is no Engine, or another one

@@ -68,7 +68,7 @@ EVENTS: dict[str, tuple[Answer, str]] = {
     ),
     "an event nested without an end": (
         send(HEAD + b"\r\n", b"[" * 200_000 + b"\n"),
-        "not an event of an Engine",
+        "not an Engine event",
     ),
 }
 

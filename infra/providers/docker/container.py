@@ -21,7 +21,7 @@ from reconciler.provider.lazy import lazy
 
 
 def ready(fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return whether a container can be used: it runs, and its health check succeeds."""
+    """Return whether a container is usable: it is running, and its health check passes."""
     state, health = observed.outputs.get("state"), observed.outputs.get("health")
     if not fields.get("running", True):
         return Readiness(False, "Stopped", "the container is declared with running: false")

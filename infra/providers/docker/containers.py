@@ -1,7 +1,7 @@
-"""The provider of ``Container``: creates, changes and deletes containers of a Docker Engine.
+"""The provider of ``Container``: creates, updates and deletes containers on a Docker Engine.
 
-A creation makes several calls: create, connect to further networks, start. The first one stores the
-action's key in a label, and each can be repeated, so a repeat of the action continues.
+Creating a container takes several calls: create it, connect it to its other networks, start it. The
+first stores the action's key in a label, and each can be repeated, so a retried action resumes.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from infra.providers.docker.engine import (
     labels_to_write,
     mark_partly_done,
     read_error_message,
-    without_headers,
+    strip_headers,
 )
 from infra.providers.docker.events import EngineEvents
 from infra.providers.docker.inspection import (
     Inspection,
     as_object,
-    configuration,
-    endpoint_of,
-    excess,
-    excess_of_bytes,
-    inspection_of,
+    build_configuration,
+    build_endpoint,
+    decode_inspection,
+    describe_excess,
+    describe_excess_bytes,
+    desired_networks,
     limits_to_write,
-    name_in,
-    wanted_networks,
+    read_name,
 )
 from infra.providers.docker.names import name_problem
 from infra.providers.docker.spec import (
@@ -68,24 +68,23 @@ from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
 DEFAULT_STOP_SECONDS: Final = 10
-STOPPING_SHARE: Final = 0.5
-"""Share of a call's time in which a container may stop before it is killed."""
+STOP_TIMEOUT_FRACTION: Final = 0.5
+"""Fraction of the request timeout that a container has to stop before the Engine kills it."""
 
 EVENTS: Final = [
     *("create", "start", "die", "stop", "kill", "destroy", "rename", "update", "pause", "unpause"),
     *("health_status", "connect", "disconnect"),
 ]
-"""Without the events of a health check (``exec_…``), which would report a change at each check."""
+"""Excludes the ``exec_…`` events of health checks, which would report a change on every check."""
 
-_ALONE: Final = frozenset({"host", "none"})
+_EXCLUSIVE_NETWORKS: Final = frozenset({"host", "none"})
 """Networks that an existing container cannot join or leave."""
 
 LISTING_PAGE_SIZE: Final = 25
-"""A listing contains the command and the labels of a container, which are as large as a
-declaration. A response has room for this many, so that no tenant prevents the listing of other
-containers."""
+"""A listing contains a container's command and labels, which can be as large as a declaration. A
+response can hold this many, so that no tenant can block the listing of other containers."""
 
-_SMALLER: Final = 5
+_PAGE_SIZE_DIVISOR: Final = 5
 _LISTING_ATTEMPTS: Final = 3
 _MAX_CONCURRENT_CALLS: Final = 8
 _PAGE_BYTES: Final = 4096
@@ -98,7 +97,7 @@ class _ListedContainer(msgspec.Struct, frozen=True, rename="pascal"):
     labels: dict[str, str] | None = None
 
 
-class _Created(msgspec.Struct, frozen=True, rename="pascal"):
+class _CreateResponse(msgspec.Struct, frozen=True, rename="pascal"):
     id: str
 
 
@@ -111,7 +110,7 @@ class _Info(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 _listing_decoder = msgspec.json.Decoder(list[_ListedContainer])
-_created_decoder = msgspec.json.Decoder(_Created)
+_created_decoder = msgspec.json.Decoder(_CreateResponse)
 _network_decoder = msgspec.json.Decoder(_NetworkInfo)
 _info_decoder = msgspec.json.Decoder(_Info)
 _anything_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -119,7 +118,7 @@ _anything_decoder = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class _Container:
-    """A container as the Engine shows it, and in converted form. A thread converts large ones."""
+    """A container as the Engine reports it, and as an object. A thread converts large ones."""
 
     inspection: Inspection
     object: ExternalObject
@@ -134,7 +133,7 @@ class _Container:
 
 
 class ContainersProvider(NamedObjects[_Container]):
-    """Creates, changes and deletes containers of an Engine."""
+    """Creates, updates and deletes an Engine's containers."""
 
     noun = "container"
 
@@ -149,14 +148,14 @@ class ContainersProvider(NamedObjects[_Container]):
         return name_problem(external_name)
 
     async def find(self, external_name: str) -> _Container | None:
-        """Read the container of a name."""
+        """Read the container with this name."""
         inspection = await self._find_inspection(external_name)
         return None if inspection is None else await self._container(inspection)
 
     async def create_object(self, action: Action) -> _Container:
         """Create and start a container."""
         content = await self._configuration(action)
-        if not self._may_be_root:  # otherwise a program of the image could become root
+        if not self._may_be_root:  # otherwise a program in the image could become root
             content["HostConfig"]["SecurityOpt"] = ["no-new-privileges"]
         await self._check_requirements(action.fields)
         query = [("name", checked_name(action.external_name))]
@@ -174,17 +173,14 @@ class ContainersProvider(NamedObjects[_Container]):
     async def complete_object(
         self, action: Action, existing: ExistingObject[_Container]
     ) -> _Container:
-        """Connect and start a container that an earlier attempt has created."""
+        """Connect and start a container that an earlier attempt created."""
         return await self._finish(existing.native.inspection, action)
 
     async def update_object(
         self, action: Action, existing: ExistingObject[_Container]
     ) -> _Container:
-        """Change limits, restart policy, networks and whether it runs.
-
-        Other fields are immutable.
-        """
-        immutable = _fixed_differences(existing.object, action)
+        """Change a container's limits, restart policy, networks and running state."""
+        immutable = _immutable_differences(existing.object, action)
         if immutable:
             names = ", ".join(immutable)
             raise RefusedError(
@@ -204,14 +200,14 @@ class ContainersProvider(NamedObjects[_Container]):
         return Effect(None, absent=not await self._delete(inspection))
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Container]) -> None:
-        """Delete a container. Its volumes stay, also those without a name."""
+        """Delete a container. Its volumes are kept, including anonymous ones."""
         del action
         await self._delete(existing.native.inspection)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Container]]:
-        """List the containers of a scope in parts, and read each container by its id."""
+        """List the containers in a scope page by page, and read each container by its id."""
         containers = [each for each in await self._list(scope) if _may_be_in(scope, each)]
         for start in range(0, len(containers), page_size):
             calls = [self._read(each, unreadable) for each in containers[start : start + page_size]]
@@ -225,18 +221,18 @@ class ContainersProvider(NamedObjects[_Container]):
     async def logs(
         self, uid: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncGenerator[bytes]:
-        """Read the output and the errors that a container has written."""
+        """Stream a container's stdout and stderr."""
         inspection = await self._find_inspection(uid, is_id=True)
         if inspection is None:
             raise NotFoundError(f"container {uid} does not exist")
         query = [("stdout", "true"), ("stderr", "true"), ("follow", str(follow).lower())]
         query.append(("tail", "all" if tail is None else str(tail)))
-        async with self._api.stream(f"/containers/{inspection.id}/logs", query) as pieces:
-            async for piece in pieces if inspection.config.tty else without_headers(pieces):
-                yield piece
+        async with self._api.stream(f"/containers/{inspection.id}/logs", query) as chunks:
+            async for chunk in chunks if inspection.config.tty else strip_headers(chunks):
+                yield chunk
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Return when it started, how it ended before, and how often the Engine restarted it."""
+        """Return a container's start time, last exit code and number of restarts."""
         inspection = await self._find_inspection(external_name)
         return None if inspection is None else inspection.readings
 
@@ -251,7 +247,7 @@ class ContainersProvider(NamedObjects[_Container]):
         for name, value in fields.get("env", {}).items():
             is_text = isinstance(value, str)
             env[name] = value if is_text else await self._secret(value, action.namespace)
-        return configuration(fields, env, labels_to_write(action))
+        return build_configuration(fields, env, labels_to_write(action))
 
     async def _secret(self, value: Fields, namespace: str) -> str:
         if "$secret" not in value:
@@ -259,13 +255,13 @@ class ContainersProvider(NamedObjects[_Container]):
         secret = await self._secrets.value(msgspec.convert(value, SecretRef), namespace)
         if "\0" in secret:
             raise RefusedError(
-                f"secret {value['$secret']!r} contains NUL, which an environment variable cannot "
-                "have"
+                f"secret {value['$secret']!r} contains NUL, which is not allowed in an "
+                "environment variable"
             )
         return secret
 
     async def _check_requirements(self, fields: Fields) -> None:
-        """Refuse a container that would be incomplete, or use an undeclared volume by a typo."""
+        """Check that volumes and networks exist: the Engine would create a misspelled volume."""
         volumes = {each["source"] for each in fields.get("mounts", []) if each["type"] == "volume"}
         for volume in sorted(volumes):
             if await self._api.find(f"/volumes/{checked_name(volume)}", _anything_decoder) is None:
@@ -276,18 +272,17 @@ class ContainersProvider(NamedObjects[_Container]):
         await self._check_networks(fields)
 
     async def _check_networks(self, fields: Fields) -> None:
-        for network in sorted(wanted_networks(fields).keys() if "networks" in fields else ()):
+        for network in sorted(desired_networks(fields).keys() if "networks" in fields else ()):
             existing = await self._api.get(f"/networks/{network}", _network_decoder)
-            if (
-                existing.name != network
-            ):  # the Engine accepts an id as a name, and then shows the name
+            # The Engine also accepts an id here, and returns the network's name.
+            if existing.name != network:
                 raise RefusedError(
-                    f"network {network!r} does not exist; that is the id of the network "
+                    f"network {network!r} does not exist; this is the id of network "
                     f"{existing.name!r}, so use its name"
                 )
 
     async def _finish(self, inspection: Inspection, action: Action) -> _Container:
-        """Bring a created container to its declared state. It stays after a failure."""
+        """Bring a new container to its declared state, and keep it after a failure."""
         try:
             with mark_partly_done("the container was created, but a later step failed"):
                 return await self._complete(inspection, action.fields)
@@ -301,21 +296,21 @@ class ContainersProvider(NamedObjects[_Container]):
             raise
 
     async def _complete(self, inspection: Inspection, fields: Fields) -> _Container:
-        """Bring a container to its declared state, by calls that can each be repeated."""
-        place, has_effect = f"/containers/{inspection.id}", False
+        """Bring a container to its declared state with calls that can each be repeated."""
+        container_path, has_effect = f"/containers/{inspection.id}", False
         try:
             if limits := limits_to_write(fields, inspection):
-                await self._do(f"{place}/update", await self._limit_to_host_memory(limits))
+                await self._do(f"{container_path}/update", await self._limit_to_host_memory(limits))
                 has_effect = True
             for path, body in _network_changes(fields, inspection):
                 await self._do(path, body)
                 has_effect = True
-            is_wanted, state = fields.get("running", True), inspection.state
-            if is_wanted and state.paused:
-                await self._do(f"{place}/unpause")
-            elif is_wanted and not state.running:
-                await self._do(f"{place}/start")
-            elif state.running and not is_wanted:
+            should_run, state = fields.get("running", True), inspection.state
+            if should_run and state.paused:
+                await self._do(f"{container_path}/unpause")
+            elif should_run and not state.running:
+                await self._do(f"{container_path}/start")
+            elif state.running and not should_run:
                 await self._stop(inspection)
             has_effect = True
             return await self._container(await self._by_id(inspection.id))
@@ -330,7 +325,7 @@ class ContainersProvider(NamedObjects[_Container]):
             raise _build_change_error(response)
 
     async def _limit_to_host_memory(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """Set the host's memory as the limit if none is declared: the Engine cannot remove one."""
+        """Set the limit to the host's memory if none is declared: the Engine cannot remove it."""
         if "Memory" not in limits or limits["Memory"] is not None:
             return limits
         total = (await self._api.get("/info", _info_decoder)).mem_total
@@ -355,7 +350,7 @@ class ContainersProvider(NamedObjects[_Container]):
 
     async def _stop(self, inspection: Inspection) -> None:
         configured = inspection.config.stop_timeout
-        max_seconds = int(self._api.timeout_seconds * STOPPING_SHARE)
+        max_seconds = int(self._api.timeout_seconds * STOP_TIMEOUT_FRACTION)
         seconds = min(DEFAULT_STOP_SECONDS if configured is None else configured, max_seconds)
         path = f"/containers/{inspection.id}/stop"
         response = await self._api.call("POST", path, query=[("t", str(seconds))])
@@ -365,7 +360,7 @@ class ContainersProvider(NamedObjects[_Container]):
     # --- reading
 
     async def _list(self, scope: Scope) -> list[_ListedContainer]:
-        """List the containers. Start again if the last one of a part was deleted."""
+        """List the containers. Start over if the last container of a page was deleted."""
         for _ in range(_LISTING_ATTEMPTS - 1):
             try:
                 return await self._list_in_pages(scope)
@@ -375,9 +370,9 @@ class ContainersProvider(NamedObjects[_Container]):
         return await self._list_in_pages(scope)
 
     async def _list_in_pages(self, scope: Scope) -> list[_ListedContainer]:
-        """List the newest containers, and then those older than the last one.
+        """List the newest containers, then those older than the last one.
 
-        In smaller parts if a response is too large: an image may have labels of any size.
+        Uses smaller pages if a response is too large, because image labels may have any size.
         """
         containers: list[_ListedContainer] = []
         limit = LISTING_PAGE_SIZE
@@ -393,7 +388,7 @@ class ContainersProvider(NamedObjects[_Container]):
             except NotDoneError as error:
                 if limit == 1 or not isinstance(error.__cause__, InvalidResponseError):
                     raise
-                limit //= _SMALLER
+                limit //= _PAGE_SIZE_DIVISOR
                 continue
             containers += page
             if len(page) < limit:
@@ -402,9 +397,9 @@ class ContainersProvider(NamedObjects[_Container]):
     async def _find_inspection(
         self, external_name: str, *, is_id: bool = False
     ) -> Inspection | None:
-        """Read the container of a name.
+        """Read the container with this name.
 
-        The Engine also accepts the beginning of an id as a name.
+        The Engine also accepts a prefix of an id as a name.
         """
         checked = checked_name(external_name)
         inspection = await self._inspection(checked)
@@ -416,20 +411,20 @@ class ContainersProvider(NamedObjects[_Container]):
 
     async def _inspection(self, id_or_name: str) -> Inspection | None:
         response = await self._api.find_response(f"/containers/{id_or_name}/json")
-        return None if response is None else inspection_of(response)
+        return None if response is None else decode_inspection(response)
 
     async def _read(self, container: _ListedContainer, unreadable: Unreadable) -> _Container | None:
         """Read a listed container; None if it was deleted, or cannot be converted."""
         response = await self._api.find_response(f"/containers/{container.id}/json")
         if response is None:
             return None
-        if size := excess_of_bytes(len(response.content)):  # the decoding takes long, too
-            unreadable.add(name_in(response), container.id, size)
+        if size := describe_excess_bytes(len(response.content)):  # too long to decode
+            unreadable.add(read_name(response), container.id, size)
             return None
         return await convert_by_size(
             lambda: unreadable.convert_or_record(
-                lambda: self._convert(inspection_of(response)),
-                lambda: (name_in(response), container.id),
+                lambda: self._convert(decode_inspection(response)),
+                lambda: (read_name(response), container.id),
             ),
             len(response.content),
         )
@@ -446,9 +441,9 @@ class ContainersProvider(NamedObjects[_Container]):
     def _convert(self, inspection: Inspection) -> _Container:
         """Convert a container. Raises ``RefusedError`` for one that cannot be converted."""
         try:
-            if not (reason := excess(inspection)):
+            if not (reason := describe_excess(inspection)):
                 return _Container(inspection, as_object(inspection, self._secrets.digest))
-        except Exception as error:  # noqa: BLE001 - other clients choose all that it contains
+        except Exception as error:  # noqa: BLE001 - other clients control its contents
             reason = f"cannot be converted: {type(error).__name__}: {error}"
         raise RefusedError(
             f"container {inspection.external_name!r}: {reason}; a resource cannot manage it"
@@ -460,8 +455,8 @@ def _may_be_in(scope: Scope, container: _ListedContainer) -> bool:
     return not names or any(name.startswith(scope.prefix or "") for name in names)
 
 
-def _fixed_differences(observed: ExternalObject, action: Action) -> list[str]:
-    """Name the fields that an update cannot change; labels only if nothing else differs."""
+def _immutable_differences(observed: ExternalObject, action: Action) -> list[str]:
+    """Return the differing fields that cannot be updated; labels only if nothing else differs."""
     desired, current = comparable(action.fields), comparable(observed.fields)
     names = sorted(desired.keys() | current.keys())
     differences = [name for name in names if desired.get(name) != current.get(name)]
@@ -470,18 +465,18 @@ def _fixed_differences(observed: ExternalObject, action: Action) -> list[str]:
     old_networks, new_networks = (
         {each["name"] for each in fields.get("networks", ())} for fields in (desired, current)
     )
-    is_fixed = bool(_ALONE & (old_networks ^ new_networks))
+    is_fixed = bool(_EXCLUSIVE_NETWORKS & (old_networks ^ new_networks))
     return [
         name for name in differences if name not in MUTABLE or (name == "networks" and is_fixed)
     ]
 
 
 def _network_changes(fields: Fields, inspection: Inspection) -> list[tuple[str, object]]:
-    """Return the calls that connect a container to the declared networks, and no others.
+    """Return the calls that connect a container to exactly the declared networks.
 
-    A container with another address in a network leaves it first, as an address cannot be changed.
+    To change its address in a network, a container leaves and rejoins it.
     """
-    desired, current = wanted_networks(fields), inspection.networks
+    desired, current = desired_networks(fields), inspection.networks
     leaving = [name for name, each in current.items() if desired.get(name) != each]
     joining = [name for name, each in desired.items() if current.get(name) != each]
     return [
@@ -492,7 +487,7 @@ def _network_changes(fields: Fields, inspection: Inspection) -> list[tuple[str, 
         *(
             (
                 f"/networks/{name}/connect",
-                {"Container": inspection.id, "EndpointConfig": endpoint_of(desired[name])},
+                {"Container": inspection.id, "EndpointConfig": build_endpoint(desired[name])},
             )
             for name in joining
         ),
@@ -500,7 +495,7 @@ def _network_changes(fields: Fields, inspection: Inspection) -> list[tuple[str, 
 
 
 def _build_creation_error(response: Response, fields: Fields) -> ProviderError:
-    """Describe a creation with a missing requirement. The Engine reports a missing image as 404."""
+    """Return the error for a creation that failed with 404, such as for a missing image."""
     message = read_error_message(response)
     if message.lower().startswith("no such image"):
         return NotDoneError(
@@ -512,7 +507,7 @@ def _build_creation_error(response: Response, fields: Fields) -> ProviderError:
 
 
 def _build_change_error(response: Response) -> ProviderError:
-    """Describe a failed change. A deleted container is a conflict."""
+    """Return the error for a failed change. A deleted container is a conflict."""
     if (
         response.status_code == HTTPStatus.NOT_FOUND
         and "no such container" in read_error_message(response).lower()

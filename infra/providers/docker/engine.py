@@ -1,4 +1,4 @@
-"""A Docker Engine: each call made once, each failure classified and explained by the Engine."""
+"""Client of a Docker Engine: makes each call once, and classifies the Engine's errors."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ if TYPE_CHECKING:
     import httpx
 
 WRITTEN_BY: Final = "reconciler/written-by"
-"""Label with the key of the action that created an object. No other action can write a label."""
+"""Label with the key of the action that created an object. Labels cannot be changed later."""
 
 DECLARED: Final = "reconciler/declared"
 """Label that lists the declared fields of a container. All other fields come from the image."""
 
-OWN_LABELS: Final = frozenset({WRITTEN_BY, DECLARED})
-"""Labels that are never shown, and that no manifest may declare."""
+RESERVED_LABELS: Final = frozenset({WRITTEN_BY, DECLARED})
+"""Labels that no object shows and no manifest may declare."""
 
 API_VERSION: Final = (1, 41)
-"""Of Engine 20.10. A newer Engine that no longer supports it gets calls in its oldest version."""
+"""The version of Engine 20.10. Calls use a newer Engine's oldest version if that is higher."""
 
 _VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,3}")
-_SHOWN_CHARACTERS: Final = 40
-_ABSENT: Final = re.compile(r"no such (container|volume)", re.IGNORECASE)
-_TOO_OLD: Final = "client version"
-_PORT_TAKEN: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
-_NOT_IN_IMAGE: Final = re.compile(r"unable to find (user|group) ", re.IGNORECASE)
-_NO_FOLDER: Final = "bind source path does not exist"
+_MAX_QUOTED_CHARACTERS: Final = 40
+_NO_SUCH_OBJECT: Final = re.compile(r"no such (container|volume)", re.IGNORECASE)
+_UNSUPPORTED_VERSION: Final = "client version"
+_PORT_IN_USE: Final = re.compile(r"port is already allocated|address already in use", re.IGNORECASE)
+_MISSING_USER: Final = re.compile(r"unable to find (user|group) ", re.IGNORECASE)
+_MISSING_BIND_SOURCE: Final = "bind source path does not exist"
 _HEADERS_TOO_LONG: Final = "Receive buffer too long"
-"""The text of httpx above the limit of its parser."""
+"""httpx's message for headers that exceed its parser's limit."""
 
 _HEADER_BYTES: Final = 8
 
-MAX_REFUSAL_BYTES: Final = 64 * 1024
-"""Of the refusal of a stream. The rest is not read."""
+MAX_ERROR_BYTES: Final = 64 * 1024
+"""Limit on the error body of a stream. The rest is not read."""
 
 _T = TypeVar("_T")
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
-    """The Engine's explanation of a refusal."""
+    """The body of an error response."""
 
     message: str = ""
 
@@ -89,7 +89,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class EngineApi:
-    """Calls of one Engine, at ``unix:///PATH`` or at a URL."""
+    """Client of one Engine, at ``unix:///PATH`` or at a URL."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._http = HttpApi(
@@ -114,17 +114,17 @@ class EngineApi:
         return decode_body(response, decoder)
 
     async def find(self, path: str, decoder: msgspec.json.Decoder[_T]) -> _T | None:
-        """Read one object; None if the Engine itself reports that there is none."""
+        """Read one object; None if the Engine itself reports that it does not exist."""
         response = await self.find_response(path)
         return None if response is None else decode_body(response, decoder)
 
     async def find_response(self, path: str) -> Response | None:
-        """Read the response about one object; None as in ``find``.
+        """Return the response for one object; None as in ``find``.
 
-        A 404 with another text comes from a wrong endpoint or a gateway.
+        A 404 with a different message comes from a wrong endpoint or a gateway.
         """
         response = await self.call("GET", path)
-        if response.status_code == HTTPStatus.NOT_FOUND and _ABSENT.search(
+        if response.status_code == HTTPStatus.NOT_FOUND and _NO_SUCH_OBJECT.search(
             read_error_message(response)
         ):
             return None
@@ -135,7 +135,7 @@ class EngineApi:
     async def call(
         self, method: str, path: str, *, query: Query = (), body: object = None
     ) -> Response:
-        """Make one call in a version of the API that both support."""
+        """Make one call, in an API version that the Engine supports."""
         if not self._version:
             self._version = await self._negotiate_version()
         response = await self._http.call(
@@ -147,7 +147,7 @@ class EngineApi:
         )
         if response.status_code == HTTPStatus.BAD_REQUEST and read_error_message(
             response
-        ).startswith(_TOO_OLD):
+        ).startswith(_UNSUPPORTED_VERSION):
             self._version = ""  # the Engine was replaced
             raise NotDoneError(
                 f"the Engine was replaced by another version: {read_error_message(response)}"
@@ -155,7 +155,7 @@ class EngineApi:
         return response
 
     async def ping(self) -> Response:
-        """Check that the Engine responds, without a version of its API."""
+        """Check that the Engine responds. This call needs no API version."""
         response = await self._http.call("GET", "/_ping")
         if response.status_code != HTTPStatus.OK:
             raise engine_refusal(response)
@@ -163,9 +163,9 @@ class EngineApi:
 
     @asynccontextmanager
     async def stream(self, path: str, query: Query) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Read the pieces of a response as they arrive, on a separate connection.
+        """Read the chunks of a response as they arrive, on a separate connection.
 
-        Raises ``NotDoneError``, also for an interrupted stream, because a stream is only read.
+        Raises ``NotDoneError``, even for an interrupted stream, because streams only read.
         """
         import httpx  # noqa: PLC0415 - 0.2 s of CPU, and only streams need it
 
@@ -178,7 +178,7 @@ class EngineApi:
         try:
             async with self._streaming.stream("GET", url, params=list(query)) as response:
                 if response.status_code != HTTPStatus.OK:
-                    content = await self._read_refusal(response)
+                    content = await self._read_error_body(response)
                     raise engine_refusal(Response("GET", path, response.status_code, {}, content))
                 if response.headers.get("Content-Encoding", "identity") != "identity":
                     raise NotDoneError(
@@ -197,24 +197,24 @@ class EngineApi:
         if self._streaming is not None:
             await self._streaming.aclose()
 
-    async def _read_refusal(self, response: httpx.Response) -> bytes:
-        """Read the start of a refusal, within the time of a call."""
+    async def _read_error_body(self, response: httpx.Response) -> bytes:
+        """Read the start of an error body, within the request timeout."""
         content = bytearray()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.timeout_seconds):
-                async for piece in response.aiter_raw():
-                    content += piece
-                    if len(content) > MAX_REFUSAL_BYTES:
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > MAX_ERROR_BYTES:
                         break
-        return bytes(content[:MAX_REFUSAL_BYTES])
+        return bytes(content[:MAX_ERROR_BYTES])
 
     def _streaming_client(self) -> httpx.AsyncClient:
         import httpx  # noqa: PLC0415 - as above
 
         endpoint, tls = self._config.endpoint, self._config.tls
         path = socket_path(endpoint)
-        is_trusting = tls is not None or endpoint.startswith("https:")
-        verify = build_ssl_context(tls) if is_trusting else True
+        verifies_tls = tls is not None or endpoint.startswith("https:")
+        verify = build_ssl_context(tls) if verifies_tls else True
         return httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=path, verify=verify),
             base_url="http://localhost" if path is not None else endpoint,
@@ -228,7 +228,7 @@ class EngineApi:
         if response.status_code != HTTPStatus.OK:
             raise engine_refusal(response)
         versions = decode_body(response, _versions_decoder)
-        oldest, newest = _numbers(versions.oldest), _numbers(versions.newest)
+        oldest, newest = _parse_version(versions.oldest), _parse_version(versions.newest)
         if newest < API_VERSION:
             minimum = ".".join(map(str, API_VERSION))
             raise NotDoneError(
@@ -238,39 +238,38 @@ class EngineApi:
         return ".".join(map(str, max(API_VERSION, oldest)))
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     if _VERSION.fullmatch(version) is None:
-        start = version[:_SHOWN_CHARACTERS]
-        raise NotDoneError(f"{start!r} is not a version of the Engine's API")
+        start = version[:_MAX_QUOTED_CHARACTERS]
+        raise NotDoneError(f"{start!r} is not an Engine API version")
     return tuple(map(int, version.split(".")))
 
 
-# --- the meaning of responses
+# --- classification of responses
 
 
 def read_error_message(response: Response) -> str:
-    """Return the start of the Engine's explanation; empty if the response is not from an Engine."""
+    """Return the start of the Engine's error message; empty if the response has none."""
     body = explanation(response, _error_decoder)
     return "" if body is None else start_of(body.message, response)
 
 
 def engine_refusal(response: Response) -> ProviderError:
-    """Classify a response that is not a success and has no special meaning for the call."""
+    """Classify a failed response that has no special meaning for the call."""
     message = read_error_message(response)
     if not message:
         return refusal(response)
     message = " ".join(message.split())
     text, status = f"the Engine rejected the request: {message}", response.status_code
     if status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
-        # A requirement (an image, a network, a plugin) is missing or in use. Both may end.
+        # A requirement (an image, a network, a plugin) is missing or in use, which may change.
         return NotDoneError(text, status=status)
-    if _PORT_TAKEN.search(message) or _NO_FOLDER in message:
+    if _PORT_IN_USE.search(message) or _MISSING_BIND_SOURCE in message:
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
-    if _NOT_IN_IMAGE.search(message):
+    if _MISSING_USER.search(message):
         return RefusedError(text, status=HTTPStatus.CONFLICT)
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        # An Engine with an explanation is available: the failure concerns one object, whose action
-        # waits.
+        # An Engine that explains its error is available, so only this object's action waits.
         return inconclusive(response.method)(text, status=HTTPStatus.CONFLICT)
     if status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return refusal(
@@ -281,7 +280,7 @@ def engine_refusal(response: Response) -> ProviderError:
 
 @contextmanager
 def mark_partly_done(description: str) -> Generator[None]:
-    """Mark a failure: a part of the action was done, and its repeat continues it."""
+    """Mark a failure as partial: part of the action was done, and a retry resumes it."""
     try:
         yield
     except UnknownResultError:
@@ -291,9 +290,8 @@ def mark_partly_done(description: str) -> Generator[None]:
 
 
 def build_partly_done_error(description: str, error: ProviderError) -> UnknownResultError:
-    """Mark a failure as one of an action of which a part was done."""
-    # A call that was not sent shows nothing about the Engine's health, as it would without a
-    # status.
+    """Return the error for an action that failed after part of it was done."""
+    # Without a status, a call that was not sent would count against the Engine's health.
     status = HTTPStatus.CONFLICT if isinstance(error, NotCalledError) else error.status
     wait = error.retry_after_seconds
     return UnknownResultError(
@@ -305,7 +303,7 @@ def build_partly_done_error(description: str, error: ProviderError) -> UnknownRe
 
 
 def build_not_found_error(action: Action) -> NotFoundError:
-    """Describe an update whose object was deleted."""
+    """Return the error for an action on an object that was deleted."""
     return NotFoundError(f"{action.external_name!r} does not exist")
 
 
@@ -313,7 +311,7 @@ def build_not_found_error(action: Action) -> NotFoundError:
 
 
 def checked_name(external_name: str) -> str:
-    """Return a name as a part of a path. Raises ``RefusedError`` for an invalid one."""
+    """Return a name quoted for a URL path. Raises ``RefusedError`` if it is invalid."""
     problem = name_problem(external_name)
     if problem is not None:
         raise RefusedError(f"invalid name {external_name!r}: {problem}")
@@ -321,8 +319,8 @@ def checked_name(external_name: str) -> str:
 
 
 def labels_to_write(action: Action) -> dict[str, str]:
-    """Return an action's labels with its key. Raises ``RefusedError`` for a reserved one."""
-    reserved = OWN_LABELS & action.labels.keys()
+    """Return an action's labels and its key. Raises ``RefusedError`` for a reserved label."""
+    reserved = RESERVED_LABELS & action.labels.keys()
     if reserved:
         raise RefusedError(f"label {min(reserved)!r} is reserved for Reconciler; remove it")
     return {**action.labels, WRITTEN_BY: action.idempotency_key}
@@ -330,28 +328,28 @@ def labels_to_write(action: Action) -> dict[str, str]:
 
 def unreserved_labels(labels: Mapping[str, str] | None) -> dict[str, str]:
     """Return an object's labels without the reserved ones."""
-    return {name: value for name, value in (labels or {}).items() if name not in OWN_LABELS}
+    return {name: value for name, value in (labels or {}).items() if name not in RESERVED_LABELS}
 
 
 def filters(**values: list[str]) -> tuple[str, str]:
-    """Encode the filters of a listing or of the events."""
+    """Encode the filters of a listing or an event stream."""
     return "filters", _encoder.encode(
         {name: each for name, each in values.items() if each}
     ).decode()
 
 
 def label_filter(labels: Mapping[str, str]) -> list[str]:
-    """Build a filter by labels."""
+    """Build a filter for these labels."""
     return [f"{name}={value}" for name, value in sorted(labels.items())]
 
 
 def build_name_conflict(action: Action, obstacle: Any) -> ConflictError:
-    """Describe a creation whose name is in use; without an obstacle, the name is free again."""
+    """Return the error for a creation whose name is in use."""
     return ConflictError(f"{action.external_name!r} already exists", obstacle=obstacle)
 
 
 async def gather_limited(coroutines: list[Any], limit: int) -> list[Any]:
-    """Await some calls, with a limit on concurrent ones."""
+    """Run coroutines, at most ``limit`` at a time, and return their results."""
     slots = asyncio.Semaphore(limit)
 
     async def run_one(coroutine: Any) -> Any:
@@ -361,15 +359,15 @@ async def gather_limited(coroutines: list[Any], limit: int) -> list[Any]:
     return await asyncio.gather(*map(run_one, coroutines))
 
 
-async def without_headers(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Return the output of a container without the eight bytes before each part.
+async def strip_headers(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield a container's output without the 8-byte header of each frame.
 
-    They contain the stream and the length of the part. Pieces may end anywhere.
+    A header contains the frame's stream and length. Chunks may end anywhere.
     """
     buffer = b""
     remaining = 0
-    async for piece in pieces:
-        buffer += piece
+    async for chunk in chunks:
+        buffer += chunk
         while buffer:
             if not remaining:
                 if len(buffer) < _HEADER_BYTES:
@@ -377,6 +375,6 @@ async def without_headers(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes]
                 remaining = int.from_bytes(buffer[_HEADER_BYTES // 2 : _HEADER_BYTES])
                 buffer = buffer[_HEADER_BYTES:]
                 continue
-            part, buffer = buffer[:remaining], buffer[remaining:]
-            remaining -= len(part)
-            yield part
+            payload, buffer = buffer[:remaining], buffer[remaining:]
+            remaining -= len(payload)
+            yield payload

@@ -1,4 +1,4 @@
-"""The Engine's events as hints: changes of containers or volumes by any client."""
+"""The Engine's events as hints that some client has changed containers or volumes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from infra.providers.docker.engine import EngineApi, filters
 from reconciler.errors import NotDoneError, ProviderError
 
 MAX_WAIT_SECONDS: Final = 30.0
-WAITING_SHARE: Final = 0.5
-"""Share of a call's time after which it reports that nothing happened."""
+MAX_WAIT_FRACTION: Final = 0.5
+"""Fraction of the request timeout to wait for an event before reporting no change."""
 
 MAX_EVENT_BYTES: Final = 256 * 1024
-"""Of one event, which contains the labels of a container."""
+"""Limit on one event, which contains a container's labels."""
 
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -31,20 +31,20 @@ _event_decoder = msgspec.json.Decoder(_Event)
 
 
 class EngineEvents:
-    """Waits for events of some types and names. A mark is the time of the newest, in nanoseconds.
+    """Waits for events of given types and names. A mark is the newest one's time, in nanoseconds.
 
-    The Engine repeats its last 256 events on request, so calls need no connection between them. It
-    forgets them when it ends: after a failure, everything may have changed.
+    The Engine replays its last 256 events on request, so no connection is kept between calls. It
+    loses them when it stops, so after a failure, everything may have changed.
     """
 
     def __init__(self, api: EngineApi, types: list[str], names: list[str]) -> None:
         self._api = api
         self._filters = filters(type=types, event=names)
-        self._wait_seconds = min(api.timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
+        self._wait_seconds = min(api.timeout_seconds * MAX_WAIT_FRACTION, MAX_WAIT_SECONDS)
         self._may_have_missed = False
 
     async def changes(self, after: str | None) -> str:
-        """Wait some time for an event after the mark ``after``, and return the newest mark."""
+        """Wait a limited time for an event after the mark ``after``, and return the newest mark."""
         if after is None or self._may_have_missed:
             current = await self._now()
             self._may_have_missed = False
@@ -62,12 +62,12 @@ class EngineEvents:
 
     async def _next(self, query: list[tuple[str, str]]) -> str:
         line = bytearray()
-        async with self._api.stream("/events", query) as pieces:
-            async for piece in pieces:
-                start, is_whole, _ = piece.partition(b"\n")
+        async with self._api.stream("/events", query) as chunks:
+            async for chunk in chunks:
+                start, newline, _ = chunk.partition(b"\n")
                 line += start
-                if is_whole:
-                    return _time_of(bytes(line))
+                if newline:
+                    return _decode_time(bytes(line))
                 if len(line) > MAX_EVENT_BYTES:
                     raise NotDoneError(
                         f"invalid response: an event is longer than {MAX_EVENT_BYTES // 1024} KiB"
@@ -75,7 +75,7 @@ class EngineEvents:
         raise NotDoneError("the Engine closed its event stream")
 
     async def _now(self) -> str:
-        """Return the Engine's own time. Its clock may be that of another machine."""
+        """Return the Engine's time. It may run on a machine with a different clock."""
         response = await self._api.ping()
         try:
             at = parsedate_to_datetime(response.headers.get("Date", ""))
@@ -84,8 +84,8 @@ class EngineEvents:
         return str(int(at.replace(tzinfo=UTC).timestamp()) * _NANOSECONDS)
 
 
-def _time_of(line: bytes) -> str:
+def _decode_time(line: bytes) -> str:
     try:
         return str(_event_decoder.decode(line).time_nano)
     except UNDECODABLE as error:
-        raise NotDoneError(f"not an event of an Engine: {error}") from None
+        raise NotDoneError(f"not an Engine event: {error}") from None

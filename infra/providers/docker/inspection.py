@@ -1,9 +1,9 @@
-"""A container as it is sent to the Engine, and as the Engine shows it.
+"""A container as sent to the Engine, and as the Engine reports it.
 
-Declared fields are compared. The Engine adds values that no manifest declares: from the image
-(``PATH`` and other variables, the command, exposed ports, a health check), and its own
-(``MemorySwap``, the alias that is the short id). So the label ``reconciler/declared`` lists the
-declared fields, and the variables that are secrets.
+Only declared fields are compared. The Engine adds values that no manifest declares, from the image
+(``PATH`` and other variables, the command, exposed ports, a health check) or by itself
+(``MemorySwap``, the short id as an alias). So the label ``reconciler/declared`` lists the declared
+fields, and which variables are secrets.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from infra.providers.docker.spec import (
     MUTABLE,
     NANOSECONDS,
     is_secret,
-    nanoseconds_of,
     normalize,
-    quota_of,
+    to_cpu_quota,
+    to_nanoseconds,
 )
 
 MAX_INSPECTION_BYTES: Final = 1024 * 1024
-"""An object has at most 256 KiB, and does not contain everything that the Engine shows."""
+"""An object has at most 256 KiB, and contains only part of what the Engine reports."""
 
 MAX_VARIABLES: Final = 32_768
-"""More do not fit into an object. Each takes 7 µs, and any client of the Engine may add some."""
+"""More do not fit into an object. Each takes 7 µs, and any client of the Engine may add them."""
 
 _NANO_CPUS: Final = 1_000_000_000
 _SHORT_ID_CHARACTERS: Final = 12
-_SECRET: Final = "$secret"  # noqa: S105 - the mark of a name
+_SECRET: Final = "$secret"  # noqa: S105 - a marker, not a secret
 
 
 class _ResponsePart(msgspec.Struct, frozen=True, rename="pascal"):
-    """A part of the Engine's response. Fields that are not read here are ignored."""
+    """A part of the Engine's response. Other fields in it are ignored."""
 
 
 class State(_ResponsePart, frozen=True):
@@ -144,7 +144,7 @@ class _NetworkSettings(_ResponsePart, frozen=True):
 
 
 class Inspection(_ResponsePart, frozen=True):
-    """A container as the Engine shows it."""
+    """A container as the Engine reports it."""
 
     id: str
     name: str
@@ -164,7 +164,7 @@ class Inspection(_ResponsePart, frozen=True):
 
     @property
     def readings(self) -> Fields:
-        """Values that change without any action."""
+        """Values that change without an action."""
         return {
             "startedAt": self.state.started_at,
             "restarts": self.restart_count,
@@ -178,7 +178,7 @@ class Inspection(_ResponsePart, frozen=True):
 
     @property
     def networks(self) -> dict[str, Fields]:
-        """The networks of the container by name, as in a spec."""
+        """The container's networks by name, in the form of a spec."""
         endpoints = self.network_settings.networks or {}
         return {name: self._network(name, endpoints[name]) for name in sorted(endpoints)}
 
@@ -186,58 +186,58 @@ class Inspection(_ResponsePart, frozen=True):
         fields: Fields = {"name": name}
         if endpoint is None:
             return fields
-        own = self.id[:_SHORT_ID_CHARACTERS]
-        if aliases := sorted({each for each in endpoint.aliases or () if each != own}):
+        short_id = self.id[:_SHORT_ID_CHARACTERS]
+        if aliases := sorted({each for each in endpoint.aliases or () if each != short_id}):
             fields["aliases"] = aliases
         if endpoint.ipam is not None and endpoint.ipam.ipv4_address:
             fields["address"] = endpoint.ipam.ipv4_address
         return fields
 
 
-class _Named(_ResponsePart, frozen=True):
+class _NameOnly(_ResponsePart, frozen=True):
     name: str
 
 
 _decoder = msgspec.json.Decoder(Inspection)
-_name_decoder = msgspec.json.Decoder(_Named)
+_name_decoder = msgspec.json.Decoder(_NameOnly)
 
 
-def inspection_of(response: Response) -> Inspection:
-    """Decode a response about a container, and remember its size."""
+def decode_inspection(response: Response) -> Inspection:
+    """Decode the response for a container, and record its size."""
     inspection = decode_body(response, _decoder)
     return msgspec.structs.replace(inspection, size_bytes=len(response.content))
 
 
-def name_in(response: Response) -> str:
-    """Return the name of a container from a response that may be invalid otherwise."""
+def read_name(response: Response) -> str:
+    """Return a container's name from a response that may otherwise be invalid."""
     return decode_body(response, _name_decoder).name.removeprefix("/")
 
 
-def excess(inspection: Inspection) -> str:
-    """Return what makes a container too large to be converted; empty for none."""
+def describe_excess(inspection: Inspection) -> str:
+    """Describe why a container is too large to convert; empty if it is not."""
     variables = len(inspection.config.env or ())
     if variables > MAX_VARIABLES:
         return f"{variables} variables exceed the limit of {MAX_VARIABLES}"
-    return excess_of_bytes(inspection.size_bytes)
+    return describe_excess_bytes(inspection.size_bytes)
 
 
-def excess_of_bytes(number: int) -> str:
-    """Return by how much a response about a container is too long; empty if it is not."""
+def describe_excess_bytes(number: int) -> str:
+    """Describe why the response for a container is too long; empty if it is not."""
     is_too_long = number > MAX_INSPECTION_BYTES
     return f"{number} bytes exceed the limit of {MAX_INSPECTION_BYTES}" if is_too_long else ""
 
 
-# --- the form that is sent
+# --- the form sent to the Engine
 
 
-def configuration(
+def build_configuration(
     fields: Fields, env: Mapping[str, str], labels: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Build the Engine's configuration of a container. ``env`` has the values of the secrets."""
+    """Build a container's configuration for the Engine. ``env`` contains the secrets' values."""
     host: dict[str, Any] = {
-        "Mounts": [_sent_mount(each) for each in fields.get("mounts", [])],
-        "PortBindings": _sent_bindings(fields),
-        **_sent_limits(fields),
+        "Mounts": [_build_mount(each) for each in fields.get("mounts", [])],
+        "PortBindings": _build_bindings(fields),
+        **_build_limits(fields),
     }
     content: dict[str, Any] = {
         "Image": fields["image"],
@@ -246,36 +246,36 @@ def configuration(
         "Labels": {**labels, DECLARED: declared_label(fields)},
         "HostConfig": host,
     }
-    for name, engine_name in _AS_THEY_ARE.items():
+    for name, engine_name in _UNCONVERTED_FIELDS.items():
         if name in fields:
             content[engine_name] = fields[name]
     if "healthCheck" in fields:
-        content["Healthcheck"] = _sent_health_check(fields["healthCheck"])
+        content["Healthcheck"] = _build_health_check(fields["healthCheck"])
     if networks := fields.get("networks"):
         first = networks[0]
         host["NetworkMode"] = first["name"]
-        content["NetworkingConfig"] = {"EndpointsConfig": {first["name"]: endpoint_of(first)}}
+        content["NetworkingConfig"] = {"EndpointsConfig": {first["name"]: build_endpoint(first)}}
     return content
 
 
 def declared_label(fields: Fields) -> str:
-    """Build the list of declared fields and secret variables, without values."""
+    """Encode which fields are declared and which variables are secrets, without values."""
     return msgspec.json.encode(_skeleton(fields), order="deterministic").decode()
 
 
 def limits_to_write(fields: Fields, inspection: Inspection) -> dict[str, Any]:
-    """Return the limits and the restart policy that differ, in the form that is sent.
+    """Return the limits and the restart policy that differ, in the Engine's form.
 
-    Without ``memoryBytes`` in the fields, ``Memory`` is None, because no limit can be removed.
+    ``Memory`` is None if no ``memoryBytes`` is declared, because the Engine cannot remove a limit.
     """
-    observed, desired = shown_fields(inspection, _no_digest), _sent_limits(fields)
+    observed, desired = read_fields(inspection, _no_digest), _build_limits(fields)
     changes: dict[str, Any] = {}
     if observed.get("memoryBytes") != fields.get("memoryBytes"):
         changes |= {"Memory": desired.get("Memory"), "MemorySwap": desired.get("MemorySwap")}
     if observed.get("cpus") != fields.get("cpus"):
         quota = desired.get("CpuQuota", -1)
         changes |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota}
-        # created by another client, with the other field for the same limit
+        # Another client set the limit with NanoCpus, so it can only be changed there.
         if inspection.host_config.nano_cpus:
             changes = {name: each for name, each in changes.items() if not name.startswith("Cpu")}
             changes["NanoCpus"] = quota * _NANO_CPUS // CPU_PERIOD_MICROSECONDS
@@ -284,8 +284,8 @@ def limits_to_write(fields: Fields, inspection: Inspection) -> dict[str, Any]:
     return changes
 
 
-def endpoint_of(network: Fields) -> dict[str, Any]:
-    """Build the Engine's settings of a container in a network."""
+def build_endpoint(network: Fields) -> dict[str, Any]:
+    """Build the Engine's settings for a container in a network."""
     content: dict[str, Any] = {}
     if "aliases" in network:
         content["Aliases"] = network["aliases"]
@@ -294,13 +294,13 @@ def endpoint_of(network: Fields) -> dict[str, Any]:
     return content
 
 
-def wanted_networks(fields: Fields) -> dict[str, Fields]:
-    """Return the networks that a container should be in, by name."""
+def desired_networks(fields: Fields) -> dict[str, Fields]:
+    """Return the desired networks of a container by name."""
     networks = fields.get("networks") or [{"name": DEFAULT_NETWORK}]
     return {each["name"]: each for each in networks}
 
 
-_AS_THEY_ARE: Final = {
+_UNCONVERTED_FIELDS: Final = {
     "command": "Cmd",
     "entrypoint": "Entrypoint",
     "user": "User",
@@ -313,19 +313,19 @@ def _restart(fields: Fields) -> tuple[str, int]:
     return fields.get("restart", DEFAULT_RESTART), fields.get("maxRestarts", 0)
 
 
-def _sent_limits(fields: Fields) -> dict[str, Any]:
+def _build_limits(fields: Fields) -> dict[str, Any]:
     name, max_restarts = _restart(fields)
     limits: dict[str, Any] = {"RestartPolicy": {"Name": name, "MaximumRetryCount": max_restarts}}
     if "memoryBytes" in fields:
-        # Both, because the Engine refuses a limit above the old one of memory and swap together.
+        # Both, because the Engine rejects a limit above the old limit on memory plus swap.
         limits |= {"Memory": fields["memoryBytes"], "MemorySwap": 2 * fields["memoryBytes"]}
     if "cpus" in fields:
-        # Not NanoCpus, because the Engine cannot remove that limit.
-        limits |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": quota_of(fields["cpus"])}
+        # Not NanoCpus, because the Engine cannot remove such a limit.
+        limits |= {"CpuPeriod": CPU_PERIOD_MICROSECONDS, "CpuQuota": to_cpu_quota(fields["cpus"])}
     return limits
 
 
-def _sent_mount(mount: Fields) -> dict[str, Any]:
+def _build_mount(mount: Fields) -> dict[str, Any]:
     content: dict[str, Any] = {"Type": mount["type"], "Target": mount["target"]}
     if "source" in mount:
         content["Source"] = mount["source"]
@@ -336,7 +336,7 @@ def _sent_mount(mount: Fields) -> dict[str, Any]:
     return content
 
 
-def _sent_bindings(fields: Fields) -> dict[str, list[dict[str, str]]]:
+def _build_bindings(fields: Fields) -> dict[str, list[dict[str, str]]]:
     bindings: dict[str, list[dict[str, str]]] = {}
     for port in fields.get("ports", []):
         binding = {"HostIp": port.get("address", ""), "HostPort": str(port.get("host", ""))}
@@ -344,24 +344,24 @@ def _sent_bindings(fields: Fields) -> dict[str, list[dict[str, str]]]:
     return bindings
 
 
-def _sent_health_check(check: Fields) -> dict[str, Any]:
+def _build_health_check(check: Fields) -> dict[str, Any]:
     content: dict[str, Any] = {"Test": ["CMD", *check["command"]]}
-    for name, of_engine in DURATIONS.items():
+    for name, engine_name in DURATIONS.items():
         if name in check:
-            content[of_engine] = nanoseconds_of(check[name])
+            content[engine_name] = to_nanoseconds(check[name])
     if "retries" in check:
         content["Retries"] = check["retries"]
     return content
 
 
-# --- the form that is shown
+# --- the form read from the Engine
 
 
 def as_object(inspection: Inspection, digest: Callable[[str], str]) -> ExternalObject:
-    """Convert a container into an object; ``digest`` digests a secret."""
+    """Convert a container to an object; ``digest`` computes the digest of a secret."""
     return ExternalObject(
         name=inspection.external_name,
-        fields=shown_fields(inspection, digest),
+        fields=read_fields(inspection, digest),
         uid=inspection.id,
         labels=unreserved_labels(inspection.labels),
         written_by=inspection.labels.get(WRITTEN_BY),
@@ -369,10 +369,10 @@ def as_object(inspection: Inspection, digest: Callable[[str], str]) -> ExternalO
     )
 
 
-def shown_fields(inspection: Inspection, digest: Callable[[str], str]) -> Fields:
-    """Return the current values of the declared fields, and of those that can be changed in place.
+def read_fields(inspection: Inspection, digest: Callable[[str], str]) -> Fields:
+    """Return the current values of the declared fields, and of the mutable ones.
 
-    For a foreign container, all fields, with each variable as a secret, which it may be.
+    For a foreign container, return all fields, and treat each variable as a possible secret.
     """
     normalized = normalize(_all_fields(inspection))
     declared = _declared(inspection)
@@ -397,28 +397,28 @@ def _all_fields(inspection: Inspection) -> Fields:
         "image": config.image,
         "command": config.cmd,
         "entrypoint": config.entrypoint,
-        "env": _shown_env(config.env or ()),
+        "env": _read_env(config.env or ()),
         "user": config.user or None,
         "workingDir": config.working_dir or None,
         "stopSeconds": config.stop_timeout,
-        "mounts": _shown_mounts(inspection),
-        "ports": _shown_ports(host),
+        "mounts": _read_mounts(inspection),
+        "ports": _read_ports(host),
         "networks": list(networks.values()),
         "memoryBytes": host.memory if host.memory > 0 else None,
-        "cpus": _shown_cpus(host),
-        "healthCheck": _shown_health_check(config.healthcheck),
+        "cpus": _read_cpus(host),
+        "healthCheck": _read_health_check(config.healthcheck),
         "restart": host.restart_policy.name or "no",
         "maxRestarts": host.restart_policy.maximum_retry_count,
         "running": inspection.state.is_up,
     }
 
 
-def _shown_env(lines: Iterable[str]) -> dict[str, str]:
+def _read_env(lines: Iterable[str]) -> dict[str, str]:
     parts = (line.partition("=") for line in lines)
     return {name: value for name, _, value in parts}
 
 
-def _shown_mounts(inspection: Inspection) -> list[Fields]:
+def _read_mounts(inspection: Inspection) -> list[Fields]:
     if inspection.host_config.mounts is not None:
         return [
             {
@@ -441,7 +441,7 @@ def _shown_mounts(inspection: Inspection) -> list[Fields]:
     ]
 
 
-def _shown_ports(host: _HostConfig) -> list[Fields]:
+def _read_ports(host: _HostConfig) -> list[Fields]:
     ports: list[Fields] = []
     for port, bindings in (host.port_bindings or {}).items():
         number, _, protocol = port.partition("/")
@@ -457,7 +457,7 @@ def _shown_ports(host: _HostConfig) -> list[Fields]:
     return ports
 
 
-def _shown_cpus(host: _HostConfig) -> float | None:
+def _read_cpus(host: _HostConfig) -> float | None:
     if host.nano_cpus > 0:
         return host.nano_cpus / _NANO_CPUS
     if host.cpu_quota > 0:
@@ -465,7 +465,7 @@ def _shown_cpus(host: _HostConfig) -> float | None:
     return None
 
 
-def _shown_health_check(check: _HealthCheck | None) -> Fields | None:
+def _read_health_check(check: _HealthCheck | None) -> Fields | None:
     if check is None or not check.test or check.test == ["NONE"]:
         return None
     fields: Fields = {"command": check.test[1:] if check.test[0] == "CMD" else check.test}
@@ -476,7 +476,7 @@ def _shown_health_check(check: _HealthCheck | None) -> Fields | None:
 
 
 def _outputs(inspection: Inspection) -> Fields:
-    """Return values that are stable while the container runs: no counters, no times."""
+    """Return values that are stable while the container runs, so no counters or times."""
     state, settings = inspection.state, inspection.network_settings
     outputs: Fields = {"imageId": inspection.image, "state": state.status}
     if state.health is not None and state.health.status not in ("", "none"):
@@ -498,7 +498,7 @@ def _outputs(inspection: Inspection) -> Fields:
 
 
 def _skeleton(value: Any) -> Any:
-    """Return the structure of a declaration without its values, which become 1."""
+    """Return a declaration's structure, with each value replaced by 1."""
     if is_secret(value):
         return _SECRET
     if isinstance(value, dict):
@@ -507,7 +507,7 @@ def _skeleton(value: Any) -> Any:
 
 
 def _declared(inspection: Inspection) -> Fields | None:
-    """Return the declared structure of a container of ours; None for a foreign one."""
+    """Return the declared structure of one of our containers; None for a foreign one."""
     label = inspection.labels.get(DECLARED)
     if label is None or WRITTEN_BY not in inspection.labels:
         return None

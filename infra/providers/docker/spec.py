@@ -17,31 +17,31 @@ from reconciler.provider.host_access import HostUse, place
 
 CPU_PERIOD_MICROSECONDS: Final = 100_000
 MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
-"""The Engine refuses less."""
+"""The Engine rejects lower limits."""
 
 NANOSECONDS: Final = 1_000_000_000
 MAX_INTEGER: Final = 2**63 - 1
 MAX_COUNT: Final = 2**31 - 1
-"""The greatest integers that the Engine reads."""
+"""The largest integers that the Engine accepts."""
 DURATIONS: Final = {
     "intervalSeconds": "Interval",
     "timeoutSeconds": "Timeout",
     "startPeriodSeconds": "StartPeriod",
 }
-"""Fields of a health check: their names here and in the Engine."""
+"""Duration fields of a health check: their names in a spec and in the Engine."""
 
 DEFAULT_NETWORK: Final = "bridge"
 DEFAULT_RESTART: Final = "always"
 
 ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 - how the Engine writes it
-_NUMBERS: Final = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
-_OWN_NETWORKS: Final = frozenset({DEFAULT_NETWORK, "none"})
+_USER_AND_GROUP: Final = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
+_UNRESTRICTED_NETWORKS: Final = frozenset({DEFAULT_NETWORK, "none"})
 
 MUTABLE: Final = frozenset({"cpus", "maxRestarts", "memoryBytes", "networks", "restart", "running"})
-"""Fields that the Engine changes in place. A change of another one replaces the container."""
+"""Fields that the Engine changes in place. Changing any other field replaces the container."""
 
 
-def _about(text: str, **rules: Any) -> msgspec.Meta:
+def _meta(text: str, **rules: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, **rules)
 
 
@@ -50,7 +50,7 @@ _Words = list[str]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
-"""The Engine accepts no less, and takes 0 for no value."""
+"""The Engine accepts no shorter times, and treats 0 as unset."""
 _Network = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}(?!\n)$")]
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00:]*(?!\n)$", max_length=4096)]
 
@@ -62,24 +62,24 @@ class _Part(
 
 
 class Mount(_Part, frozen=True):
-    """A mount: a volume by its name, a folder of the host, or memory."""
+    """A mount: a named volume, a directory on the host, or memory."""
 
-    target: Annotated[_Path, _about("Path in the container.")]
+    target: Annotated[_Path, _meta("Path in the container.")]
     type: Annotated[
         Literal["volume", "bind", "tmpfs"],
-        _about("volume: a named volume. bind: a directory of the host. tmpfs: memory."),
+        _meta("volume: a named volume. bind: a directory on the host. tmpfs: memory."),
     ] = "volume"
     source: Annotated[
         _Name | None,
-        _about(
+        _meta(
             "Name of the volume, or path of the host's directory. It must exist. Required, except"
             " for a tmpfs."
         ),
     ] = None
-    read_only: Annotated[bool, _about("Whether the mount is read-only.")] = False
+    read_only: Annotated[bool, _meta("Whether the mount is read-only.")] = False
     size_bytes: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)] | None,
-        _about("Maximum size of a tmpfs, in bytes."),
+        _meta("Maximum size of a tmpfs, in bytes."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -89,7 +89,7 @@ class Mount(_Part, frozen=True):
             )
         if self.type == "bind" and not (self.source or "").startswith("/"):
             raise ValueError(
-                "source: must be a directory of the host for a bind, such as /srv/data"
+                "source: must be a directory on the host for a bind, such as /srv/data"
             )
         if self.type == "bind" and has_parent(self.source or ""):
             raise ValueError("source: must not contain '..'")
@@ -103,31 +103,29 @@ class Mount(_Part, frozen=True):
 class Port(_Part, frozen=True):
     """A port of the container that is published on the host."""
 
-    container: Annotated[_Port, _about("Port in the container.")]
+    container: Annotated[_Port, _meta("Port in the container.")]
     host: Annotated[
-        _Port | None, _about("Port of the host. Default: a free port that the Engine selects.")
+        _Port | None, _meta("Port on the host. Default: a free port that the Engine selects.")
     ] = None
     address: Annotated[
-        str, _about("IP address of the host to listen on. Default: all addresses.")
+        str, _meta("IP address of the host to listen on. Default: all addresses.")
     ] = ""
-    protocol: Annotated[Literal["tcp", "udp", "sctp"], _about("Transport protocol.")] = "tcp"
+    protocol: Annotated[Literal["tcp", "udp", "sctp"], _meta("Transport protocol.")] = "tcp"
 
     def __post_init__(self) -> None:
-        if self.address:  # the Engine takes any other text for all addresses of the host
+        if self.address:  # the Engine treats any other text as all addresses
             _check_address("ports: address", self.address, ipaddress.ip_address)
 
 
 class Network(_Part, frozen=True):
     """A network of the container. It must exist."""
 
-    name: Annotated[
-        _Network, _about("Name of the network, or host, none or bridge. It must exist.")
-    ]
+    name: Annotated[_Network, _meta("Name of the network, or host, none or bridge. It must exist.")]
     aliases: Annotated[
-        list[str], _about("Additional DNS names of the container in this network.")
+        list[str], _meta("Additional DNS names of the container in this network.")
     ] = []
     address: Annotated[
-        str | None, _about("Fixed IPv4 address in this network. Default: assigned by the Engine.")
+        str | None, _meta("Fixed IPv4 address in this network. Default: assigned by the Engine.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -140,85 +138,87 @@ class HealthCheck(_Part, frozen=True):
 
     command: Annotated[
         Annotated[_Words, msgspec.Meta(min_length=1)],
-        _about("Command that runs in the container. Exit status 0 means healthy."),
+        _meta("Command that runs in the container. Exit status 0 means healthy."),
     ]
-    interval_seconds: Annotated[_Seconds | None, _about("Seconds between two checks.")] = None
+    interval_seconds: Annotated[_Seconds | None, _meta("Seconds between two checks.")] = None
     timeout_seconds: Annotated[
-        _Seconds | None, _about("Maximum duration of one check, in seconds.")
+        _Seconds | None, _meta("Maximum duration of one check, in seconds.")
     ] = None
     start_period_seconds: Annotated[
-        _Seconds | None, _about("Seconds after the start during which failures do not count.")
+        _Seconds | None, _meta("Seconds after the start during which failures do not count.")
     ] = None
     retries: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None,
-        _about("Number of consecutive failures that make the container unhealthy."),
+        _meta("Number of consecutive failures that make the container unhealthy."),
     ] = None
 
 
 class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """A container of a Docker Engine.
 
-    A field that is not declared has the value of the image, or the default of the Engine.
+    An undeclared field has the image's value, or the Engine's default.
     """
 
     image: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=512)],
-        _about("Image, as the Engine names it. It must exist there: Reconciler pulls no images."),
+        _meta(
+            "Image, as the Engine names it. It must exist there: Reconciler does not pull images."
+        ),
     ]
     command: Annotated[
-        _Words | None, _about("Command with its arguments. Default: the image's.")
+        _Words | None, _meta("Command with its arguments. Default: the image's.")
     ] = None
     entrypoint: Annotated[
         _Words | None,
-        _about("Program that receives the command as arguments. Default: the image's."),
+        _meta("Program that receives the command as arguments. Default: the image's."),
     ] = None
     env: Annotated[
         dict[EnvName, str | int | float | bool | SecretRef],
-        _about("Environment variables: values, references or secrets."),
+        _meta("Environment variables: values, references or secrets."),
     ] = {}
     user: Annotated[
-        _Name | None, _about("User, or USER:GROUP, by name or number. Default: the image's.")
+        _Name | None, _meta("User, or USER:GROUP, by name or number. Default: the image's.")
     ] = None
     working_dir: Annotated[
-        _Path | None, _about("Working directory of the command. Default: the image's.")
+        _Path | None, _meta("Working directory of the command. Default: the image's.")
     ] = None
     mounts: Annotated[
-        list[Mount], _about("Volumes, directories of the host and in-memory filesystems to mount.")
+        list[Mount], _meta("Volumes, directories of the host and in-memory filesystems to mount.")
     ] = []
-    ports: Annotated[list[Port], _about("Ports of the container that the host publishes.")] = []
+    ports: Annotated[list[Port], _meta("Ports of the container that the host publishes.")] = []
     networks: Annotated[
-        list[Network], _about("Networks of the container: exactly these. Default: bridge.")
+        list[Network], _meta("Networks of the container: exactly these. Default: bridge.")
     ] = []
     memory_bytes: Annotated[
         Annotated[int, msgspec.Meta(ge=MIN_MEMORY_BYTES, le=MAX_INTEGER)] | None,
-        _about(
+        _meta(
             "Memory limit, in bytes. The container may use the same amount of swap in addition. "
             "Default: no limit."
         ),
     ] = None
     cpus: Annotated[
         Annotated[float, msgspec.Meta(ge=0.01, le=10_000)] | None,
-        _about("CPU limit, in processors: 0.5 is half a processor. Default: no limit."),
+        _meta("CPU limit, in processors: 0.5 is half a processor. Default: no limit."),
     ] = None
     health_check: Annotated[
-        HealthCheck | None, _about("Health check of the container. Default: the image's.")
+        HealthCheck | None, _meta("Health check of the container. Default: the image's.")
     ] = None
     restart: Annotated[
         Literal["no", "always", "on-failure", "unless-stopped"],
-        _about("Restart policy of the Engine for a container that exits."),
+        _meta("The Engine's restart policy for a container that exits."),
     ] = DEFAULT_RESTART
     max_restarts: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)],
-        _about("Maximum number of restarts with on-failure; 0 means no limit."),
+        _meta("Maximum number of restarts with on-failure; 0 means no limit."),
     ] = 0
     stop_seconds: Annotated[
         Annotated[int, msgspec.Meta(ge=0, le=3600)] | None,
-        _about(
+        _meta(
             "Seconds between the stop signal and the kill. Default: 10. The worker waits at "
             "most half of limits.requestTimeoutSeconds."
         ),
     ] = None
-    running: Annotated[bool, _about("Whether the container runs. false keeps it stopped.")] = True
+    running: Annotated[bool, _meta("Whether the container runs. false keeps it stopped.")] = True
 
     def __post_init__(self) -> None:
         if self.max_restarts and self.restart != "on-failure":
@@ -227,18 +227,18 @@ class ContainerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
             raise ValueError(
                 "entrypoint: must name a program; the entrypoint of the image cannot be removed"
             )
-        _check_once("mounts: target", [each.target for each in self.mounts])
-        _check_once(
+        _check_unique("mounts: target", [each.target for each in self.mounts])
+        _check_unique(
             "ports: host",
             [f"{each.address}:{each.host}/{each.protocol}" for each in self.ports if each.host],
         )
-        _check_once("networks: name", [each.name for each in self.networks])
+        _check_unique("networks: name", [each.name for each in self.networks])
         if len(self.networks) > 1 and {"host", "none"} & {each.name for each in self.networks}:
             raise ValueError("networks: host or none must be the only network")
 
 
 class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """Outputs of a container; addresses and ports only while it runs."""
+    """Outputs of a container. It has addresses and ports only while it runs."""
 
     image_id: Annotated[
         str, msgspec.Meta(description="Id of the image that the container was created from.")
@@ -259,7 +259,7 @@ class ContainerOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ports: Annotated[
         dict[str, int],
         msgspec.Meta(
-            description="Port of the host for each container port, such as 5432/tcp, while "
+            description="Port on the host for each container port, such as 5432/tcp, while "
             "the container runs."
         ),
     ] = {}
@@ -279,14 +279,14 @@ def _check_address(name: str, value: str, kind: Callable[[str], object]) -> None
         raise ValueError(f"{name}: {error}") from None
 
 
-def _check_once(name: str, values: list[str]) -> None:
+def _check_unique(name: str, values: list[str]) -> None:
     duplicates = {each for each in values if values.count(each) > 1}
     if duplicates:
         raise ValueError(f"{name} {min(duplicates)!r} is a duplicate")
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of a container's fields: nothing empty, lists in order."""
+    """Return the canonical form of a container's fields: no empty values, sorted lists."""
     normalized: Fields = {
         name: value for name, value in fields.items() if value not in (None, {}, [])
     }
@@ -294,7 +294,7 @@ def normalize(fields: Fields) -> Fields:
         normalized["env"] = {name: _text(value) for name, value in normalized["env"].items()}
     for name, part in (("mounts", _mount), ("ports", _port), ("networks", _network)):
         if name in normalized:
-            normalized[name] = sorted((part(each) for each in normalized[name]), key=_order)
+            normalized[name] = sorted((part(each) for each in normalized[name]), key=_sort_key)
     if normalized.get("networks") == [{"name": DEFAULT_NETWORK}]:
         del normalized["networks"]
     if "healthCheck" in normalized:
@@ -302,14 +302,14 @@ def normalize(fields: Fields) -> Fields:
     if "workingDir" in normalized:
         normalized["workingDir"] = "/" + posixpath.normpath(normalized["workingDir"]).lstrip("/")
     if "cpus" in normalized:
-        normalized["cpus"] = quota_of(normalized["cpus"]) / CPU_PERIOD_MICROSECONDS
+        normalized["cpus"] = to_cpu_quota(normalized["cpus"]) / CPU_PERIOD_MICROSECONDS
     if not normalized.get("maxRestarts"):
         normalized.pop("maxRestarts", None)
     return {"restart": DEFAULT_RESTART, "running": True, **normalized}
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields with the digest of each secret in its place, as in a container's object."""
+    """Return fields with each secret replaced by its digest, as in a container's object."""
     env = cast("dict[str, Any]", fields.get("env") or {})
     if not any(isinstance(value, dict) for value in env.values()):
         return fields
@@ -320,7 +320,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     """Return which parts of the Engine's host a container uses (ADR 0060)."""
     host_uses = [HostUse("spec.image", "images", fields["image"])]
     if (user := fields.get("user")) is None:
-        # The image may declare root as its user, and the decider does not read it.
+        # The image may declare root as its user, and the decider cannot read it.
         host_uses.append(HostUse("spec.user", "users", ROOT, "set a number other than 0"))
     elif not _is_unprivileged(user):
         # The image may assign the number 0 to any name.
@@ -346,7 +346,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     host_uses += [
         HostUse("spec.networks.name", "networks", each["name"])
         for each in networks
-        if each["name"] not in _OWN_NETWORKS
+        if each["name"] not in _UNRESTRICTED_NETWORKS
     ]
     return host_uses
 
@@ -354,25 +354,25 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 def _is_unprivileged(user: str) -> bool:
     """Return whether a user and its group are numbers that cannot become 0.
 
-    The Engine does not check a number beyond those in the image's /etc/passwd, and passes on its
-    last 32 bits: 4294967296 is root.
+    The Engine does not check numbers that are missing in the image's /etc/passwd, and uses their
+    lowest 32 bits: 4294967296 is root.
     """
-    match = _NUMBERS.fullmatch(user)
+    match = _USER_AND_GROUP.fullmatch(user)
     return match is not None and all(0 < int(each) <= MAX_COUNT for each in match.groups() if each)
 
 
 def path_of(source: str) -> str:
-    """Return a path of the host in its canonical form."""
+    """Return the canonical form of a path on the host."""
     return source if has_parent(source) else "/" + posixpath.normpath(source).lstrip("/")
 
 
-def quota_of(cpus: float) -> int:
-    """Return how many microseconds of each period a container may run."""
+def to_cpu_quota(cpus: float) -> int:
+    """Return the CPU time per period, in microseconds."""
     return round(cpus * CPU_PERIOD_MICROSECONDS)
 
 
-def nanoseconds_of(seconds: float) -> int:
-    """Return a time in nanoseconds, as the Engine has it."""
+def to_nanoseconds(seconds: float) -> int:
+    """Return a duration in nanoseconds, the Engine's unit."""
     return round(seconds * NANOSECONDS)
 
 
@@ -411,7 +411,7 @@ def _network(fields: Fields) -> Fields:
 def _health_check(fields: Fields) -> Fields:
     result = _without_defaults(fields, {})
     for name in DURATIONS.keys() & result.keys():
-        result[name] = nanoseconds_of(result[name]) / NANOSECONDS
+        result[name] = to_nanoseconds(result[name]) / NANOSECONDS
     return result
 
 
@@ -424,5 +424,5 @@ def _without_defaults(fields: Fields, defaults: Fields, *, always: tuple[str, ..
     }
 
 
-def _order(part: Fields) -> bytes:
+def _sort_key(part: Fields) -> bytes:
     return msgspec.json.encode(part, order="deterministic")

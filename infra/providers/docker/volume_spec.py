@@ -15,10 +15,10 @@ from reconciler.provider.host_access import HostUse
 
 DEFAULT_DRIVER: Final = "local"
 
-_OF_TMPFS: Final = re.compile(
+_SAFE_TMPFS_OPTION: Final = re.compile(
     r"|(size|nr_inodes|nr_blocks|mode|uid|gid)=[0-9]+[kmg%]?|r[ow]|no(dev|exec|suid|atime)"
 )
-"""Options of a tmpfs that are safe: with ``bind``, it would be a mount of the device."""
+"""Safe options of a tmpfs. ``bind`` is not one, because it would mount the device."""
 
 
 class VolumeFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class VolumeOutputs(msgspec.Struct, frozen=True):
     """Path of a volume on the Engine's host."""
 
     mountpoint: Annotated[
-        str, msgspec.Meta(description="Directory of the volume on the host of the Engine.")
+        str, msgspec.Meta(description="Directory of the volume on the Engine's host.")
     ]
 
 
@@ -59,7 +59,11 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     if driver == DEFAULT_DRIVER and not options:
         return ()
     is_local = driver == DEFAULT_DRIVER and options.keys() <= {"type", "device", "o"}
-    if is_local and options.get("type") == "tmpfs" and all(map(_OF_TMPFS.fullmatch, flags)):
+    if (
+        is_local
+        and options.get("type") == "tmpfs"
+        and all(map(_SAFE_TMPFS_OPTION.fullmatch, flags))
+    ):
         return ()
     device = options.get("device", "")
     if is_local and device.startswith("/") and flags in (["bind"], ["rbind"], ["bind", "ro"]):
@@ -75,7 +79,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 
 
 def loses(fields: Fields | None, observed: ExternalObject) -> str:
-    """Describe which data a deletion would lose. For a mount of something else, none."""
+    """Describe the data that a deletion would lose; empty if the data is stored elsewhere."""
     options: Fields = observed.fields.get("options") or {}
     if fields is not None or options.get("type") == "tmpfs" or "device" in options:
         return ""

@@ -1,7 +1,7 @@
 """The provider of ``Volume``: creates and deletes named volumes of a Docker Engine.
 
-Volumes have no id, and their creation time changes with writes to them. So the uid of a volume of
-ours is a digest of the key of the action that created it, which is in a label.
+Volumes have no id, and writes to a volume change its creation time. So the uid of our volumes is a
+digest of the creating action's key, which is stored in a label.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_USERS_NAMED: Final = 5
 
 
 class _Volume(msgspec.Struct, frozen=True, rename="pascal"):
-    """A volume as the Engine shows it."""
+    """A volume as the Engine reports it."""
 
     name: str
     driver: str = DEFAULT_DRIVER
@@ -65,7 +65,7 @@ class _Volume(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def _uid(self) -> str:
-        """Return the uid of a volume: from our key, or from all fixed values of a foreign one."""
+        """Return a uid derived from our key, or from a foreign volume's immutable values."""
         identity = (self.labels or {}).get(WRITTEN_BY) or msgspec.json.encode(
             (self.name, self.driver, self.options or {}, self.labels or {}), order="deterministic"
         ).decode()
@@ -88,7 +88,7 @@ _users_decoder = msgspec.json.Decoder(list[_User])
 
 
 class VolumesProvider(NamedObjects[_Volume]):
-    """Creates and deletes volumes of an Engine. No field of an existing one can be changed."""
+    """Creates and deletes an Engine's volumes. An existing volume cannot be changed."""
 
     noun = "volume"
 
@@ -120,7 +120,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         return decode_body(response, _volume_decoder)
 
     async def update_object(self, action: Action, existing: ExistingObject[_Volume]) -> _Volume:
-        """Refuse every change: the Engine has no call for one."""
+        """Refuse every change, because the Engine has no call to update a volume."""
         if (normalize(action.fields), action.labels) == (
             existing.object.fields,
             existing.object.labels,
@@ -132,7 +132,7 @@ class VolumesProvider(NamedObjects[_Volume]):
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Volume]) -> None:
         """Delete a volume with all its data."""
-        del existing  # the Engine cannot bind a deletion to a version
+        del existing  # the Engine has no conditional deletion
         response = await self._api.call("DELETE", _path(action.external_name))
         if response.status_code == HTTPStatus.NOT_FOUND:
             raise build_not_found_error(action)
@@ -163,7 +163,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         await self._api.close()
 
     async def _build_in_use_error(self, name: str) -> NotDoneError:
-        """Return the users of a volume. It is deleted after them."""
+        """Return an error that names the containers that use a volume."""
         query = [("all", "true"), filters(volume=[name])]
         users = await self._api.get("/containers/json", _users_decoder, query)
         names = sorted((each.names or [each.id])[0].removeprefix("/") for each in users)
