@@ -94,7 +94,7 @@ def apply(
         the set.
     dry_run
         Declare nothing. client (the default): check the documents against the kinds installed here.
-        server: show the plan, like `reconciler plan`.
+        server: show the plan, like `reconciler plan`. With --set, both show the changes of the set.
     validate
         Where to check the documents first. client: here, before `apply` sends anything. server:
         only in the decider, which may have newer kinds.
@@ -137,7 +137,7 @@ def apply(
             namespace=namespace,
             prune=prune,
             confirmed=yes,
-            dry_run=bool(dry_run),
+            dry_run=dry_run,
             reason=reason,
             wait_seconds=timeout if wait else None,
             output=output,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 from events.excerpt import some
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.provider_config import DeletionGuard
 from events.stored_content import Part
+from infra.jetstream.errors import BusDeniedError
 from reconciler.cli.client import connect_client
 from reconciler.cli.connection import Connection, run_async
 from reconciler.cli.console import console
@@ -35,7 +36,7 @@ def apply_set(
     namespace: str,
     prune: bool,
     confirmed: bool,
-    dry_run: bool,
+    dry_run: Literal["client", "server"] | bool,
     reason: str,
     wait_seconds: float | None,
     output: Format,
@@ -49,20 +50,22 @@ def apply_set(
     except InvalidNameError as error:
         raise UsageError(f"--set: {error}") from None
     parts = [Part(each.manifest, each.source.place) for each in documents.good]
-    result = run_async(
+    result, change = run_async(
         _apply(
             connection,
             key,
             parts,
             prune=prune,
             confirmed=confirmed,
-            dry_run=dry_run,
+            dry_run=bool(dry_run),
             reason=reason,
             wait_seconds=wait_seconds,
             output=output,
         )
     )
-    print_results([result], output, good=_GOOD, dry_run=dry_run)
+    print_results([result], output, good=_GOOD, dry_run=bool(dry_run))
+    if dry_run == "server" and not change.is_empty:
+        return Exit.DIFFERENT
     return exit_status([result], None if wait_seconds is None or dry_run else _GOOD)
 
 
@@ -77,13 +80,18 @@ async def _apply(
     reason: str,
     wait_seconds: float | None,
     output: Format,
-) -> Result:
+) -> tuple[Result, SetChange]:
     async with connect_client(connection, sends=not dry_run) as client:
         sets: ManifestSets = client.manifest_sets()
         try:
             change, content = await sets.change(key, parts, prune=prune)
         except InvalidManifestError as error:
             raise CommandError(f"nothing was declared: {error}") from None
+        except BusDeniedError as error:
+            raise CommandError(
+                "nothing was declared: --set reads the members of the set from the log, so it "
+                f"requires the user of an operator: {error}"
+            ) from None
         if (
             not confirmed
             and not dry_run
@@ -98,15 +106,15 @@ async def _apply(
             with tolerating_closed_output():
                 _print(change)
         if dry_run:
-            return Result(str(key), True, "Valid", message=str(change))
+            return Result(str(key), True, "Valid", message=str(change)), change
         try:
             reply = await sets.declare(change, content, reason=reason)
         except DeclarationRefusedError as refused:
-            return Result(str(key), False, refused.reason, message=refused.message)
+            return Result(str(key), False, refused.reason, message=refused.message), change
         result = Result(str(key), True, reply.reason, reply.generation, message=str(change))
         if wait_seconds is not None:
             await wait_for_results(client, [result], wait_seconds)
-        return result
+        return result, change
 
 
 def _print(change: SetChange) -> None:

@@ -35,7 +35,8 @@ class RetryNotice:
             self._is_printed = True
             notice = (
                 f"waiting: the server does not confirm {plural(count, 'message')}; this command "
-                "retries until its timeout. The server's disk may be full: see `reconciler doctor`"
+                "retries until its timeout. A stream may be full or missing; see `reconciler "
+                "doctor`"
             )
             sys.stderr.write(f"{notice}\n")
 

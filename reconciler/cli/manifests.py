@@ -87,4 +87,5 @@ def _find_files(path: Path) -> Iterator[Path]:
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     if not files:
         raise CommandError(f"{path} contains no files that end with {', '.join(SUFFIXES)}")
-    yield from (file for file in files if file.is_file())
+    # A dangling link is read, so that its error names it.
+    yield from (file for file in files if file.is_file() or not file.exists())

@@ -14,7 +14,7 @@ from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.stored_content import CONTENT, Part, StoredContent, problem_of_part, stored_content
 from infra.jetstream.errors import BusError
-from infra.providers.composition.children import Ask
+from infra.providers.composition.children import Publish
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.state_reader import StateReader
 from reconciler.errors import DeclarationRefusedError, ProviderError
@@ -36,6 +36,11 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
     removed: tuple[str, ...] = ()
     unnamed: tuple[str, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no member is added, changed or removed."""
+        return not (self.added or self.changed or self.removed)
+
     def __str__(self) -> str:
         counts = {"added": self.added, "changed": self.changed, "withdrawn": self.removed}
         words = [f"{len(names)} {word}" for word, names in counts.items() if names]
@@ -43,11 +48,13 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ManifestSets:
-    """Declares sets on a bus; ``declare`` and ``ask`` are methods of a client."""
+    """Declares sets on a bus; ``publish`` and ``declare`` are methods of a client."""
 
-    def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Reply]]) -> None:
+    def __init__(
+        self, nc: Connection, publish: Publish, declare: Callable[..., Awaitable[Reply]]
+    ) -> None:
         self._state_reader = StateReader(_ExistingConnection(nc))
-        self._contents = Contents(self._state_reader, ask)
+        self._contents = Contents(self._state_reader, publish)
         self._declare = declare
 
     async def change(
@@ -113,7 +120,7 @@ class ManifestSets:
         try:
             declared = (await self._state_reader.declarations([str(key)]))[str(key)].fields or {}
             digests = [declared[CONTENT]] if CONTENT in declared else []
-            await self._contents.forget(str(key), key.namespace, digests)
+            await self._contents.withdraw_others(str(key), key.namespace, digests)
         except ProviderError as error:
             raise _cause(error) from error
 

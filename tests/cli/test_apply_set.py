@@ -59,6 +59,9 @@ def test_a_set_is_declared_and_pruned(team: Team) -> None:
         "apply", "-f", "-", "--set", "shop", "--prune", "--dry-run", text=documents("one")
     )
     assert f"withdraw {team.namespace}/Shape/two" in dry.out
+    planning = ("apply", "-f", "-", "--set", "shop", "--dry-run=server")
+    assert team.run(*planning, text=documents("one", color="Blue")).status == 0
+    assert team.run(*planning, "--prune", text=documents("one", color="Blue")).status == 2
     assert names(team) == ["one", "three", "two"]
 
     team.ok(*applied, "--prune", text=documents("one", color="Blue"))

@@ -139,6 +139,12 @@ def test_a_folder_without_manifests_is_reported(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+def test_a_broken_link_in_a_directory_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"b\.yaml"):
+        read(tmp_path, a__yaml=shape("one"))
+
+
 def test_an_empty_name_is_not_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -359,3 +359,18 @@ def test_checks_that_an_auditor_may_not_read_are_skipped_by_doctor(
     assert "log" in {each["check"] for each in checks if each["status"] == "ok"}
     unread = {"streams", "replicas", "stream limits", "stages", "dead letters", "discarded"}
     assert {each["check"] for each in skipped} == unread, "as docs/how-to/operate.md says"
+
+
+def test_a_service_that_applies_a_set_learns_which_role_it_needs(
+    guarded: Guarded, tmp_path: Path, name: str
+) -> None:
+    options = ("-f", "-", "-n", "acme", "--nkey", str(guarded.key("acme")))
+    ran = Inside(tmp_path).run(
+        "apply", *options, "--set", name, "--nats-url", guarded.bus.url, text=circle(name)
+    )
+    assert (ran.status, ran.out) == (1, "")
+    _, error = ran.err.splitlines()
+    assert error.startswith(
+        "error: nothing was declared: --set reads the members of the set from the log, so it "
+        "requires the user of an operator: permission denied: "
+    )
