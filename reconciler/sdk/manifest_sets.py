@@ -14,9 +14,9 @@ from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.stored_content import CONTENT, Part, StoredContent, problem_of_part, stored_content
 from infra.jetstream.errors import BusError
-from infra.providers.composition.children import Ask
+from infra.providers.composition.children import Publish
 from infra.providers.composition.contents import Contents
-from infra.providers.composition.standing import StateReader
+from infra.providers.composition.state_reader import StateReader
 from reconciler.errors import DeclarationRefusedError, ProviderError
 
 MANIFEST_SET_KIND: Final = "ManifestSet"
@@ -45,7 +45,7 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
 class ManifestSets:
     """Declares sets on a bus; ``declare`` and ``ask`` are methods of a client."""
 
-    def __init__(self, nc: Connection, ask: Ask, declare: Callable[..., Awaitable[Reply]]) -> None:
+    def __init__(self, nc: Connection, ask: Publish, declare: Callable[..., Awaitable[Reply]]) -> None:
         self._state_reader = StateReader(_ExistingConnection(nc))
         self._contents = Contents(self._state_reader, ask)
         self._declare = declare
@@ -113,7 +113,7 @@ class ManifestSets:
         try:
             declared = (await self._state_reader.declarations([str(key)]))[str(key)].fields or {}
             digests = [declared[CONTENT]] if CONTENT in declared else []
-            await self._contents.forget(str(key), key.namespace, digests)
+            await self._contents.withdraw_others(str(key), key.namespace, digests)
         except ProviderError as error:
             raise _cause(error) from error
 

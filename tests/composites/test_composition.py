@@ -20,7 +20,7 @@ from events.log import (
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import Retry, config_key
-from infra.providers.composition.standing import Declaration, set_of
+from infra.providers.composition.state_reader import Declaration, set_of
 from reconciler.provider.kind import COMPOSED_SET
 from tests.composites.conftest import WARM, colors, until_ready
 from tests.composites.palette import CONFIG, KIND, palette

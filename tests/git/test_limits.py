@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from infra.providers.git import packs, reader_process
-from infra.providers.git.heads import stable_message, without_passing_parts
+from infra.providers.git.heads import remove_variable_parts, stable_message
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader import MAX_MEMORY_BYTES, MAX_MESSAGE_CHARACTERS
 from infra.providers.git.reader_process import Failure, Reply, Request, read_source
@@ -293,7 +293,7 @@ async def test_manifests_of_many_small_values_are_not_decoded_in_the_calling_pro
 def test_a_long_message_is_made_stable_in_linear_time(part: str):
     text = part * (1_000_000 // len(part))
     assert len(stable_message(text)) <= 2000
-    assert len(without_passing_parts(text)) <= 1_000_000  # in quadratic time, it takes hours
+    assert len(remove_variable_parts(text)) <= 1_000_000  # in quadratic time, it takes hours
 
 
 async def test_a_long_file_name_leads_to_a_short_message(repository: Repository):

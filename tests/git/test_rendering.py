@@ -8,7 +8,7 @@ import pytest
 
 from infra.providers.git import rendering
 from infra.providers.git.problems import GitError
-from infra.providers.git.rendering import renderers_of_process, run_renderer
+from infra.providers.git.rendering import read_renderers, run_renderer
 from reconciler.errors import ConfigurationError
 
 FILES = {"base/a.yaml": b"from: base\n", "deploy/b.yaml": b"from: deploy\n"}
@@ -43,7 +43,7 @@ def test_what_fails_is_reported(script: str, words: str, monkeypatch: pytest.Mon
 
 
 def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(GitError, match="unknown renderer 'theirs'; the roles have"):
+    with pytest.raises(GitError, match="unknown renderer 'theirs'; use one of"):
         run_renderer(sh("true"), "theirs", FILES, "")
     with pytest.raises(GitError, match="is not a valid file name"):
         run_renderer(sh("true"), "mine", {"../../stolen": b""}, "")
@@ -52,13 +52,13 @@ def test_only_what_the_operator_has_named_runs(tmp_path: Path, monkeypatch: pyte
     for outside in ("../..", "/etc", "deploy/../../.."):  # as only a forged set could name it
         with pytest.raises(GitError, match="the commit has no directory"):
             run_renderer(sh("true"), "mine", FILES, outside)
-    assert renderers_of_process() == {}
+    assert read_renderers() == {}
     file = tmp_path / "renderers.yaml"
     monkeypatch.setenv("RECONCILER_RENDERERS", str(file))
     for text in (None, "mine: sh", "mine: []", "mine: [no-such-program]"):
         if text is not None:
             file.write_text(text)
         with pytest.raises(ConfigurationError, match="RECONCILER_RENDERERS"):
-            renderers_of_process()
+            read_renderers()
     file.write_text("mine: [sh, -c, 'cat *.yaml']")
-    assert run_renderer(renderers_of_process(), "mine", FILES, "base") == {"mine": b"from: base\n"}
+    assert run_renderer(read_renderers(), "mine", FILES, "base") == {"mine": b"from: base\n"}

@@ -15,7 +15,7 @@ import pytest
 from events.allow import Allow
 from events.manifest import Manifest
 from events.names import ResourceKey
-from infra.providers.git.checks import checked_parts, documents_in
+from infra.providers.git.checks import check_parts, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Failure, Request, read_source
 from infra.providers.git.repository import (
@@ -54,7 +54,7 @@ def files(remote: Remote, path: str = "", **ref: str) -> dict[str, bytes]:
 
 def parts_of(content: dict[str, bytes]) -> None:
     reads = [*documents_in(content, SHOP.namespace)]
-    checked_parts(reads, SHOP, KindRegistry([SHAPE]).check)
+    check_parts(reads, SHOP, KindRegistry([SHAPE]).check)
 
 
 @pytest.mark.parametrize("place", ["", ", namespace: default"])
@@ -71,7 +71,7 @@ def test_a_definition_of_a_tenant_is_refused_before_it_is_checked(place: str):
 
     reads = [*documents_in({"a.yaml": (text % place).encode()}, SHOP.namespace)]
     with pytest.raises(GitError, match="namespace"):
-        checked_parts(reads, SHOP, check)
+        check_parts(reads, SHOP, check)
     assert not checked
 
 
@@ -118,7 +118,7 @@ def test_refs_are_found_or_named(repository: Repository):
         ({"branch": "gone"}, "has no branch 'gone'"),
         ({"tag": "gone"}, "tag 'gone' does not exist"),
         ({"semver": ">=3"}, "no tag is a version in the range '>=3'"),
-        ({"semver": "soon"}, "'soon' is not a range of versions"),
+        ({"semver": "soon"}, "'soon' is not a version range"),
     ):
         with pytest.raises(GitError, match=words) as raised:
             find_commit(remote, ref)

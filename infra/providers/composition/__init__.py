@@ -1,7 +1,7 @@
-"""The API of composed kinds is this reconciler: an object is a set of declared resources.
+"""Composed kinds, whose API is Reconciler itself: an object is a set of declared resources.
 
-The content of an object is in the log, as a ``ComposedSet``. It is declared before the first child,
-and bound to its generation: an interrupted effect continues where it stopped, and of two writers
-one is refused. The id of each message comes from the action's key and the child, so a repeat
-declares nothing twice (ADR 0050).
+The log contains an object's content as a ``ComposedSet``, which is declared before the first child
+and with the expected generation. So an interrupted effect continues where it stopped, and one of
+two concurrent writers is rejected. Message ids derive from the action's key and the child, so a
+retry declares nothing twice (ADR 0050).
 """

@@ -1,6 +1,6 @@
-"""The children of a set: declared and withdrawn in batches, each with one message.
+"""Declare and withdraw the children of a set, in batches of one message per child.
 
-The id of a message comes from the action's key and the child, so a repeat continues where it
+Message ids derive from the action's key and the child, so a retry continues where the last attempt
 stopped.
 """
 
@@ -18,7 +18,7 @@ from events.log import Action
 from events.manifest import Manifest
 from events.names import ResourceKey, system_rank
 from events.stored_content import Part
-from infra.providers.composition.standing import Row, StateReader
+from infra.providers.composition.state_reader import Row, StateReader
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 
@@ -28,16 +28,16 @@ _POLL_SECONDS: Final = 0.1
 _MAX_NAMED: Final = 3
 _MAX_ORIGIN_CHARACTERS: Final = 300
 
-Ask = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Reply]]]
+Publish = Callable[[Sequence[IntakeMessageOut]], Awaitable[Sequence[Reply]]]
 
 
 class Children:
-    """The messages about the children of one parent, for one action. ``by``: the actor."""
+    """Declares and withdraws the children of a parent, for one action."""
 
     def __init__(
         self,
         state_reader: StateReader,
-        ask: Ask,
+        publish: Publish,
         action: Action,
         parent: str,
         *,
@@ -45,16 +45,16 @@ class Children:
         wait_seconds: float,
     ) -> None:
         self._state_reader = state_reader
-        self._ask = ask
+        self._publish = publish
         self._action = action
         self._parent = parent
         self._source = source
         self._wait_seconds = wait_seconds
 
     async def check_free(self, manifests: Sequence[Manifest]) -> dict[str, int]:
-        """Return the generations of free names, and refuse resources that another client declares.
+        """Return the generations of free names. Raises ``NotDoneError`` if one is in use.
 
-        Read from the log before anything is declared, because rows come later.
+        Reads the log before anything is declared, because status rows lag behind.
         """
         declared = await self._state_reader.declarations([str(each.key) for each in manifests])
         generations: dict[str, int] = {}
@@ -71,14 +71,15 @@ class Children:
     async def declare(
         self, parts: Sequence[Part], new: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, str]]:
-        """Declare children, many at once. Return their generations, and why some were refused.
+        """Declare children in batches. Return their generations, and the reasons for refusals.
 
-        New ones only if their names are still free; dependencies first.
+        Definitions and configurations come first. New children are declared only if their names are
+        still free.
         """
         generations: dict[str, int] = {}
         refusals: dict[str, str] = {}
         for batch in _batches(parts):
-            replies = await self._ask(
+            replies = await self._publish(
                 [self._declaration(each, new.get(str(each.manifest.key))) for each in batch]
             )
             for (each, _), reply in zip(batch, replies, strict=True):
@@ -93,7 +94,7 @@ class Children:
         return message_of(self._action, part.manifest.key, data, "declared")
 
     async def withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw children. Configurations and definitions follow the resources that need them."""
+        """Withdraw children. Configurations and definitions follow the resources that use them."""
         ranks = {name: system_rank(ResourceKey.parse(name).kind) for name in names}
         for rank in sorted(set(ranks.values()), reverse=True):
             wave = [name for name in names if ranks[name] == rank]
@@ -102,7 +103,7 @@ class Children:
                 await self.wait_until_removed(wave)
 
     async def _withdraw(self, names: Sequence[str]) -> None:
-        """Withdraw children that are still ours, except those that another client has declared."""
+        """Withdraw the children that still belong to the parent."""
         part_of = self._parent.replace("/", ".")
         declared = await self._state_reader.declarations(names)
         keys = [
@@ -113,7 +114,7 @@ class Children:
         reason = ": ".join(filter(None, (f"no longer part of {self._parent}", self._source)))
         for start in range(0, len(keys), MAX_CHILDREN_PER_BATCH):
             batch = keys[start : start + MAX_CHILDREN_PER_BATCH]
-            await self._ask(
+            await self._publish(
                 [
                     message_of(self._action, key, Withdrawn(reason=reason), "withdrawn")
                     for key in batch
@@ -121,15 +122,15 @@ class Children:
             )
 
     async def wait_until_removed(self, names: Sequence[str]) -> None:
-        """Wait a short time for the last child's deletion.
+        """Wait briefly for the deletion of all children.
 
-        ``NotDoneError`` names those that remain.
+        Raises ``NotDoneError``, which names those that remain.
         """
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._wait_seconds
         while True:
             declared = await self._state_reader.declarations(names)
-            # Resources that another client declares now are kept.
+            # Resources that another client has declared since are kept.
             names = [
                 name for name, each in declared.items() if not (each.is_removed or each.is_declared)
             ]
@@ -152,7 +153,7 @@ def message_of(action: Action, key: ResourceKey, data: IntakeData, step: str) ->
 
 
 def digest_of_text(text: str) -> str:
-    """Return a digest of a text that would be too long in an id."""
+    """Return a digest of a text that is too long for an id."""
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 

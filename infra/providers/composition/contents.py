@@ -1,4 +1,4 @@
-"""Contents in the log: the parts of large sets, read by digest, and stored once."""
+"""Contents in the log: the parts of large sets, stored once and read by digest."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from events.stored_content import (
     StoredContent,
     parts_of,
 )
-from infra.providers.composition.children import Ask
-from infra.providers.composition.standing import Declaration, StateReader, convert_fields
+from infra.providers.composition.children import Publish
+from infra.providers.composition.state_reader import Declaration, StateReader, convert_fields
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
 
 
 class ContentRefusedError(NotDoneError):
-    """A decider refused to store a content, for example above a quota."""
+    """A decider refused to store content, for example because of a quota."""
 
 
 class Contents:
     """Reads and writes the contents of sets. Raises ``ProviderError`` classes."""
 
-    def __init__(self, state_reader: StateReader, ask: Ask) -> None:
+    def __init__(self, state_reader: StateReader, publish: Publish) -> None:
         self._state_reader = state_reader
-        self._ask = ask
+        self._publish = publish
         self._read: dict[tuple[str, str], list[Part]] = {}
 
     async def load(
@@ -40,7 +40,7 @@ class Contents:
     ) -> list[Part] | None:
         """Return the parts of a content; None if it is no longer stored.
 
-        ``is_withdrawn``: also read a withdrawn one that is still in the log.
+        ``is_withdrawn`` also allows withdrawn content that is still in the log.
         """
         cached = self._read.get((namespace, digest))
         if cached is not None:
@@ -55,11 +55,11 @@ class Contents:
         self._read = {
             **dict(list(self._read.items())[-1:]),
             (namespace, digest): parts,
-        }  # of the newest two
+        }  # keeps the newest two
         return parts
 
     async def store(self, namespace: str, content: StoredContent) -> None:
-        """Store what is missing. A repeat stores nothing."""
+        """Store the documents that are missing. Repeating the call stores nothing."""
         names = [f"{namespace}/{COMPOSED_CONTENT_KIND}/{name}" for name in content.documents]
         declarations = await self._state_reader.declarations(names)
         messages: list[IntakeMessageOut] = []
@@ -72,14 +72,14 @@ class Contents:
             )
             identity = f"{digest}.{declarations[name].generation}"
             messages.append(IntakeMessageOut("desired", manifest.key, Declared(manifest), identity))
-        for reply in await self._ask(messages) if messages else ():
+        for reply in await self._publish(messages) if messages else ():
             if not reply.accepted:
                 raise ContentRefusedError(
                     f"storing its content failed: {reply.message}", status=HTTPStatus.CONFLICT
                 )
 
-    async def forget(self, parent: str, namespace: str, retained: Collection[str]) -> None:
-        """Withdraw all other contents of a set."""
+    async def withdraw_others(self, parent: str, namespace: str, retained: Collection[str]) -> None:
+        """Withdraw all contents of a set except those in ``retained``."""
         contents = await self._state_reader.contents(namespace)
         chunks = {
             each
@@ -95,7 +95,7 @@ class Contents:
             data = Withdrawn(generation, reason=f"{parent} has different content")
             messages.append(IntakeMessageOut("desired", key, data, f"{digest}.{generation}.gone"))
         if messages:
-            await self._ask(messages)
+            await self._publish(messages)
 
     async def _specs(
         self, namespace: str, digests: Collection[str], is_withdrawn: bool

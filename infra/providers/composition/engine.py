@@ -1,7 +1,7 @@
-"""The engine of kinds that are composed of other resources (``composition``, ADR 0052).
+"""Engine for kinds that are composed of other resources (``composition``, ADR 0052).
 
-Each part of the definition is a component. The decider computes its parts with CEL. The content is
-in the log, so neither a replay nor a withdrawal needs an expression.
+Each part of the definition is a component, whose manifests the decider computes with CEL. The log
+contains the result, so neither a replay nor a withdrawal evaluates an expression.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from events.manifest import Fields, InvalidManifestError
 from events.names import ResourceKey
 from infra.providers.composition.kind import composed_kind
 from infra.providers.composition.parts import (
-    ABOUT,
+    RESOURCE_VARIABLES,
     Budget,
     PartTemplate,
     child_statuses,
@@ -42,15 +42,15 @@ PROBLEM: Final = "problem"
 _INPUTS: Final = "given"
 _CHILDREN: Final = "children"
 _MAX_SET_NAME: Final = 63
-_WHERE: Final = "spec.composition"
+_LOCATION: Final = "spec.composition"
 
 
 class _EmptySchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No fields: those of a definition are its own."""
+    """An empty schema, because the definition has its own."""
 
 
 def composition_kind(name: str, spec: KindDefinitionSpec) -> Kind:
-    """Return the kind of a definition's parts. Raises ``InvalidManifestError``."""
+    """Build the kind for a definition with ``composition``. Raises ``InvalidManifestError``."""
     assert spec.composition is not None
     _check(spec)
     parts = _parts(name, spec.composition)
@@ -100,7 +100,7 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
     names = [each.name for each in spec.parts]
     parts: list[PartTemplate] = []
     for number, each in enumerate(spec.parts):
-        location = f"{_WHERE}.parts[{number}]"
+        location = f"{_LOCATION}.parts[{number}]"
         if each.name in names[:number]:
             raise InvalidManifestError(
                 f"{location}.name: duplicate name {each.name!r}; give each part its own name"
@@ -112,11 +112,11 @@ def _parts(name: str, spec: CompositionSpec) -> list[PartTemplate]:
             )
         parts.append(PartTemplate(each, location, names))
     try:
-        TopologicalSorter({each.name: each.follows for each in parts}).prepare()
+        TopologicalSorter({each.name: each.dependencies for each in parts}).prepare()
     except CycleError as error:
         cycle = " → ".join(error.args[1])
         raise InvalidManifestError(
-            f"{_WHERE}.parts: the parts depend on each other in a cycle, {cycle}; remove "
+            f"{_LOCATION}.parts: the parts depend on each other in a cycle, {cycle}; remove "
             "children from one of them"
         ) from None
     return parts
@@ -129,43 +129,46 @@ def _compose(
     spec: Fields,
     observed: ExternalObject | None,
 ) -> Fields:
-    """Return the content: the parts, and what the provider needs to report their status."""
-    about = {"spec": spec, "name": key.name, "namespace": key.namespace}
+    """Return the content: the parts, and the inputs of the outputs' expressions."""
+    resource = {"spec": spec, "name": key.name, "namespace": key.namespace}
     observed_fields: Fields = {} if observed is None else observed.fields
-    forms = {each.name: each.is_many for each in parts}
-    variables = {**about, _CHILDREN: child_statuses(forms, observed_fields, children_of(observed))}
+    are_many = {each.name: each.is_many for each in parts}
+    variables = {
+        **resource,
+        _CHILDREN: child_statuses(are_many, observed_fields, children_of(observed)),
+    }
     budget = Budget(variables)
     contents = [each.component(variables, budget) for each in parts]
     content = components.compose_components(contents, observed)
     return (
-        {**content, _INPUTS: {name: about[name] for name in input_names}}
+        {**content, _INPUTS: {name: resource[name] for name in input_names}}
         if input_names
         else content
     )
 
 
 class _DefinedOutputs:
-    """Outputs of a definition, computed by the provider and recorded with the object."""
+    """The outputs in a definition, computed by the provider and recorded with the object."""
 
     def __init__(self, name: str, spec: CompositionSpec, are_many: Mapping[str, bool]) -> None:
         self._are_many = are_many
-        variables = (*ABOUT, _CHILDREN)
+        variables = (*RESOURCE_VARIABLES, _CHILDREN)
         self._ready: Expression | None = None
         if spec.ready:
-            self._ready = expression(spec.ready, f"{_WHERE}.ready", variables)
+            self._ready = expression(spec.ready, f"{_LOCATION}.ready", variables)
         self._outputs = {
-            each: (expression(output.value, f"{_WHERE}.outputs.{each}.value", variables), output)
+            each: (expression(output.value, f"{_LOCATION}.outputs.{each}.value", variables), output)
             for each, output in spec.outputs.items()
         }
         reserved = {READY, PROBLEM, *ComponentsOutputs.__struct_fields__}
         for each in spec.outputs:
             if each in reserved:
                 raise InvalidManifestError(
-                    f"{_WHERE}.outputs.{each}: the name is reserved; use another name"
+                    f"{_LOCATION}.outputs.{each}: the name is reserved; use another name"
                 )
         used_variables = [each.variables for each, _ in self._outputs.values()]
         used_variables += [] if self._ready is None else [self._ready.variables]
-        self.input_names = frozenset(ABOUT) & frozenset[str]().union(*used_variables)
+        self.input_names = frozenset(RESOURCE_VARIABLES) & frozenset[str]().union(*used_variables)
         self.outputs = _struct(name, spec.outputs)
 
     def summary(self, fields: Fields, children: Mapping[str, Child]) -> Fields:
@@ -173,43 +176,43 @@ class _DefinedOutputs:
         result = components.summary(fields, children)
         statuses = child_statuses(self._are_many, fields, children)
         inputs: object = fields.get(_INPUTS)
-        about = cast("Fields", inputs) if isinstance(inputs, dict) else {}
-        variables = {**about, _CHILDREN: statuses}
+        resource = cast("Fields", inputs) if isinstance(inputs, dict) else {}
+        variables = {**resource, _CHILDREN: statuses}
         problems: list[str] = []
         for name, (compiled, output) in self._outputs.items():
             try:
                 value = compiled.value(variables)
                 result[name] = msgspec.convert(value, OUTPUT_TYPES[output.type])
             except (ExpressionError, msgspec.ValidationError) as error:
-                problems.append(f"{_WHERE}.outputs.{name}: {error}")
+                problems.append(f"{_LOCATION}.outputs.{name}: {error}")
         if self._ready is not None:
             result[READY] = False
             try:
                 result[READY] = self._ready.value(variables) is True
             except ExpressionError as error:
-                problems.insert(0, f"{_WHERE}.ready: {error}")
+                problems.insert(0, f"{_LOCATION}.ready: {error}")
         return {**result, PROBLEM: problems[0]} if problems else result
 
 
 def _ready(fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return the recorded readiness, found at the read: the log contains no expressions."""
+    """Return the readiness that was recorded by the read, because the log has no expressions."""
     by_parts, recorded = components.ready(fields, observed), observed.outputs.get(READY)
     if recorded is None:
         return by_parts
     if recorded is True:
         return IS_READY
-    message = observed.outputs.get(PROBLEM) or by_parts.message or f"{_WHERE}.ready is not true"
+    message = observed.outputs.get(PROBLEM) or by_parts.message or f"{_LOCATION}.ready is not true"
     return Readiness(False, "Progressing" if by_parts.is_ready else by_parts.reason, message)
 
 
 def _struct(name: str, outputs: Mapping[str, ComposedOutput]) -> type[msgspec.Struct]:
     names = {f"output{number}": each for number, each in enumerate(outputs)}
-    own: list[tuple[str, Any, Any]] = [
+    attributes: list[tuple[str, Any, Any]] = [
         (attribute, _type(outputs[each]), msgspec.UNSET) for attribute, each in names.items()
     ]
     return msgspec.defstruct(
         f"{name}Outputs",
-        [*own, (READY, bool | msgspec.UnsetType, msgspec.UNSET), (PROBLEM, str, "")],
+        [*attributes, (READY, bool | msgspec.UnsetType, msgspec.UNSET), (PROBLEM, str, "")],
         bases=(ComponentsOutputs,),
         rename=names,
         frozen=True,
@@ -217,5 +220,5 @@ def _struct(name: str, outputs: Mapping[str, ComposedOutput]) -> type[msgspec.St
 
 
 def _type(output: ComposedOutput) -> Any:
-    about = msgspec.Meta(description=output.about)
-    return Annotated[OUTPUT_TYPES[output.type], about] | msgspec.UnsetType
+    metadata = msgspec.Meta(description=output.about)
+    return Annotated[OUTPUT_TYPES[output.type], metadata] | msgspec.UnsetType

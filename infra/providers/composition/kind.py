@@ -1,4 +1,4 @@
-"""The common parts of all composed kinds."""
+"""The common properties of all composed kinds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from reconciler.provider.kind import (
 from reconciler.provider.lazy import lazy
 
 CAPABILITIES = Capabilities(
-    idempotency_keys=False,  # only the newest key is known
+    idempotency_keys=False,  # a set stores only the newest key
     deterministic_names=True,
     labels=True,
     conditional_writes=True,
@@ -35,7 +35,7 @@ CAPABILITIES = Capabilities(
 
 
 def _renewal_time(_fields: Fields, observed: ExternalObject) -> datetime | None:
-    """Return when a part that a decider has refused is declared again."""
+    """Return when to declare a refused part again."""
     at = observed.outputs.get(RETRY_AT)
     return None if at is None else datetime.fromisoformat(at)
 
@@ -56,7 +56,7 @@ def composed_kind(
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
     uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
 ) -> ComposedKind:
-    """Build a kind whose objects are sets of other resources; ``provider``: as for ``lazy``."""
+    """Build a kind whose objects are sets of other resources. See ``lazy`` for ``provider``."""
     return ComposedKind(
         name=name,
         api_version=api_version,

@@ -1,7 +1,7 @@
 """A part of a defined composition: its condition and its manifests, computed with CEL (ADR 0052).
 
-If an expression reads a missing value of another part that is not ready, the part waits, and stays
-unchanged until then. Any other failure is an error of the definition or of the spec.
+If an expression reads a missing value of another part that is not ready, the part stays unchanged
+until that part is ready. Any other failure is an error in the definition or the spec.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from reconciler.composites.components import Component, CompositionRecord, Part,
 
 MAX_RESOURCES: Final = 500
 MAX_WORK: Final = 200_000
-"""Maximum of all expressions of one object, in microseconds, approximately."""
+"""Approximate maximum time for all expressions of an object, in microseconds."""
 
 CHILDREN: Final = "children"
 ITEM: Final = "item"
-ABOUT: Final = ("name", "namespace", "spec")
+RESOURCE_VARIABLES: Final = ("name", "namespace", "spec")
 
-_MENTIONED: Final = re.compile(
+_REFERENCE: Final = re.compile(
     r"(?<![\w.])children\s*\[\s*(?:'([^'\\]*)'|\"([^\"\\]*)\")\s*\]"
     r"|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'"  # a string literal is not a reference
     r"|(?<![\w.])(children)\b(?:\s*\.\s*([A-Za-z_]\w*))?",
@@ -38,22 +38,24 @@ _MENTIONED: Final = re.compile(
 
 
 class Budget:
-    """The remaining limits of one object, so that no definition takes the time of others."""
+    """The remaining resources and time of an object, so that no definition delays others."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._sizes = {name: count_values(each) for name, each in variables.items()}
         self._resources, self._work = MAX_RESOURCES, MAX_WORK
 
-    def take(self, location: str, resources: int) -> None:
-        """Take a number of resources. Raises ``InvalidManifestError`` if there are too many."""
+    def count_resources(self, location: str, resources: int) -> None:
+        """Count a number of resources. Raises ``InvalidManifestError`` if there are too many."""
         self._resources -= resources
         if self._resources < 0:
             raise InvalidManifestError(
                 f"{location}: exceeds the limit of {MAX_RESOURCES} resources; divide the resource"
             )
 
-    def spend(self, location: str, expressions: Iterable[Expression], items: Sequence[Any]) -> None:
-        """Take the cost of expressions, each for a number of items. Raises as above."""
+    def count_time(
+        self, location: str, expressions: Iterable[Expression], items: Sequence[Any]
+    ) -> None:
+        """Count the time of expressions, each for all items. Raises ``InvalidManifestError``."""
         sizes = {**self._sizes, ITEM: sum(map(count_values, items)) // max(1, len(items))}
         work = sum(each.work(sum(sizes[name] for name in each.variables)) for each in expressions)
         self._work -= work * len(items)
@@ -65,14 +67,14 @@ class Budget:
 
 
 class PartTemplate:
-    """Builds the resources of one part from the spec and the status of the other parts."""
+    """Builds the resources of a part from the spec and the status of the other parts."""
 
     def __init__(self, part: PartDefinition, location: str, names: Collection[str]) -> None:
-        """Compile it. Raises ``InvalidManifestError``."""
+        """Compile a part. Raises ``InvalidManifestError``."""
         self.name = part.name
         self._state: PartState = part.state
         self._location = f"{location} ({part.name})"
-        variables = (*ABOUT, CHILDREN)
+        variables = (*RESOURCE_VARIABLES, CHILDREN)
         self._when = _optional(part.when, f"{self._location}.when", variables)
         self._for_each = _optional(part.for_each, f"{self._location}.forEach", variables)
         self.is_many = self._for_each is not None
@@ -89,19 +91,19 @@ class PartTemplate:
         self._template = Template(tree, f"{self._location}.manifest", variables, (CHILDREN,))
         self._switches = [each for each in (self._when, self._for_each) if each is not None]
         expressions = [*self._template.expressions.values(), *self._switches]
-        self._follows = {
+        self._references = {
             each.text: frozenset(self._find_mentions(each, names)) for each in expressions
         }
 
     @property
-    def follows(self) -> frozenset[str]:
-        """The other parts that its expressions refer to."""
-        return frozenset[str]().union(*self._follows.values())
+    def dependencies(self) -> frozenset[str]:
+        """The parts that its expressions reference."""
+        return frozenset[str]().union(*self._references.values())
 
     def _find_mentions(self, expression: Expression, names: Collection[str]) -> Iterator[str]:
         if CHILDREN not in expression.variables:
             return
-        for match in _MENTIONED.finditer(expression.text):
+        for match in _REFERENCE.finditer(expression.text):
             part: str = match[1] or match[2] or match[4] or ""
             if not part and match[3] is None:
                 continue
@@ -121,19 +123,19 @@ class PartTemplate:
             return self._component(variables, budget)
         except ExpressionError as error:
             children: Mapping[str, Any] = variables[CHILDREN]
-            followed = self._follows.get(error.text, ())
-            unready = sorted(each for each in followed if not _is_ready(children[each]))
+            referenced = self._references.get(error.text, ())
+            unready = sorted(each for each in referenced if not _is_ready(children[each]))
             if not unready:
                 raise InvalidManifestError(f"{self._location}: {error}") from None
             waiting = f"waits for {some(unready)}: {error}"
             return Component(self.name, _no_parts, waiting_for=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:
-        budget.spend(self._location, self._switches, [None])
-        is_wanted: Any = True if self._when is None else self._when.value(variables)
-        if not isinstance(is_wanted, bool):
-            raise self._build_type_error("when", self._when, is_wanted, "true or false")
-        if not is_wanted or self._state == "Absent":
+        budget.count_time(self._location, self._switches, [None])
+        is_enabled: Any = True if self._when is None else self._when.value(variables)
+        if not isinstance(is_enabled, bool):
+            raise self._build_type_error("when", self._when, is_enabled, "true or false")
+        if not is_enabled or self._state == "Absent":
             return Component(self.name, _no_parts, enabled=False)
         items: list[Any] = [None]
         if self._for_each is not None:
@@ -141,8 +143,8 @@ class PartTemplate:
             if not isinstance(value, list):
                 raise self._build_type_error("forEach", self._for_each, value, "a list")
             items = cast("list[Any]", value)
-        budget.take(self._location, len(items))
-        budget.spend(self._location, self._template.expressions.values(), items)
+        budget.count_resources(self._location, len(items))
+        budget.count_time(self._location, self._template.expressions.values(), items)
         parts = [self._part({**variables, ITEM: item}) for item in items]
         return Component(self.name, lambda _values: parts)
 
@@ -176,7 +178,7 @@ def expression(text: str, location: str, variables: Collection[str]) -> Expressi
 def child_statuses(
     are_many: Mapping[str, bool], fields: Fields, children: Mapping[str, Child]
 ) -> dict[str, Any]:
-    """Return the status of each part's resources, for expressions; by name if it has many."""
+    """Return the status of each part for expressions, by resource if the part has many."""
     components = CompositionRecord.of(fields).components
     result: dict[str, Any] = {}
     for part, is_many in are_many.items():
@@ -199,7 +201,7 @@ def _child_status(child: Child | None) -> Fields:
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:
-    """Return whether a part is ready: each of its resources, and at least one."""
+    """Return whether a part has resources, and all of them are ready."""
     if "ready" in status and isinstance(status["ready"], bool):
         return status["ready"]
     return bool(status) and all(each["ready"] for each in status.values())

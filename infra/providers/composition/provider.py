@@ -38,7 +38,7 @@ from infra.jetstream.reads import last_from_leader
 from infra.providers.composition.children import Children, digest_of_text, message_of
 from infra.providers.composition.contents import Contents
 from infra.providers.composition.spec import MAX_NAME_CHARACTERS, Summary, name_problem
-from infra.providers.composition.standing import ComposedSet, Row, StateReader
+from infra.providers.composition.state_reader import ComposedSet, Row, StateReader
 from infra.providers.jetstream.api import JetStreamApi, classify_error
 from reconciler.errors import (
     ConflictError,
@@ -52,25 +52,23 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
-MAX_CHILDREN_AT_ONCE: Final = 500
-
 EDITED: Final = "edited"
-"""The field of a stored set that names the children that differ from its declaration."""
+"""Field of a stored set that lists the children that differ from its declaration."""
 
 STORED_DIGEST: Final = "as stored"
 
 ReadReason = Literal["Effect", "Read", "Listing"]
-"""Why an object is shown: after a write, on request, or in a listing."""
+"""Why an object is read: after a write, on request, or for a listing."""
 
-_LEAVING_LOOK_SECONDS: Final = 0.1
+
 _MAX_EDITED: Final = 20
-_MAX_WORDS: Final = 300
-_MAX_NAMED: Final = 3
+
+
 _MAX_DOUBLINGS: Final = 32
 
 
 class CompositionProvider:
-    """Declares and withdraws the children of one composed kind."""
+    """Declares and withdraws the children of a composed kind's objects."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class CompositionProvider:
         return await self._write(action, existing, uid)
 
     async def update(self, action: Action) -> Effect:
-        """Declare another set, and withdraw the children that are no longer in it."""
+        """Declare the changed set, and withdraw the children that are no longer in it."""
         existing = await self._find(action.external_name)
         if existing.spec is None:
             raise NotFoundError(f"{action.external_name} does not exist")
@@ -118,12 +116,12 @@ class CompositionProvider:
     async def delete(self, action: Action) -> Effect:
         """Withdraw all children, and then the set.
 
-        Each attempt reports what a child waits for, which its own users must end.
+        Each attempt reports what blocks the deletion of a child, such as resources that use it.
         """
         existing = await self._find(action.external_name)
         if existing.spec is None:
             withdrawn = existing.withdrawn
-            # by hand: its parts are withdrawn, too
+            # An operator withdrew the set, so its parts are withdrawn, too.
             if withdrawn is not None and action.uid in (None, withdrawn.uid):
                 children = self._children(action)
                 await children.withdraw(_parts_of(withdrawn))
@@ -134,8 +132,8 @@ class CompositionProvider:
             raise ConflictError(
                 f"{action.external_name} was replaced by another object", obstacle=obstacle
             )
-        of_set = existing.spec
-        leaving = _parts_of(of_set)
+        set_spec = existing.spec
+        leaving = _parts_of(set_spec)
         last = msgspec.structs.replace(
             existing.spec,
             key=action.idempotency_key,
@@ -148,8 +146,8 @@ class CompositionProvider:
         children = self._children(action)
         await children.withdraw(leaving)
         await children.wait_until_removed(leaving)
-        # Also a content that was stored for the next set.
-        await self._contents.forget(of_set.parent, existing.key.namespace, ())
+        # includes content that was stored for the next set
+        await self._contents.withdraw_others(set_spec.parent, existing.key.namespace, ())
         await self._publish_set(action, existing, Withdrawn(existing.generation), "gone")
         return Effect(None)
 
@@ -171,12 +169,12 @@ class CompositionProvider:
         new = await children.check_free(
             [each for each in manifests if not old_generations.get(str(each.key))]
         )
-        # A child that an operator declared differently, with permission, has no manifest of ours.
+        # A child that an operator was permitted to declare differently has no manifest here.
         part_names = {str(each.manifest.key) for each in parts}
         unchanged |= {
             name: old_generations.get(name, 0) for name in desired if name not in part_names
         }
-        # A set that an operator has withdrawn still determines its children.
+        # A set that an operator withdrew still determines its children.
         withdrawn = (
             existing.withdrawn if existing.withdrawn and existing.withdrawn.generations else None
         )
@@ -193,7 +191,7 @@ class CompositionProvider:
         )
         if previous is None or previous.key != action.idempotency_key:
             existing = await self._declare_set(action, existing, intended, "begun")
-        else:  # our own earlier attempt: the generations that it knows count
+        else:  # an earlier attempt of this action, whose generations apply
             intended = previous
         generations, refusal_by_name = await children.declare(changed_parts, new)
         is_same = previous is not None and previous.fields == action.fields
@@ -205,7 +203,7 @@ class CompositionProvider:
             generations=unchanged | generations,
             refused=refusal_by_name,
             refusals=refusals if refusal_by_name else 0,
-            retry_at=self._next_try(refusals) if refusal_by_name else None,
+            retry_at=self._next_retry_time(refusals) if refusal_by_name else None,
             leaving=tuple(
                 name
                 for name, each in remaining.items()
@@ -215,31 +213,31 @@ class CompositionProvider:
         if completed != intended:
             existing = await self._declare_set(action, existing, completed, "done")
         if previous is not None and (
-            previous.key == action.idempotency_key  # an earlier attempt may have ended before this
+            previous.key == action.idempotency_key  # an earlier attempt may have stopped here
             or previous.fields.get(CONTENT, "") != action.fields.get(CONTENT, "")
         ):
-            await self._forget(action, parent)
+            await self._withdraw_former_contents(action, parent)
         return Effect(await self._as_object(existing, completed))
 
-    def _next_try(self, refusals: int) -> datetime:
-        """Return when a refused part is declared again.
+    def _next_retry_time(self, refusals: int) -> datetime:
+        """Return when to declare a refused part again.
 
-        The reason of the refusal may have ended.
+        The reason for the refusal may no longer apply.
         """
         longest = self._retry.max_seconds
         seconds = min(self._retry.initial_seconds * 2.0 ** min(refusals, _MAX_DOUBLINGS), longest)
         return datetime.now(UTC) + timedelta(seconds=seconds)
 
-    async def _forget(self, action: Action, parent: str) -> None:
-        """Withdraw the contents that a set had, except that of the next set."""
+    async def _withdraw_former_contents(self, action: Action, parent: str) -> None:
+        """Withdraw the former contents of a set, but not that of the next set."""
         declared = (await self._state_reader.declarations([parent]))[parent].fields or {}
         retained = {each for each in (action.fields.get(CONTENT), declared.get(CONTENT)) if each}
-        await self._contents.forget(parent, ResourceKey.parse(parent).namespace, retained)
+        await self._contents.withdraw_others(parent, ResourceKey.parse(parent).namespace, retained)
 
     async def _parts(self, external_name: str, fields: Fields) -> list[Part]:
         """Return the parts of a set with these fields.
 
-        Raises ``ConflictError`` if its content is no longer stored, because a newer one is.
+        Raises ``ConflictError`` if newer content has replaced the stored content.
         """
         digest = fields.get(CONTENT)
         if digest is None:
@@ -328,7 +326,7 @@ class CompositionProvider:
         try:
             responses = await bus.ask(messages, timeout_seconds=self._api.timeout_seconds)
         except (BusError, TimeoutError) as error:
-            raise UnknownResultError(f"the bus of Reconciler: {error}") from error
+            raise UnknownResultError(f"Reconciler's bus: {error}") from error
         replies = [each for each in responses if each is not None]
         if any(each.accepted for each in replies):
             self._api.permit.record_write()
@@ -346,7 +344,7 @@ class CompositionProvider:
         existing = await self._find(external_name)
         if existing.spec is None:
             return None
-        if existing.spec.refused:  # a client requested the current status, so it must not wait
+        if existing.spec.refused:  # a client requested the current status, so the retry is due now
             requested = msgspec.structs.replace(existing.spec, retry_at=datetime.now(UTC))
             existing = existing._replace(spec=requested)
         [one] = await self._as_objects([existing], "Read")
@@ -362,9 +360,9 @@ class CompositionProvider:
             yield await self._as_objects(sets[start : start + page_size], "Listing")
 
     async def changes(self, after: str | None) -> str:
-        """Return the position of the newest outcome, which may be that of a child.
+        """Return the position of the newest outcome, which may be a child's.
 
-        A row comes slightly later than its outcome, so there is a second mark for the newest row.
+        A row lags slightly behind its outcome, so a second cursor for the same position follows.
         """
         await self._api.permit.before_request()
         try:
@@ -399,7 +397,7 @@ class CompositionProvider:
     async def read_additional_outputs(
         self, specs: Sequence[ComposedSetSpec], reason: ReadReason
     ) -> Sequence[Fields]:
-        """Return additional outputs of a kind's sets."""
+        """Return a kind's additional outputs for its sets."""
         del reason
         return [dict[str, Any]() for _ in specs]
 
@@ -464,7 +462,10 @@ class CompositionProvider:
             differences = {
                 name: state for name, state in differences.items() if state != STORED_DIGEST
             }
-            fields = {**spec.fields, **({EDITED: _first(differences)} if differences else {})}
+            fields = {
+                **spec.fields,
+                **({EDITED: _limit_differences(differences)} if differences else {}),
+            }
         return ExternalObject(
             name=_external_name(spec),
             fields=fields,
@@ -503,7 +504,7 @@ def parent_of(kind: str, external_name: str) -> str:
 
 
 def _parts_of(spec: ComposedSetSpec) -> tuple[str, ...]:
-    """Return everything that a set has declared and that may exist."""
+    """Return the children that a set has declared and that may still exist."""
     return tuple(dict.fromkeys([*spec.generations, *spec.leaving]))
 
 
@@ -519,14 +520,14 @@ def _digests(fields: Fields, parts: Sequence[Part]) -> dict[str, str]:
     return {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
 
 
-def _first(differences: Mapping[str, str]) -> dict[str, str]:
+def _limit_differences(differences: Mapping[str, str]) -> dict[str, str]:
     rest = len(differences) - _MAX_EDITED
     first = dict(sorted(differences.items())[:_MAX_EDITED])
     return {**first, "more": str(rest)} if rest > 0 else first
 
 
 def _is_leaving(row: Row | None, part_of: str) -> bool:
-    """Return whether a child is being withdrawn. One that another client declares stays."""
+    """Return whether a child is being withdrawn and was not declared by another client."""
     if row is None or row.is_removed:
         return False
-    return not row.declared or row.labels.get(PART_OF_LABEL) == part_of  # rows come slightly later
+    return not row.declared or row.labels.get(PART_OF_LABEL) == part_of  # rows lag slightly

@@ -13,7 +13,7 @@ Summary = Callable[[Fields, Mapping[str, Child]], Fields]
 """Computes a kind's own outputs from an object's fields and the status of its children."""
 
 MAX_NAME_CHARACTERS: Final = 46
-"""The name of a set has its kind before it, and that of a child a suffix; 63 characters in all."""
+"""Leaves room within 63 characters for the kind in a set's name and the suffix in a child's."""
 
 
 def name_problem(name: str, *, max_characters: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The files of a commit as manifests: either all of them are usable, or none is."""
+"""Read the manifests in a commit's files, and check them: one invalid manifest rejects all."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ Check = Callable[[Manifest], None]
 """Raises ``InvalidManifestError`` or ``UnknownKindError`` for a manifest that cannot be declared.
 """
 
-_MAX_NAMED: Final = 5
+_MAX_REPORTED_PROBLEMS: Final = 5
 
 _encoder = msgspec.json.Encoder()
 
 
-def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Check) -> list[Part]:
-    """Return manifests as parts, each with its place. Raises ``GitError`` with the problem.
+def check_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Check) -> list[Part]:
+    """Return manifests as parts with their locations. Raises ``GitError`` with all problems.
 
-    They must be in the source's own namespace, unless that is the system's.
+    They must be in the source's namespace, unless that is the system namespace.
     """
     problems: dict[Source, str] = {}
-    first: dict[ResourceKey, Source] = {}
+    declared: dict[ResourceKey, Source] = {}
     for read in sorted(reads, key=_rank):
-        problem = _problem(read, parent, check, first)
+        problem = _problem(read, parent, check, declared)
         if problem:
             problems[read.source] = f"{read.source.place}: {problem}"
         elif isinstance(read, Read):
-            first[read.key] = read.source
+            declared[read.key] = read.source
     if problems:
         messages = [problems[read.source] for read in reads if read.source in problems]
-        rest = len(messages) - _MAX_NAMED
+        rest = len(messages) - _MAX_REPORTED_PROBLEMS
         remainder = [f"{rest} more"] if rest > 0 else []
-        raise GitError("BadCommit", "; ".join([*messages[:_MAX_NAMED], *remainder]))
+        raise GitError("BadCommit", "; ".join([*messages[:_MAX_REPORTED_PROBLEMS], *remainder]))
     if not reads:
         raise GitError(
             "BadCommit", f"no manifests: no file has one of the suffixes {', '.join(SUFFIXES)}"
@@ -52,10 +52,10 @@ def checked_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: C
 
 
 def check_credential(read: Read | Problem, secrecy: Secrecy) -> None:
-    """Raise ``GitError`` if a server put the credential that it got into a manifest.
+    """Raise ``GitError`` if a server put the credential that it received into a manifest.
 
-    The parsed manifest is searched, because YAML joins lines, and the name of its file, which the
-    log contains as the origin of a part.
+    The parsed manifest is searched, because YAML joins lines. So is its file name, which the log
+    contains as the origin of a part.
     """
     name = read.source.file
     if secrecy.is_in(name):
@@ -80,19 +80,19 @@ def documents_in(
 
 
 def _rank(read: Read | Problem) -> int:
-    """A definition is checked before the resources of its kind."""
+    """Return the rank of a check: definitions precede the resources of their kinds."""
     return system_rank(read.key.kind) if isinstance(read, Read) else 0
 
 
 def _problem(
-    read: Read | Problem, parent: ResourceKey, check: Check, first: Mapping[ResourceKey, Source]
+    read: Read | Problem, parent: ResourceKey, check: Check, declared: Mapping[ResourceKey, Source]
 ) -> str:
     if isinstance(read, Problem):
         return read.message
     key = read.key
-    if key in first:
-        return f"{key} is already declared in {first[key].place}; remove one of the two"
-    if problem := problem_of_part(parent, key):  # first, because a check of a definition takes long
+    if key in declared:
+        return f"{key} is already declared in {declared[key].place}; remove one of the two"
+    if problem := problem_of_part(parent, key):  # first, because checking a definition is slow
         return problem
     try:
         check(read.manifest)

@@ -1,6 +1,6 @@
-"""The heads of sources: the current content of a repository, read once per interval.
+"""The heads of sources: the current content of their repositories, read once per interval.
 
-Only a read of the set contacts the repository. A write uses the known head.
+Only reads of a set contact its repository. Writes use the known head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from events.names import ResourceKey
 from events.secret import SecretRef
 from events.stored_content import CONTENT, HEAD, Part, StoredContent, stored_content
 from infra.providers.composition.contents import ContentRefusedError, Contents
-from infra.providers.git.checks import Check, checked_parts
+from infra.providers.git.checks import Check, check_parts
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Reply, Request, read_source
 from infra.providers.git.slots import ReadSlots
@@ -36,24 +36,23 @@ from reconciler.errors import (
 from reconciler.provider.secrets import Secrets
 
 _LISTING_SECONDS: Final = 2.0
-"""A listing or a check of refs waits for slow servers no longer, because of other sources."""
+"""Maximum wait of a listing or a check of refs, because slow servers delay the other sources."""
 
 _REQUEST_SECONDS: Final = 10.0
-"""The same for the read of a single source, which delays only objects that are not ready."""
+"""Maximum wait of a read of a single source, which delays only objects that are not ready."""
 
 _MAX_SECONDS: Final = 60
 _DIGESTED_FIELDS: Final = ("url", "path", "render", "signers")
 
-_PASSING: Final = re.compile(
+_VARIABLE_PARTS: Final = re.compile(
     r"(?<![^\s'\"])[^\s'\"]*/reconciler-(?:git|key|render)-\w+/?(?:files/)?| at 0x[0-9a-f]+"
 )
-"""Parts that differ each time the same error occurs. They would make each read a change.
-
-A path is searched from the start of a word only: from each letter, it would take quadratic time.
-"""
+"""Parts of a message that differ each time the same error occurs, so that each read would be a
+change. Paths are matched only from the start of a word, because matching from each letter takes
+quadratic time."""
 
 _MAX_MESSAGE_CHARACTERS: Final = 2000
-"""Of an error: a manifest or a server may cause megabytes of text."""
+"""Limit on an error message, because a manifest or a server may cause megabytes of text."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _logger = structlog.get_logger(__name__)
@@ -61,9 +60,10 @@ _logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The result of a read of a source, in addition to the content of its set.
+    """The result of reading a source, in addition to the content of its set.
 
-    ``stored`` is kept until the set has it, because a write of an older one may withdraw it.
+    ``stored`` is kept until the set has that content, because a write of older content may withdraw
+    it.
     """
 
     source: Fields
@@ -76,12 +76,12 @@ class Head:
     problem: GitError | None = None
 
     def holds(self, spec: ComposedSetSpec) -> bool:
-        """Return whether it belongs to this source, and to a set without other changes."""
+        """Return whether the head belongs to this source, and to a set without other changes."""
         declared = spec.fields.get(CONTENT, "")
         return self.source == spec.fields[SOURCE] and declared in (self.set_content, self.content)
 
     def outputs(self, spec: ComposedSetSpec) -> Fields:
-        """Return the shown part, which changes only with the repository."""
+        """Return the outputs, which change only with the repository."""
         head: Fields = {REVISION: self.revision} if self.revision else {}
         if self.content:
             head[CONTENT] = self.content
@@ -94,7 +94,7 @@ class Head:
 
 
 class Heads:
-    """The heads of the sources of one API."""
+    """The heads of the sources of an API."""
 
     def __init__(
         self,
@@ -115,20 +115,20 @@ class Heads:
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._interim_outputs: dict[str, Fields] = {}
-        self._has_news = False
+        self._has_changes = False
 
     def known_outputs(self, spec: ComposedSetSpec) -> Fields:
-        """Return the known head, without a read."""
+        """Return the outputs of the known head, without a read."""
         head = self._known.get(spec.parent)
         if head is None or not head.holds(spec):
-            head = _of_set(spec, 0.0)
+            head = _head_of_set(spec, 0.0)
         return head.outputs(spec)
 
     async def refresh(self, spec: ComposedSetSpec, *, is_requested: bool) -> Fields:
-        """Read a repository if its interval is over, or on request. Return the shown part.
+        """Read a repository after its interval or on request, and return its outputs.
 
-        A read that takes long continues alone, so that it delays no other source. Its result is
-        shown by the listing that follows ``has_new_commits``.
+        A slow read continues in the background, so that it does not delay other sources. The
+        listing after ``has_new_commits`` returns its result.
         """
         head = self._known.get(spec.parent)
         if (
@@ -143,18 +143,18 @@ class Heads:
                 task = self._reads.get(spec.parent)
                 if task is not None and is_requested:
                     await asyncio.wait({task})  # it began before the request
-                    task = self._reads.get(spec.parent)  # of another request, begun since
+                    task = self._reads.get(spec.parent)  # of another request, started since
                 task = task or self._start_read(spec, is_requested=is_requested)
                 await asyncio.wait({task})
         except TimeoutError:
             self._interim_outputs[spec.parent] = outputs = self.known_outputs(spec)
             return outputs
-        if not task.cancelled():  # as the read of a source that was withdrawn meanwhile
+        if not task.cancelled():  # as if the source was withdrawn meanwhile
             task.result()
         return self.known_outputs(spec)
 
     def _start_read(self, spec: ComposedSetSpec, *, is_requested: bool) -> asyncio.Task[None]:
-        """Start the read of a source."""
+        """Start reading a source."""
         task = asyncio.create_task(
             self._update(spec, is_requested=is_requested), name=f"read {spec.parent}"
         )
@@ -165,7 +165,7 @@ class Heads:
             if not task.cancelled() and (error := task.exception()) is not None:
                 _logger.info("reading a source failed", source=spec.parent, why=str(error))
             interim = self._interim_outputs.pop(spec.parent, None)
-            self._has_news |= interim is not None and interim != self.known_outputs(spec)
+            self._has_changes |= interim is not None and interim != self.known_outputs(spec)
 
         task.add_done_callback(on_end)
         return task
@@ -200,9 +200,9 @@ class Heads:
         return head
 
     async def has_new_commits(self) -> bool:
-        """Read the refs of all due sources, and return whether one has another commit.
+        """Read the refs of the sources whose interval is over; return whether a commit is new.
 
-        A check that takes long continues alone, and a later call returns its result.
+        A slow check continues in the background, and a later call returns its result.
         """
         now = asyncio.get_running_loop().time()
         for parent, head in self._known.items():
@@ -213,8 +213,8 @@ class Heads:
                 check.add_done_callback(lambda _task, name=parent: self._checks.pop(name))
         if self._checks:
             await asyncio.wait([*self._checks.values()], timeout=_LISTING_SECONDS)
-        had_news, self._has_news = self._has_news, False
-        return had_news
+        had_changes, self._has_changes = self._has_changes, False
+        return had_changes
 
     @property
     def has_reads(self) -> bool:
@@ -222,7 +222,7 @@ class Heads:
         return bool(self._reads or self._checks)
 
     def keep_only_sources(self, parents: Collection[str]) -> None:
-        """Forget all other sources, and stop their reads."""
+        """Discard all other sources, and stop their reads."""
         self._known = {parent: head for parent, head in self._known.items() if parent in parents}
         self._slots.keep(parents, {ResourceKey.parse(parent).namespace for parent in parents})
         for parent, task in (*self._reads.items(), *self._checks.items()):
@@ -239,15 +239,15 @@ class Heads:
                 is_same = head.problem is not None and head.problem.message == message
         if self._known.get(parent) is head:
             self._known[parent] = replace(head, read_at=now if is_same else float("-inf"))
-            self._has_news |= not is_same
+            self._has_changes |= not is_same
 
     async def _is_at(self, head: Head, namespace: str) -> bool:
         reply = await self._read_source(head.source, namespace=namespace, reads=False)
         return reply.commit == head.revision.get("commit")
 
     async def _read(self, spec: ComposedSetSpec, previous: Head | None, now: float) -> Head:
-        """Read a repository. If that fails, the declared parts stay."""
-        head = _of_set(spec, now)
+        """Read a repository. If that fails, keep the declared parts."""
+        head = _head_of_set(spec, now)
         source_digest = _compute_source_digest(head.source)
         heads_by_commit = {
             each.revision["commit"]: each
@@ -263,7 +263,7 @@ class Heads:
                 namespace=_namespace(spec),
                 known=[*heads_by_commit],
                 declared=head.revision.get("commit", ""),
-                made_from=source_digest,
+                source_digest=source_digest,
             )
             if reply.revision is None:
                 return replace(
@@ -282,7 +282,7 @@ class Heads:
         check, key = await self._check(), ResourceKey.parse(spec.parent)
         try:
             reads = [each.as_read for each in documents]
-            parts = await asyncio.to_thread(checked_parts, reads, key, check)
+            parts = await asyncio.to_thread(check_parts, reads, key, check)
             content = stored_content(spec.parent, parts)
         except (GitError, InvalidManifestError) as error:
             message = f"{describe_revision(revision)}: {error}"
@@ -304,7 +304,7 @@ class Heads:
         reads: bool = True,
         known: list[str] | None = None,
         declared: str = "",
-        made_from: str = "",
+        source_digest: str = "",
     ) -> Reply:
         """Read a repository. Raises ``GitError`` for content that cannot be read or declared."""
         credential, former = await self._credential(source, namespace)
@@ -319,7 +319,7 @@ class Heads:
                 reads=reads,
                 known=known or [],
                 declared=declared,
-                made_from=made_from,
+                source_digest=source_digest,
                 former=former,
             )
         )
@@ -328,8 +328,9 @@ class Heads:
         failure, hide = reply.failure, self._secrets.secrecy.hide
         if failure.trace:
             _logger.warning("reading a source failed", trace=hide(failure.trace))
-        # What is removed later could divide a secret, which would not be found.
-        message = hide(without_passing_parts(failure.message))
+        # Variable parts are removed first, because one within a secret would hide it from the
+        # search.
+        message = hide(remove_variable_parts(failure.message))
         raise GitError(failure.reason, message, failure.revision)
 
     async def _parts(self, spec: ComposedSetSpec) -> list[Part]:
@@ -337,7 +338,7 @@ class Heads:
         return [] if digest is None else await self._contents.load(_namespace(spec), digest) or []
 
     async def _credential(self, source: Fields, namespace: str) -> tuple[str, list[str]]:
-        """Return the credential of a source, and those that this process has read before."""
+        """Return the credential of a source, and its former values that this process has read."""
         reference = source.get("credentials")
         if reference is None:
             return "", []
@@ -354,14 +355,14 @@ def _is_due(head: Head, spec: ComposedSetSpec) -> bool:
     return not head.holds(spec) or now - head.read_at >= _interval(spec.fields[SOURCE])
 
 
-def _of_set(spec: ComposedSetSpec, now: float) -> Head:
-    """Return the part of a source's status that its set contains."""
+def _head_of_set(spec: ComposedSetSpec, now: float) -> Head:
+    """Return the head that a set contains."""
     content = spec.fields.get(CONTENT, "")
     return Head(spec.fields[SOURCE], content, now, spec.fields.get(REVISION, {}), content)
 
 
 def _changes(inventory: Collection[str], old_parts: list[Part], new_parts: list[Part]) -> Fields:
-    """Count the changes of another content, and its withdrawals of really declared resources."""
+    """Count the parts that are added and changed, and the declared resources that are removed."""
     old, new = (
         {str(each.manifest.key): digest_of(without_name(each.manifest)) for each in parts}
         for parts in (old_parts, new_parts)
@@ -375,7 +376,7 @@ def _changes(inventory: Collection[str], old_parts: list[Part], new_parts: list[
 
 
 def _compute_source_digest(source: Mapping[str, Any]) -> str:
-    """Return a digest of everything that a content depends on, except the commit."""
+    """Return a digest of everything that the content depends on except the commit."""
     values = [source.get(each) for each in _DIGESTED_FIELDS]
     return hashlib.blake2b(_encoder.encode(values), digest_size=6).hexdigest()
 
@@ -389,10 +390,10 @@ def _namespace(spec: ComposedSetSpec) -> str:
 
 
 def stable_message(message: str) -> str:
-    """Return the start of an error's message, without the parts that differ each time."""
-    return without_passing_parts(message[:_MAX_MESSAGE_CHARACTERS])
+    """Return the start of an error message, without its variable parts."""
+    return remove_variable_parts(message[:_MAX_MESSAGE_CHARACTERS])
 
 
-def without_passing_parts(message: str) -> str:
-    """Return an error's message without the parts that differ each time the same error occurs."""
-    return _PASSING.sub("", message)
+def remove_variable_parts(message: str) -> str:
+    """Return an error message without the parts that differ each time the same error occurs."""
+    return _VARIABLE_PARTS.sub("", message)

@@ -1,4 +1,4 @@
-"""Limits of the data from a repository: during the transfer, and before unpacking."""
+"""Limits on the data from a repository, applied during the transfer and before unpacking."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from infra.providers.git.problems import GitError
 _MIB: Final = 1024 * 1024
 
 MAX_PACK_BYTES: Final = 128 * _MIB
-"""Of everything that is sent for a commit and its history. It is on the disk during the read."""
+"""Limit on the pack of a commit and its history, which is on the disk during the read."""
 
 MAX_OBJECT_BYTES: Final = 64 * _MIB
-"""Of one unpacked object, also of one outside the folder of the source."""
+"""Limit on an unpacked object, including objects outside the source's folder."""
 
 MAX_UNPACKED_BYTES: Final = 512 * _MIB
-"""Of all objects. They are unpacked one after the other, which takes some seconds."""
+"""Limit on all unpacked objects. Unpacking them one by one takes several seconds."""
 
 MAX_OBJECTS: Final = 200_000
 
 _HEADER_BYTES: Final = 12
-_DELTAS: Final = (6, 7)
+_DELTA_TYPES: Final = (6, 7)
 _MAX_SIZE_BYTES: Final = 10
 _SIZES_BYTES: Final = 2 * _MAX_SIZE_BYTES
 
@@ -38,7 +38,7 @@ class LimitedStore(DiskObjectStore):
     """An object store that accepts only packs within the limits."""
 
     def add_pack(self) -> _AddPack:
-        """Return where to write a pack, and functions to accept or drop it."""
+        """Return a file for a pack, and functions to accept or discard it."""
         file, commit, abort = super().add_pack()
 
         def check_and_commit() -> None:
@@ -46,13 +46,13 @@ class LimitedStore(DiskObjectStore):
             if file.tell():
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     check_pack(content)
-            return commit()  # a pack, whatever its type claims
+            return commit()  # returns a pack, contrary to its annotation
 
         return cast("BinaryIO", _LimitedFile(file)), check_and_commit, abort
 
 
 class _LimitedFile:
-    """A file that accepts a pack up to a size."""
+    """A file for a pack of limited size."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -70,7 +70,7 @@ class _LimitedFile:
 
 
 def check_pack(content: mmap.mmap | bytes) -> None:
-    """Raise ``GitError`` for a pack whose objects exceed a limit, by their stated sizes.
+    """Raise ``GitError`` if the stated sizes of a pack's objects exceed a limit.
 
     An object that is larger than stated is unpacked only up to the stated size.
     """
@@ -82,7 +82,7 @@ def check_pack(content: mmap.mmap | bytes) -> None:
         )
     at, total = _HEADER_BYTES, 0
     for _ in range(count):
-        is_delta = content[at] >> 4 & 7 in _DELTAS
+        is_delta = content[at] >> 4 & 7 in _DELTA_TYPES
         total += _check_size(_size_at(content, at, first_bits=4)[0])
         start, at = _unpack_start(content, at)
         if is_delta:
@@ -96,13 +96,13 @@ def check_pack(content: mmap.mmap | bytes) -> None:
 
 
 def _unpack_start(content: mmap.mmap | bytes, at: int) -> tuple[bytes, int]:
-    """Unpack an object. Return its start, and the place after it."""
+    """Unpack an object. Return its start, and the position after it."""
     try:
         unpacked, end = unpack_object_at(content, at, hashlib.sha1)
         return b"".join(unpacked.decomp_chunks)[:_SIZES_BYTES], end
     except (zlib.error, AssertionError) as error:
         message = str(error)
-    # Outside of the handler, so that the error keeps no reference to the mapped file.
+    # Raised outside the handler, so that the error keeps no reference to the mapped file.
     raise GitError("BadCommit", f"its pack is damaged: {message}")
 
 
@@ -117,11 +117,11 @@ def _check_size(size: int) -> int:
 
 
 def _size_at(content: mmap.mmap | bytes, at: int, *, first_bits: int = 7) -> tuple[int, int]:
-    """Parse a size in a pack. Return it with the place after it."""
+    """Parse a size in a pack. Return it with the position after it."""
     size, shift = content[at] & (1 << first_bits) - 1, first_bits
-    for place in range(at + 1, at + _MAX_SIZE_BYTES):
-        if not content[place - 1] & 0x80:
-            return size, place
-        size |= (content[place] & 0x7F) << shift
+    for position in range(at + 1, at + _MAX_SIZE_BYTES):
+        if not content[position - 1] & 0x80:
+            return size, position
+        size |= (content[position] & 0x7F) << shift
         shift += 7
     raise GitError("BadCommit", "its pack is damaged: the size of an object is not terminated")

@@ -1,4 +1,4 @@
-"""Why the content of a repository is not declared: in one word, and for the commit's author."""
+"""Errors for repository content that cannot be declared, each with a one-word reason."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Reason = Literal["Unreachable", "RefGone", "Unsigned", "BadCommit"]
 
 
 class GitError(Exception):
-    """A read of a repository without a usable result. The declared parts stay.
+    """A read of a repository failed. The declared parts stay.
 
-    ``revision``: of the commit that cannot be declared, as far as it is known.
+    ``revision`` describes the commit that cannot be declared, if it is known.
     """
 
     def __init__(self, reason: Reason, message: str, revision: Fields | None = None) -> None:

@@ -1,7 +1,7 @@
-"""The process that reads one repository, so that hostile data can fill only its memory.
+"""The process that reads a repository, so that hostile data can exhaust only its memory.
 
-It reads a request from its standard input and writes a reply to its standard output. It ends by
-itself at its time limit, and its memory is limited where the system supports that (ADR 0057).
+It reads a request from standard input and writes a reply to standard output. It exits at its time
+limit, and its memory is limited where the system supports that (ADR 0057).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from events.documents import Read
 from infra.providers.git.checks import check_credential, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
-from infra.providers.git.rendering import renderers_of_process, run_renderer
+from infra.providers.git.rendering import read_renderers, run_renderer
 from infra.providers.git.repository import Remote, fetch, find_commit
 from infra.providers.git.signatures import check_signature
 from reconciler.answer_budget import MAX_ANSWER_BYTES, decoded_bytes
@@ -33,27 +33,28 @@ from reconciler.secrecy import Secrecy
 _MIB: Final = 1024 * 1024
 
 MAX_REFS_MEMORY_BYTES: Final = 256 * _MIB
-"""Of the process while it finds a commit: more than 500,000 refs."""
+"""Memory limit while finding a commit, which is enough for more than 500,000 refs."""
 
 MAX_MEMORY_BYTES: Final = 768 * _MIB
-"""Of the process, with its mapped files: a pack of 128 MiB, and some copies of an object."""
+"""Memory limit including mapped files, for a pack of 128 MiB and a few copies of an object."""
 
 MAX_REPLY_BYTES: Final = 32 * _MIB
-"""Of all manifests of a commit: twice the size that their files may have."""
+"""Limit on the manifests of a commit: twice the limit on their files."""
 
 MAX_MESSAGE_CHARACTERS: Final = 8_000
-"""Of an error: a server, a file name or a manifest may cause megabytes of text."""
+"""Limit on an error message, because a server, a file name or a manifest may cause megabytes of
+text."""
 
 _MAX_TRACE_CHARACTERS: Final = 16_000
 
-_AGAIN_SECONDS: Final = 0.5
+_REPEAT_SECONDS: Final = 0.5
 
 _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 
 
-class _TooLateError(BaseException):
-    """The time is over. No library handles this class as an error of its own."""
+class _TimeLimitError(BaseException):
+    """The time limit has passed. No library catches this class."""
 
 
 def main() -> None:
@@ -68,20 +69,20 @@ def main() -> None:
 def _reply(request: Request) -> Reply:
     try:
         return _read(request)
-    except _TooLateError:
+    except _TimeLimitError:
         failure = Failure(
             "Unreachable", f"{request.source['url']}: no result within {request.seconds:g} s"
         )
     except Exception as error:  # noqa: BLE001 - a repository may be damaged in any way
         failure = _failure(error, request.source["url"])
-    # The process that reads the reply serves all tenants, and searches these for secrets.
+    # The parent process serves all tenants, and searches these texts for secrets.
     message = failure.message[:MAX_MESSAGE_CHARACTERS]
     trace = failure.trace[-_MAX_TRACE_CHARACTERS:]
     return Reply(failure=msgspec.structs.replace(failure, message=message, trace=trace))
 
 
 def _failure(error: Exception, url: str) -> Failure:
-    if _is_of_memory(error):
+    if _is_memory_error(error):
         limit_mib = _memory_limit()[0] // _MIB
         return Failure(
             "Unreachable", f"{url}: reading it requires more than {limit_mib} MiB of memory"
@@ -105,7 +106,7 @@ def _read(request: Request) -> Reply:
         return Reply(resolved.ref, resolved.commit)
     _limit_memory(MAX_MEMORY_BYTES)
     with fetch(remote, resolved.commit) as checkout:
-        revision = {**checkout.revision, "ref": resolved.ref, "of": request.made_from}
+        revision = {**checkout.revision, "ref": resolved.ref, "of": request.source_digest}
         previous_commit = request.declared
         if previous_commit and not checkout.has_ancestor(previous_commit):
             revision["rewritten"] = f"{previous_commit[:12]} is not an ancestor"
@@ -117,7 +118,7 @@ def _read(request: Request) -> Reply:
             if render:
                 renderers = {
                     name: command
-                    for name, command in renderers_of_process().items()
+                    for name, command in read_renderers().items()
                     if request.allow.permits("renderers", name)
                 }
                 files = run_renderer(renderers, render, files, path)
@@ -137,11 +138,11 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
     for each in documents_in(files, request.namespace, is_rendered=is_rendered):
         check_credential(each, secrecy)
         source = each.source
-        place = (source.file, source.number, source.line)
+        location = (source.file, source.number, source.line)
         document = (
-            Document(*place, each.manifest)
+            Document(*location, each.manifest)
             if isinstance(each, Read)
-            else Document(*place, None, each.message)
+            else Document(*location, None, each.message)
         )
         size += len(_encoder.encode(document))
         memory += decoded_bytes(_json_encoder.encode(document))
@@ -158,8 +159,8 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
     return documents
 
 
-def _is_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error comes from the memory limit, or from another error that does."""
+def _is_memory_error(error: BaseException | None) -> bool:
+    """Return whether the memory limit caused an error, directly or through another error."""
     while error is not None:
         if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
             return True
@@ -170,11 +171,11 @@ def _is_of_memory(error: BaseException | None) -> bool:
 def _limit_memory(size: int) -> None:
     """Limit the memory of this process.
 
-    Programs that it starts may have more, with their own limits.
+    Programs that it starts may use more, up to their own limits.
     """
     if sys.platform == "win32":
         return
-    import resource  # noqa: PLC0415 - not there on Windows
+    import resource  # noqa: PLC0415 - does not exist on Windows
 
     limit_bytes = _memory_limit()[1]
     limit = size if limit_bytes == resource.RLIM_INFINITY else min(size, limit_bytes)
@@ -182,7 +183,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _memory_limit() -> tuple[int, int]:
-    """Return the memory limit, and the maximum to which it could be raised."""
+    """Return the memory limit, and the maximum to which it can be raised."""
     if sys.platform == "win32":
         return MAX_MEMORY_BYTES, MAX_MEMORY_BYTES
     import resource  # noqa: PLC0415 - as above
@@ -192,16 +193,16 @@ def _memory_limit() -> tuple[int, int]:
 
 @contextmanager
 def _time_limit(seconds: float) -> Generator[None]:
-    """Raise ``_TooLateError`` in code that takes longer, wherever it waits."""
+    """Raise ``_TimeLimitError`` in a block that takes longer, even while it waits."""
     if sys.platform == "win32":
         yield
         return
 
     def end(_signal: int, _frame: FrameType | None) -> Any:
-        raise _TooLateError
+        raise _TimeLimitError
 
     signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""Starts the process that reads one repository, and ends it in time (ADR 0057).
+"""Start the process that reads a repository, and kill it after a timeout (ADR 0057).
 
-Hostile data can fill only its memory, which is limited, and a hanging transfer ends with it.
+Hostile data can exhaust only its memory, which is limited, and a hanging transfer ends with it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from infra.providers.git.problems import GitError, Reason
 
 _COMMAND: Final = (sys.executable, "-I", "-m", "infra.providers.git.reader")
 _GRACE_SECONDS: Final = 5.0
-"""The process ends by itself at its time limit. After this additional time, it is killed."""
+"""Time after which a process that did not exit at its time limit is killed."""
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to read a source within ``seconds``. ``allow``: allowed uses of the host.
+    """A request to read a source within ``seconds``.
 
-    ``known``: commits that need not be read again; ``declared``: the declared commit. ``made_from``
-    becomes part of the revision. Unless ``reads`` is true, only the commit is found. ``former``:
-    credentials that the server may also know.
+    ``allow`` lists the permitted uses of the host. ``known`` lists commits that need not be read
+    again, and ``declared`` is the declared commit. The revision contains ``source_digest``. Unless
+    ``reads`` is true, only the commit is found. ``former`` lists credentials that the server may
+    also have received.
     """
 
     source: Fields
@@ -44,13 +45,13 @@ class Request(msgspec.Struct, frozen=True):
     reads: bool = True
     known: list[str] = []
     declared: str = ""
-    made_from: str = ""
+    source_digest: str = ""
     former: list[str] = []
     folder: str = ""
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True):
-    """A document of a commit: a manifest, or its problem."""
+    """A document in a commit: a manifest, or a problem."""
 
     file: str
     number: int
@@ -60,7 +61,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def as_read(self) -> Read | Problem:
-        """The document in the form of ``checked_parts``."""
+        """The document in the format that ``check_parts`` accepts."""
         source = Source(self.file, self.number, self.line)
         if self.manifest is None:
             return Problem(source, self.problem)
@@ -68,7 +69,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why nothing can be declared. ``trace`` belongs to an unexpected failure."""
+    """The reason why nothing can be declared; only an unexpected failure has a ``trace``."""
 
     reason: Reason
     message: str
@@ -77,7 +78,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The commit of a ref and its content; without content for a known commit."""
+    """The commit of a ref, and its content unless the commit is known."""
 
     ref: str = ""
     commit: str = ""
@@ -110,7 +111,7 @@ async def _output_of(encoded: bytes, seconds: float) -> bytes:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,  # together with the programs that it starts, such as ssh
+        start_new_session=True,  # to kill it with the programs that it starts, such as ssh
     )
     try:
         async with asyncio.timeout(seconds):

@@ -1,6 +1,6 @@
-"""Renderers: programs that make manifests from a folder, as the operator configured them.
+"""Renderers: programs, configured by the operator, that generate manifests from a folder.
 
-A source names one of them. It cannot choose which program runs.
+A source names a renderer. It cannot choose which program runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from infra.providers.git.problems import GitError
 from reconciler.errors import ConfigurationError
 
 RENDERERS_VARIABLE: Final = "RECONCILER_RENDERERS"
-"""Names the YAML file of the renderers: ``kustomize: [kubectl, kustomize, .]``."""
+"""Variable for the path of the renderers' YAML file: ``kustomize: [kubectl, kustomize, .]``."""
 
 MAX_SECONDS: Final = 30
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024
 _MAX_MEMORY_KIB: Final = 2 * 1024 * 1024
 _BLOCK_BYTES: Final = 512
-_LIMITED: Final = (
+_LIMITED_COMMAND: Final = (
     f"ulimit -t {MAX_SECONDS}; ulimit -v {_MAX_MEMORY_KIB};"
     f' ulimit -f {2 * MAX_OUTPUT_BYTES // _BLOCK_BYTES}; exec "$@"'
 )
@@ -36,8 +36,8 @@ _MAX_ERROR_CHARACTERS: Final = 300
 Renderers = Mapping[str, Sequence[str]]
 
 
-def renderers_of_process() -> Renderers:
-    """Read the file of the renderers. Raises ``ConfigurationError`` for an unusable one."""
+def read_renderers() -> Renderers:
+    """Read the renderers' file. Raises ``ConfigurationError`` if it is invalid."""
     file = os.environ.get(RENDERERS_VARIABLE, "")
     if not file:
         return {}
@@ -61,7 +61,7 @@ def run_renderer(
         names = ", ".join(sorted(renderers)) or "none"
         raise GitError(
             "BadCommit",
-            f"spec.render: unknown renderer {name!r}; the roles have: {names} (configured by "
+            f"spec.render: unknown renderer {name!r}; use one of: {names} (configured by "
             f"{RENDERERS_VARIABLE})",
         )
     with tempfile.TemporaryDirectory(
@@ -74,20 +74,20 @@ def run_renderer(
                 raise GitError("BadCommit", f"{file!r} is not a valid file name")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-        place = root / path
-        # A path of the source was checked at its declaration. A path of its set was not.
-        if not place.resolve().is_relative_to(root.resolve()) or not place.is_dir():
+        directory = root / path
+        # A source's path was checked when it was declared. The path in its set was not.
+        if not directory.resolve().is_relative_to(root.resolve()) or not directory.is_dir():
             raise GitError("BadCommit", f"the commit has no directory {path!r}")
-        return {name: _run(name, command, place, Path(folder))}
+        return {name: _run(name, command, directory, Path(folder))}
 
 
-def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
-    """Run it with its output in a file, so that a remaining process cannot delay the read."""
+def _run(name: str, command: Sequence[str], directory: Path, home: Path) -> bytes:
+    """Run a renderer. Its output is in a file, so that no leftover process delays the read."""
     output, errors = home / "output", home / "errors"
     with output.open("wb") as stdout, errors.open("wb") as stderr:
-        process = subprocess.Popen(  # noqa: S603 - as who runs the roles has configured it
-            ["/bin/sh", "-c", _LIMITED, "sh", *command],
-            cwd=place,
+        process = subprocess.Popen(  # noqa: S603 - the operator configured the command
+            ["/bin/sh", "-c", _LIMITED_COMMAND, "sh", *command],
+            cwd=directory,
             env={"PATH": os.environ.get("PATH", ""), "HOME": str(home), "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -111,7 +111,7 @@ def _run(name: str, command: Sequence[str], place: Path, home: Path) -> bytes:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process with all processes that it started."""
+    """Kill a process and all processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

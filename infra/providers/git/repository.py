@@ -1,4 +1,4 @@
-"""A foreign repository, read without a checkout: its refs, one commit, the files of a folder.
+"""Read a remote repository without a checkout: its refs, a commit, the files in a folder.
 
 Everything here blocks, and runs in a separate process.
 """
@@ -38,30 +38,31 @@ from infra.providers.host_guard import HostGuard
 from reconciler.composites.git_source import PORTS, repository_uses
 from reconciler.provider.host_access import first_refused, url_host
 
-HISTORY: Final = 50
-"""Number of fetched commits, in which the previous commit is searched among the new one's
-ancestors."""
+MAX_FETCHED_COMMITS: Final = 50
+"""Number of commits to fetch in order to find the previous commit among the new one's ancestors."""
 
 MAX_FILES: Final = 5000
 MAX_BYTES: Final = 16 * 1024 * 1024
 
 MAX_ENTRIES: Final = 50_000
-"""Of a folder, with links and empty folders: trees that share subtrees can be huge in few bytes."""
+"""Limit on a folder's entries, including links and empty folders, because trees that share subtrees
+can be huge in few bytes."""
 
 _BRANCHES: Final = b"refs/heads/"
 _TAGS: Final = b"refs/tags/"
 _PEELED: Final = b"^{}"
 _KEY_MARK: Final = "PRIVATE KEY-----"
-_MAX_WORDS: Final = 200
-_NOTHING_OF_THE_ACCOUNT: Final = "-F none -o IdentityAgent=none -o IdentitiesOnly=yes"
-_NO_NAMES: Final = frozenset({"", ".", "..", ".git"})
+_MAX_TEXT_CHARACTERS: Final = 200
+_ISOLATION_OPTIONS: Final = "-F none -o IdentityAgent=none -o IdentitiesOnly=yes"
+_RESERVED_NAMES: Final = frozenset({"", ".", "..", ".git"})
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """Where a repository is. ``credential``: ``USER:PASSWORD``, a token, or a private key.
+    """The location of a repository.
 
-    ``allow``: allowed uses of the host.
+    ``credential`` is ``USER:PASSWORD``, a token or a private key. ``allow`` lists the permitted
+    uses of the host.
     """
 
     url: str
@@ -71,7 +72,7 @@ class Remote:
 
     @property
     def guard(self) -> HostGuard:
-        """The guard of connections: the URL comes from a declaration, and not from an operator."""
+        """The connection guard. The URL comes from a declaration, and not from an operator."""
         return HostGuard(self.allow)
 
 
@@ -102,7 +103,7 @@ def find_commit(remote: Remote, ref: Mapping[str, Any]) -> ResolvedRef:
 
 @contextmanager
 def fetch(remote: Remote, commit: str) -> Generator[Checkout]:
-    """Fetch a commit and some of its ancestors, until the block ends. Raises ``GitError``."""
+    """Fetch a commit and some ancestors for the duration of the block. Raises ``GitError``."""
     object_id = ObjectID(commit.encode())
 
     def wants(refs: Mapping[Ref, ObjectID], depth: int | None = None) -> list[ObjectID]:
@@ -114,7 +115,7 @@ def fetch(remote: Remote, commit: str) -> Generator[Checkout]:
         _init_repository(folder) as repository,
     ):
         with _client(remote) as (client, path):
-            client.fetch(path, repository, wants, depth=HISTORY)
+            client.fetch(path, repository, wants, depth=MAX_FETCHED_COMMITS)
         git_object = repository[object_id]
         while isinstance(git_object, Tag):
             git_object = repository[git_object.object[1]]
@@ -124,14 +125,14 @@ def fetch(remote: Remote, commit: str) -> Generator[Checkout]:
 
 
 def _init_repository(folder: str) -> Repo:
-    """Create a bare repository that accepts data within the limits."""
+    """Create a bare repository that rejects data beyond the limits."""
     Repo.init_bare(folder).close()
     return Repo(folder, LimitedStore(Path(folder) / "objects"), bare=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """One commit, in its own bare repository."""
+    """A commit in a temporary bare repository."""
 
     folder: Path
     repository: Repo
@@ -144,7 +145,7 @@ class Checkout:
         author_time = datetime.fromtimestamp(commit.author_time, UTC)
         return {
             "commit": commit.id.decode(),
-            "author": commit.author.decode(errors="replace")[:_MAX_WORDS],
+            "author": commit.author.decode(errors="replace")[:_MAX_TEXT_CHARACTERS],
             "time": author_time.isoformat().replace("+00:00", "Z"),
             "subject": _subject(commit.message),
         }
@@ -155,7 +156,7 @@ class Checkout:
         return any(each.commit.id.decode() == commit for each in walker)
 
     def files(self, path: str) -> dict[str, bytes]:
-        """Read the files of a folder, or one file. Links are left out. Raises ``GitError``."""
+        """Read the files in a folder, or a single file. Links are skipped. Raises ``GitError``."""
         contents: dict[str, bytes] = {}
         total = 0
         for name, content in self._blobs(path):
@@ -198,14 +199,14 @@ class Checkout:
             blob = store[entry.sha]
             if isinstance(blob, Blob):
                 name = prefix + entry.path.decode(errors="replace")
-                if _NO_NAMES.intersection(name.split("/")) or "\0" in name:
+                if _RESERVED_NAMES.intersection(name.split("/")) or "\0" in name:
                     raise GitError("BadCommit", f"{name[:200]!r} is not a valid file name")
                 yield name, blob.data
 
 
 @contextmanager
 def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
-    """Open a client. Failures, and forbidden addresses, become ``Unreachable``."""
+    """Open a client. Failures and forbidden addresses raise ``GitError`` as ``Unreachable``."""
     forbidden = first_refused(repository_uses(remote.url), remote.allow)
     if forbidden is not None:
         raise GitError(
@@ -226,7 +227,7 @@ def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
             pool = default_urllib3_manager(
                 empty_config, base_url=remote.url, timeout=remote.timeout_seconds
             )
-            # The next read is the retry.
+            # the next read retries
             pool.connection_pool_kw["retries"] = Retry(connect=0, read=0, other=0, status=0)
             assert isinstance(pool, PoolManager)
             # with a proxy, the proxy resolves names and connects
@@ -257,11 +258,11 @@ def _open_memory_file() -> BinaryIO:
 
 
 def ssh_command(remote: Remote) -> str:
-    """Return the command that connects to a server's address, and checks the key of its name.
+    """Return a command that connects to a server's resolved address, and checks its name's key.
 
-    ssh does not resolve the name again. It uses no configuration, keys or agent of the roles'
-    account, because every tenant could then read what only the account may read. Raises
-    ``GitError`` for a name without an address, or of the host.
+    ssh does not resolve the name again. It ignores the configuration, keys and agent of the
+    process's account, because they would let every tenant read what only the account may read.
+    Raises ``GitError`` if the name has no address, or resolves to the host.
     """
     host, port = url_host(remote.url, PORTS["ssh"])
     try:
@@ -270,7 +271,7 @@ def ssh_command(remote: Remote) -> str:
         raise GitError("Unreachable", f"{remote.url}: {error}") from None
     alias = host if port == PORTS["ssh"] else f"[{host}]:{port}"
     connect_timeout = max(1, int(remote.timeout_seconds))
-    options = f"{_NOTHING_OF_THE_ACCOUNT} -o BatchMode=yes -o ConnectTimeout={connect_timeout}"
+    options = f"{_ISOLATION_OPTIONS} -o BatchMode=yes -o ConnectTimeout={connect_timeout}"
     return f"ssh {options} -o HostName={shlex.quote(address)} -o HostKeyAlias={shlex.quote(alias)}"
 
 
@@ -299,7 +300,7 @@ def _newest_tag(refs: Mapping[bytes, bytes], version_range: str) -> ResolvedRef:
     except ValueError:
         raise GitError(
             "RefGone",
-            f"spec.ref.semver: {version_range!r} is not a range of versions; use one such as ^1.2",
+            f"spec.ref.semver: {version_range!r} is not a version range; use one such as ^1.2",
         ) from None
     versions: dict[Any, str] = {}
     for ref in refs:
@@ -313,7 +314,7 @@ def _newest_tag(refs: Mapping[bytes, bytes], version_range: str) -> ResolvedRef:
 
 
 def _version(tag: str) -> semantic_version.Version | None:
-    """Parse a tag such as v1.2.3; None for one that is no version."""
+    """Parse a tag such as v1.2.3; None if it is not a version."""
     try:
         return semantic_version.Version(tag.removeprefix("v"))
     except ValueError:
@@ -322,4 +323,4 @@ def _version(tag: str) -> semantic_version.Version | None:
 
 def _subject(message: bytes) -> str:
     text = message.decode(errors="replace").strip()
-    return text.splitlines()[0][:_MAX_WORDS] if text else ""
+    return text.splitlines()[0][:_MAX_TEXT_CHARACTERS] if text else ""

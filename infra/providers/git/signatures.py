@@ -1,4 +1,4 @@
-"""Checks whether an allowed signer signed a commit, with Git's own program and ssh keys."""
+"""Check whether an allowed signer signed a commit, with Git and SSH keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS: Final = 20
 def check_signature(repository: Path, commit: str, signers: str) -> None:
     """Check a commit's signature. Raises ``GitError`` unless one of the signers made it.
 
-    ``signers`` are lines as for `ssh-keygen`: ``ann@example.org ssh-ed25519 AAAA…``.
+    ``signers`` has lines in the format of `ssh-keygen`: ``ann@example.org ssh-ed25519 AAAA…``.
     """
     git = shutil.which("git")
     if git is None or shutil.which("ssh-keygen") is None:
@@ -25,7 +25,7 @@ def check_signature(repository: Path, commit: str, signers: str) -> None:
     allowed.write_text(signers.strip() + "\n")
     command = [git, "-c", "gpg.format=ssh", "-c", f"gpg.ssh.allowedSignersFile={allowed}"]
     try:
-        process = subprocess.run(  # noqa: S603 - no shell, and an id of hexadecimal digits
+        process = subprocess.run(  # noqa: S603 - no shell, and the id is hexadecimal
             [*command, "verify-commit", commit],
             cwd=repository,
             env={

@@ -1,6 +1,6 @@
-"""Slots for concurrent reads of repositories, shared so that servers that hang delay few sources.
+"""Slots for concurrent reads of repositories, shared so that hanging servers delay few sources.
 
-A server may take a minute for each read of each of its sources, in any number of namespaces.
+A server may take a minute for each read, for any number of sources and namespaces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Turn:
 
 
 class ReadSlots:
-    """Grants a free slot to the namespace that has the fewest reads and used the least time."""
+    """Grants a free slot to the namespace with the fewest reads and the least used time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class ReadSlots:
         self._waiting: list[_Turn] = []
         self._running: list[_Turn] = []
         self._quick: set[str] = set()
-        self._used: dict[str, tuple[float, float]] = {}  # seconds, as of a time
+        self._used: dict[str, tuple[float, float]] = {}  # seconds at a time of the clock
 
     @asynccontextmanager
     async def turn(self, source: str, namespace: str) -> AsyncGenerator[None]:
@@ -59,7 +59,7 @@ class ReadSlots:
             self._end(turn, began)
 
     def keep(self, sources: Collection[str], namespaces: Collection[str]) -> None:
-        """Forget all other sources and namespaces."""
+        """Discard all other sources and namespaces."""
         self._quick.intersection_update(sources)
         self._used = {name: used for name, used in self._used.items() if name in namespaces}
 

@@ -1,4 +1,4 @@
-"""The kind ``GitSource``: this reconciler declares the manifests in a repository's folder."""
+"""The kind ``GitSource``, which declares the manifests in a folder of a repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The provider of ``GitSource``: its API is this reconciler, and it follows repositories."""
+"""The provider of ``GitSource``: it follows repositories, and declares their manifests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.providers.composition.provider import CompositionProvider, ReadReason
 from infra.providers.composition.spec import Summary
 from infra.providers.git.checks import Check
 from infra.providers.git.heads import Heads
-from infra.providers.git.rendering import renderers_of_process
+from infra.providers.git.rendering import read_renderers
 from reconciler.composites.git_source import REVISION, SOURCE, describe_revision
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.defined_kind import build_defined_kind
@@ -28,7 +28,7 @@ _LIBRARIES: Final = ("dulwich", "semantic_version", "urllib3")
 
 
 class GitSourceProvider(CompositionProvider):
-    """Declares the manifests of repositories. A read of a set reads its repository."""
+    """Declares the manifests in repositories. Reading a set also reads its repository."""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class GitSourceProvider(CompositionProvider):
         summary: Summary,
     ) -> None:
         super().__init__(config, secrets, permit, kind=kind, summary=summary)
-        for library in _LIBRARIES:  # they are imported where a repository is read
+        for library in _LIBRARIES:  # imported only by the process that reads a repository
             if find_spec(library) is None:
                 raise ModuleNotFoundError(name=library)
-        renderers_of_process()  # raises for an unusable file
+        read_renderers()  # raises if the file is invalid
         self._heads = Heads(
             self._contents,
             secrets,
@@ -85,7 +85,7 @@ class GitSourceProvider(CompositionProvider):
         self._heads.keep_only_sources(parents)
 
     async def changes(self, after: str | None) -> str:
-        """Return the marks of outcomes and of repositories."""
+        """Return the change cursor for outcomes and repositories."""
         outcomes = await super().changes(after)
         self._change_count += await self._heads.has_new_commits()
         return f"{outcomes}.{self._change_count}"
@@ -96,10 +96,10 @@ class GitSourceProvider(CompositionProvider):
         await super().close()
 
     async def _check(self) -> Check:
-        """Return the check of manifests: by the current kinds, and those that they define."""
+        """Return a check of manifests against the current kinds and those that they define."""
         kinds = self._installed.copy()
         for name, (generation, fields) in (await self._state_reader.definitions()).items():
-            with suppress(InvalidManifestError):  # the kind beneath may be missing here
+            with suppress(InvalidManifestError):  # the engine may be missing here
                 kinds.define(build_defined_kind(kinds, name, fields, generation))
 
         def check(manifest: Manifest) -> None:
@@ -110,5 +110,5 @@ class GitSourceProvider(CompositionProvider):
         return check
 
     def describe_source(self, fields: Fields) -> str:
-        """Name the commit of a content."""
+        """Describe the commit that the content comes from."""
         return describe_revision(fields[REVISION]) if REVISION in fields else ""

@@ -1,6 +1,6 @@
-"""The status of resources of this reconciler: declarations from its log, the rest from its rows.
+"""Read the state of Reconciler's resources: declarations from its log, status from its rows.
 
-Rows come slightly later than the log. If one is older than required, the log is read.
+Rows lag slightly behind the log. If a row is older than required, the log is read instead.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from infra.jetstream.errors import BusError
 from infra.jetstream.reads import last_for_subjects
 from infra.providers.jetstream.api import classify_error
 
-_LET_GO: Final = ("Deleted", "Released", "Unowned")
-"""Outcomes of a withdrawn resource, also of one whose policy keeps the object."""
+_REMOVED_OUTCOMES: Final = ("Deleted", "Released", "Unowned")
+"""Final outcomes of a withdrawn resource, including one whose policy keeps the object."""
 
 
 class Declaration(NamedTuple):
-    """The last declaration of a resource, and the outcome.
+    """The last declaration of a resource, and its outcome.
 
-    ``withdrawn``: its last fields, if it is no longer declared.
+    ``withdrawn`` has the last fields of a resource that is no longer declared.
     """
 
     generation: int = 0
@@ -42,7 +42,7 @@ class Declaration(NamedTuple):
 
     @property
     def is_declared(self) -> bool:
-        """Whether it is declared now."""
+        """Whether the resource is declared now."""
         return self.fields is not None
 
     @property
@@ -50,10 +50,10 @@ class Declaration(NamedTuple):
         """Whether it is not declared, and Reconciler has nothing more to do with its object."""
         if self.is_declared or not self.generation:
             return not self.is_declared
-        return self.outcome is not None and self.outcome.outcome in _LET_GO
+        return self.outcome is not None and self.outcome.outcome in _REMOVED_OUTCOMES
 
     def as_row(self, key: ResourceKey) -> Row:
-        """Return its future row, as far as the log shows it."""
+        """Return its future row, as far as the log contains it."""
         row = Row(
             key.namespace,
             key.kind,
@@ -77,7 +77,7 @@ class Declaration(NamedTuple):
 class ComposedSet(NamedTuple):
     """A set in the log. Its ``generation`` increases with each declaration and withdrawal.
 
-    ``withdrawn``: its last content, if it is no longer declared.
+    ``withdrawn`` has the last content of a set that is no longer declared.
     """
 
     key: ResourceKey
@@ -87,7 +87,7 @@ class ComposedSet(NamedTuple):
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """The used fields of a child's status row."""
+    """The fields of a child's status row that are used."""
 
     namespace: str
     kind: str
@@ -105,10 +105,10 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def is_removed(self) -> bool:
         """Whether it is not declared, and Reconciler has nothing more to do with its object."""
-        return not self.declared and self.outcome in _LET_GO
+        return not self.declared and self.outcome in _REMOVED_OUTCOMES
 
     def as_child(self) -> Child:
-        """Return the status as a child. The outcome of an older generation does not count."""
+        """Return the child's status. The outcome of an older generation is ignored."""
         if self.observed_generation != self.generation:
             return Child()
         ready = next((each for each in self.conditions if each.type == "Ready"), None)
@@ -134,7 +134,7 @@ class ConnectionOwner(Protocol):
 
 
 class StateReader:
-    """Reads the bus of one API. Raises ``ProviderError`` classes."""
+    """Reads declarations and rows from the bus. Raises ``ProviderError`` classes."""
 
     def __init__(self, api: ConnectionOwner) -> None:
         self._api = api
@@ -166,7 +166,7 @@ class StateReader:
         return {f"{row.namespace}/{row.kind}/{row.name}": row for row in rows}
 
     async def children(self, min_generations: Mapping[str, int]) -> dict[str, Row]:
-        """Return rows that are not older than these generations, some of them from the log."""
+        """Return rows that are not older than these generations, from the log if necessary."""
         rows = await self.rows(min_generations)
         stale = [
             name
@@ -180,7 +180,7 @@ class StateReader:
         return rows
 
     async def find_set(self, key: ResourceKey) -> ComposedSet:
-        """Return one set from the leader's log."""
+        """Return a set from the leader's log."""
         declarations = await self.declarations([str(key)])
         return set_of(key, declarations[str(key)])
 
@@ -190,7 +190,7 @@ class StateReader:
         return [set_of(key, each) for key, each in declarations.items()]
 
     async def contents(self, namespace: str) -> dict[str, tuple[int, ComposedContentSpec]]:
-        """Return every stored content of a namespace, with its generation, by digest."""
+        """Return all stored contents of a namespace, with their generations, by digest."""
         declarations = await self._read_declarations(
             f"log.{namespace}.{COMPOSED_CONTENT_KIND}.*.fact"
         )
@@ -210,7 +210,7 @@ class StateReader:
         }
 
     async def _read_declarations(self, subjects: str) -> dict[ResourceKey, Declaration]:
-        """Return all declarations. For nearly all resources, the newest event shows it."""
+        """Return all declarations. For most resources, the newest event contains it."""
         nc = await self._api.connection()
         try:
             newest = await last_for_subjects(nc, LOG, [subjects])
@@ -251,7 +251,7 @@ def _declaration(events: Sequence[LogEvent]) -> Declaration:
 
 
 def convert_fields(fields: Fields | None, spec: type[_S]) -> _S | None:
-    """Return the spec with these fields; None for an invalid one, which must not end a listing."""
+    """Return the spec with these fields; None if they are invalid, so that a listing continues."""
     try:
         return None if fields is None else msgspec.convert(fields, spec)
     except msgspec.ValidationError:
@@ -263,7 +263,7 @@ def set_of(key: ResourceKey, declaration: Declaration) -> ComposedSet:
     spec = convert_fields(
         declaration.fields if declaration.is_declared else declaration.withdrawn, ComposedSetSpec
     )
-    if spec is not None and spec.set_key != key:  # written by hand, so not ours
+    if spec is not None and spec.set_key != key:  # written by another client
         spec = None
     if declaration.is_declared:
         return ComposedSet(key, declaration.generation, spec)
