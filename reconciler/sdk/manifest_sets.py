@@ -45,7 +45,9 @@ class SetChange(msgspec.Struct, frozen=True, rename="camel"):
 class ManifestSets:
     """Declares sets on a bus; ``declare`` and ``ask`` are methods of a client."""
 
-    def __init__(self, nc: Connection, ask: Publish, declare: Callable[..., Awaitable[Reply]]) -> None:
+    def __init__(
+        self, nc: Connection, ask: Publish, declare: Callable[..., Awaitable[Reply]]
+    ) -> None:
         self._state_reader = StateReader(_ExistingConnection(nc))
         self._contents = Contents(self._state_reader, ask)
         self._declare = declare
