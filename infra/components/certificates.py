@@ -169,8 +169,8 @@ class Certificates(LocalServer):
         from infra.providers.certificates import pem  # noqa: PLC0415
 
         key, now = pem.new_key("ECDSA-P256"), datetime.now(UTC)
-        name = pem.subject_of("pebble on this machine")
-        names = pem.names_of(["localhost"], [str(ipaddress.ip_address(_ADDRESS))])
+        name = pem.build_subject("pebble on this machine")
+        names = pem.build_names(["localhost"], [str(ipaddress.ip_address(_ADDRESS))])
         assert names is not None
         certificate = (
             x509.CertificateBuilder()
@@ -184,7 +184,7 @@ class Certificates(LocalServer):
             .add_extension(names, critical=False)
             .sign(key, hashes.SHA256())
         )
-        text = pem.text_of([certificate])
+        text = pem.encode_certificates([certificate])
         secret = self._folder / "https.key"
         secret.touch(mode=0o600)
         secret.write_bytes(pem.key_pem(key))

@@ -216,7 +216,7 @@ def start_of(text: str, response: Response) -> str:
 
 
 def retry_after_seconds(response: Response) -> float | None:
-    """Return the seconds to wait by ``Retry-After``, which may be a date on the API's clock."""
+    """Return the seconds that ``Retry-After`` requests, also from a date on the API's clock."""
     text = response.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         seconds = float(text)

@@ -314,7 +314,7 @@ def _is_packed(received: Received) -> bool:
 
 
 def _unpack(packed: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Decompress a body slice by slice, each with whether it is the last one."""
+    """Yield the slices of a decompressed body, each with whether it is the last one."""
     unpacker = zlib.decompressobj(_ANY_WRAPPER)
     for start in range(0, len(packed), _SLICE_BYTES):
         rest = packed[start : start + _SLICE_BYTES]

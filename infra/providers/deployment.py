@@ -1,4 +1,4 @@
-"""The kind ``Deployment``, with this reconciler as its API."""
+"""The kind ``Deployment``, whose API is Reconciler itself."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def socket_path(endpoint: str) -> str | None:
     if not path.startswith("/") or not path.isprintable():
         raise ConfigurationError(
             f"spec.endpoint: {_quote_endpoint(endpoint)} is not a socket path; use "
-            "unix:///PATH/OF/THE.sock"
+            "unix:///PATH/TO/API.sock"
         )
     return path
 

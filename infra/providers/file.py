@@ -1,8 +1,8 @@
 """The kind ``File``: content, mode and owner of a file below the root of its ``ProviderConfig``.
 
 An extended attribute stores what a file cannot: labels, uid, the key of the last write, and whether
-the content is a secret. Content is shown only as a digest: a plain one if everyone may read the
-file, and a keyed one if it is or may be a secret.
+the content is a secret. Content is reported only as a digest, which is keyed if the content is or
+may be a secret.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ class FileProvider:
             if existing is not None and (is_published or _is_written_by(existing, action)):
                 return Effect(existing, replayed=True)
             if existing is None:
-                # Another client may create it now: publishing replaces no file.
+                # Another client may create it now, but publishing never replaces a file.
                 with contextlib.suppress(FileExistsError):
                     return Effect(self._write(folder, action, content, None))
                 existing = self._find(folder, action.external_name)

@@ -129,7 +129,8 @@ def set_owner(file: int, owner: str | None, group: str | None) -> None:
     user_id = file_stat.st_uid if owner is None else _user_id(owner)
     group_id = file_stat.st_gid if group is None else _group_id(group)
     if user_id is None or group_id is None:
-        raise RefusedError(f"no {f'user {owner!r}' if user_id is None else f'group {group!r}'}")
+        problem = f"user {owner!r}" if user_id is None else f"group {group!r}"
+        raise RefusedError(f"{problem} does not exist")
     if (user_id, group_id) == (file_stat.st_uid, file_stat.st_gid):
         return
     try:

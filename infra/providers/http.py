@@ -28,8 +28,8 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
-"""Less than the five seconds after which many servers close an idle connection, because a call that
-meets the closing has an unknown result."""
+"""Less than the five seconds after which many servers close an idle connection, because a call sent
+during the closing has an unknown result."""
 
 CONNECTING_SHARE = 0.5
 """Share of a call's timeout for connecting. A call that fails to connect was not sent."""
@@ -111,7 +111,7 @@ class HttpApi:
         ``CallPermit``). ``writes``: whether the call changes anything; by default, the method
         decides.
 
-        Raises ``NotDoneError`` if nothing was sent, or if a read got no response; and
+        Raises ``NotDoneError`` if nothing was sent or a read got no response, and
         ``UnknownResultError`` if a write got no response.
         """
         if writes is None:
@@ -140,7 +140,9 @@ class HttpApi:
                 f"{certificate_problem(error)}"
             ) from error
         except NotSentError as error:
-            raise NotDoneError(f"{method} {url}: not sent, no connection: {error}") from error
+            raise NotDoneError(
+                f"{method} {url}: not sent, because there is no connection: {error}"
+            ) from error
         except TimeoutError as error:
             reason = f"no response within {self._timeout_seconds:g} s"
             raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error

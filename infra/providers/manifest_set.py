@@ -1,4 +1,4 @@
-"""The kind ``ManifestSet``, with this reconciler as its API."""
+"""The kind ``ManifestSet``, whose API is Reconciler itself."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from events.manifest import Fields, Manifest, Metadata
 from events.provider_config import ProviderConfigSpec
 from infra.components.postgres import Postgres
 from infra.providers.certificates.certificate import CERTIFICATE
-from infra.providers.certificates.pem import certificates_in, facts_of
+from infra.providers.certificates.pem import certificates_in, read_info
 from infra.providers.certificates.spec import STORE
 from infra.providers.certificates.store import CertificateRecord, Store
 from infra.providers.disks.attachment import ATTACHMENT
@@ -501,7 +501,7 @@ class CertificateStory(KindStory):
 
     async def content(self) -> Fields:
         delivered = await asyncio.to_thread((self.lane.root / self.name / "tls.pem").read_bytes)
-        names = facts_of(certificates_in(delivered)[0]).dns_names
+        names = read_info(certificates_in(delivered)[0]).dns_names
         return {"issuer": "own", "dnsNames": list(names)}
 
     async def assert_created_once(self) -> None:

@@ -151,7 +151,7 @@ def test_only_signers_sign(repository: Repository, tmp_path: Path):
     remote = Remote(repository.url, allow=EVERYTHING)
     with fetch(remote, signed) as checkout:
         check_signature(checkout.folder, signed, signer)
-        with pytest.raises(GitError, match=r"no signer of spec\.signers"):
+        with pytest.raises(GitError, match=r"no signer in spec\.signers"):
             check_signature(checkout.folder, signed, another)
     with fetch(remote, unsigned) as checkout, pytest.raises(GitError) as raised:
         check_signature(checkout.folder, unsigned, signer)

@@ -24,7 +24,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from events.manifest import Fields
 from events.provider_config import Limits, ProviderConfigSpec, Tls
 from infra.providers.certificates import acme_transport, http01
-from infra.providers.certificates.acme_authority import Ordering
 from infra.providers.certificates.acme_client import (
     MAX_CHAIN_BYTES,
     AcmeClient,
@@ -34,11 +33,12 @@ from infra.providers.certificates.acme_client import (
     LimitedError,
     Order,
 )
+from infra.providers.certificates.acme_order import AcmeOrder
 from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.certificates import CertificatesProvider
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.issuers import IssuersProvider
-from infra.providers.certificates.pem import PrivateKey, key_pem, new_key, text_of
+from infra.providers.certificates.pem import PrivateKey, encode_certificates, key_pem, new_key
 from infra.providers.certificates.spec import MARKER
 from infra.providers.certificates.store import IssuerRecord, Store, read_file, write_file
 from infra.providers.file_root import FileRoot, discard, open_file, stat_of
@@ -182,14 +182,14 @@ async def test_an_order_that_never_ends_ends_with_the_time(
     tmp_path: Path, states: tuple[str, ...], authorizations: int
 ) -> None:
     client = cast("AcmeClient", Authority(states, authorizations))
-    ordering = Ordering(
-        client, in_thread, FileRoot(tmp_path), {"folder": "x"}, patience_seconds=0.5
+    ordering = AcmeOrder(
+        client, in_thread, FileRoot(tmp_path), {"folder": "x"}, timeout_seconds=0.5
     )
     with pytest.raises(UnknownResultError, match="the next attempt reads it again"):
         await certificate_of(ordering)
 
 
-async def certificate_of(ordering: Ordering) -> bytes:
+async def certificate_of(ordering: AcmeOrder) -> bytes:
     return await asyncio.wait_for(
         ordering.certificate(
             {"dnsNames": ["a.test"], "ipAddresses": []},
@@ -214,8 +214,8 @@ async def test_a_token_that_is_no_token_removes_and_writes_no_file(
     of_others.parent.mkdir()
     of_others.write_text("a key")
     client = Asking(token.format(root=tmp_path))
-    ordering = Ordering(
-        client, in_thread, FileRoot(tmp_path), {"folder": "challenges"}, patience_seconds=0.5
+    ordering = AcmeOrder(
+        client, in_thread, FileRoot(tmp_path), {"folder": "challenges"}, timeout_seconds=0.5
     )
     with pytest.raises(RefusedError, match="invalid token"):
         await certificate_of(ordering)
@@ -228,8 +228,8 @@ async def test_an_answer_neither_replaces_nor_removes_a_file_of_others(tmp_path:
     of_others = tmp_path / "other" / "tls_key"
     of_others.parent.mkdir()
     of_others.write_text("a key")
-    ordering = Ordering(
-        Asking("tls_key"), in_thread, FileRoot(tmp_path), {"folder": "other"}, patience_seconds=0.5
+    ordering = AcmeOrder(
+        Asking("tls_key"), in_thread, FileRoot(tmp_path), {"folder": "other"}, timeout_seconds=0.5
     )
     with pytest.raises(RefusedError, match="other/tls_key already exists"):
         await certificate_of(ordering)
@@ -242,8 +242,8 @@ async def test_no_answer_is_written_into_the_directory_of_a_certificate(
 ) -> None:
     (tmp_path / "tls").mkdir()
     (tmp_path / "tls" / MARKER).write_text("web\n")
-    ordering = Ordering(
-        Asking("token"), in_thread, FileRoot(tmp_path), {"folder": folder}, patience_seconds=0.5
+    ordering = AcmeOrder(
+        Asking("token"), in_thread, FileRoot(tmp_path), {"folder": folder}, timeout_seconds=0.5
     )
     with pytest.raises(RefusedError, match="to a separate directory"):
         await certificate_of(ordering)
@@ -412,9 +412,9 @@ async def test_a_certificate_with_names_that_nobody_ordered_is_refused(
         _, fields, key, _ = given
         effect = certify_names(key, names)
         assert fields["dnsNames"] == ["a.test"]
-        return text_of([effect])
+        return encode_certificates([effect])
 
-    monkeypatch.setattr(Ordering, "certificate", certificate)
+    monkeypatch.setattr(AcmeOrder, "certificate", certificate)
     fields = CERTIFICATE.checked_fields({"issuer": "ca", "dnsNames": ["a.test"]})
     with pytest.raises(RefusedError, match="names other than those of 'web'"):
         await provider.create(action("Create", "web", fields))

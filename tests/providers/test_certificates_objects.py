@@ -32,7 +32,7 @@ from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.certificates import CertificatesProvider
 from infra.providers.certificates.checks import CHECKS, Case, find_order_reason, findings
 from infra.providers.certificates.issuer import ISSUER
-from infra.providers.certificates.pem import Facts, certificates_in, is_signed_by
+from infra.providers.certificates.pem import CertificateInfo, certificates_in, is_signed_by
 from infra.providers.certificates.spec import STORE
 from infra.providers.host_guard import HostGuard
 from reconciler.errors import (
@@ -59,7 +59,7 @@ from tests.hostile_server import MIB, measured_memory
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 WEB: Fields = {"issuer": "own", "dnsNames": ["web.test"]}
-FACTS = Facts(
+FACTS = CertificateInfo(
     serial="1",
     not_before=NOW,
     not_after=NOW + timedelta(days=90),
@@ -249,7 +249,7 @@ def test_an_authority_that_gives_less_time_than_renew_before_makes_no_hot_loop()
         (Case(None, FACTS, {}), ["KeyMissing"], True),
         (Case("other", FACTS, {}), ["KeyDiffers"], True),
         (Case("k", FACTS, {}, is_trusted=False), ["OtherAuthority"], True),
-        (Case("k", FACTS, {}, has_authority=False), ["AuthorityRenewed"], False),
+        (Case("k", FACTS, {}, has_current_ca=False), ["AuthorityRenewed"], False),
         (Case("k", FACTS, {}, is_due=True), ["NearExpiry"], True),
         (Case("k", FACTS, {"tls.key": "Missing"}), ["FileMissing: tls.key"], False),
         (Case("k", FACTS, {"tls.key": "Exposed"}), ["FileExposed: tls.key"], False),
@@ -283,7 +283,7 @@ def test_only_what_a_request_is_made_of_is_another_request(
     case = Case("k", FACTS, {}, applied=applied, desired={**applied, **changed})
     assert [str(each) for each in findings(case)] == reasons
     assert all(not checks for checks in findings(case._replace(desired=None)))
-    no_say = case._replace(decides_duration=False)
+    no_say = case._replace(grants_duration=False)
     assert [str(each) for each in findings(no_say)] == [
         each for each in reasons if "duration" not in each
     ]
@@ -882,9 +882,7 @@ async def test_an_authority_that_is_not_trusted_is_not_talked_to(
     root: Path, gate: AcmeGate, pebble: Certificates
 ) -> None:
     trust(pebble, root)  # the gate has another certificate
-    with pytest.raises(
-        NotDoneError, match=r"set spec\.acme\.caFile to the authority to trust"
-    ) as refused:
+    with pytest.raises(NotDoneError, match=r"set spec\.acme\.caFile to the CA to trust") as refused:
         await make_issuer(root, "acme", acme(pebble, gate.directory))
     assert refused.value.status == 424
     async with issuers_in(root) as issuers:

@@ -233,7 +233,7 @@ async def test_drift_of_the_owner_is_found_and_repaired(files: FileProvider, roo
 
 
 async def test_an_owner_that_does_not_exist_is_refused(files: FileProvider, root: Path) -> None:
-    with pytest.raises(RefusedError, match="no user 'nobody-of-that-name'"):
+    with pytest.raises(RefusedError, match="user 'nobody-of-that-name' does not exist"):
         await files.create(create(fields={**PLAIN, "owner": "nobody-of-that-name"}))
     assert names_in(root / "etc") == []
 

@@ -94,7 +94,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"rest__name__matches": "(a)\\1"},
-        "spec.rest.name.matches: '(a)\\\\1' is not a regular expression of RE2",
+        "spec.rest.name.matches: '(a)\\\\1' is not an RE2 regular expression",
     ),
     (
         {"rest__name__at": "= object.name"},

@@ -1,8 +1,7 @@
-"""Certificates as kinds: ``Issuer`` and ``Certificate``, beneath the root of a ``ProviderConfig``.
+"""The kinds ``Issuer`` and ``Certificate``, stored below the root of a ``ProviderConfig``.
 
-``issuer`` and ``certificate`` are the kinds, pure and cheap to load; ``issuers`` and
-``certificates`` are their providers, loaded when one is connected, since their libraries are an
-extra. Who signs is ``own_authority`` or ``acme_authority`` (with ``http01``); what is wrong with a
-certificate, and what mends it, says ``checks``; what is kept of both is in ``store``, and
-``delivery`` puts files where servers read them. The pages are in docs/kinds.
+``issuer`` and ``certificate`` define the kinds, and are pure and cheap to load. ``issuers`` and
+``certificates`` are their providers, loaded on connection because their libraries are an extra.
+``private_ca`` or ``acme_order`` (with ``http01``) obtains certificates. ``checks`` finds their
+problems, ``store`` keeps keys and records, and ``delivery`` writes the files that servers read.
 """

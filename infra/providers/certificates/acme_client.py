@@ -1,8 +1,8 @@
-"""Requests of one account to an authority that supports ACME (RFC 8555).
+"""Requests of an account to an ACME CA (RFC 8555).
 
-It blocks. Responses are decoded with schemas of this project, and refusals are ``ProviderError``
-classes. None has a status of 5xx: a failed authority is no failure of the folder, which is the API
-of this provider.
+Everything here blocks. Responses are decoded with schemas of this project, and refusals raise
+``ProviderError`` classes. None has a 5xx status, because a failing CA is not a failure of the
+folder, which is the API of this provider.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from josepy.jwk import JWKEC
 from infra.providers.answers import UNDECODABLE
 from infra.providers.certificates.acme_transport import (
     MAX_REDIRECTS,
-    AnswerOutOfBoundsError,
     LimitedAdapter,
+    ResponseLimitError,
 )
 from infra.providers.host_guard import HostAddressError, HostGuard
 from reconciler.errors import NotDoneError, ProviderError, RefusedError, UnknownResultError
 
 FAILED_DEPENDENCY: Final = 424
-"""The status of an authority's failure, which does not count as one of the folder's API."""
+"""Status of a CA's failure, which does not count as a failure of the folder."""
 
 USER_AGENT: Final = "event-sourced-reconciler"
 MAX_BAD_NONCES: Final = 10
 DEFAULT_LIMIT_SECONDS: Final = 3600.0
-"""Seconds without orders after a rate limit without an end."""
+"""Time without orders after a rate limit that states no end."""
 
 MAX_LIMIT_SECONDS: Final = 30 * 86_400.0
-"""The longest wait that an authority can request. Real limits end within a week."""
+"""Maximum wait that a CA can request. Common limits end within a week."""
 
 MAX_CHAIN_BYTES: Final = 128 * 1024
-"""Of a certificate with its chain, which each listing reads. One with 100 long names has 40 KiB."""
+"""Limit on a certificate chain, which each listing reads. One with 100 long names has 40 KiB."""
 
 _REVOKED: Final = "alreadyRevoked"
 _NO_ACCOUNT: Final = "accountDoesNotExist"
 _NO_RIGHTS: Final = "unauthorized"
-_FOR_GOOD: Final = frozenset(
+_PERMANENT_ERRORS: Final = frozenset(
     {
         "badCSR",
         "badPublicKey",
@@ -69,15 +69,15 @@ _FOR_GOOD: Final = frozenset(
     }
 )
 _NOT_ACME: Final = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
-"""Exceptions of the library for JSON of an unexpected form."""
+"""Exceptions that the library raises for JSON with an unexpected structure."""
 
-_SHOWN_CHARACTERS: Final = 500
+_QUOTED_CHARACTERS: Final = 500
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _T = TypeVar("_T")
 
 
 class LimitedError(Exception):
-    """The authority limits orders: none is accepted before an instant."""
+    """The CA limits the rate of orders, and accepts none before an instant."""
 
     def __init__(self, until: datetime, reason: str) -> None:
         super().__init__(reason)
@@ -85,7 +85,7 @@ class LimitedError(Exception):
         self.reason = reason
 
     def as_error(self) -> NotDoneError:
-        """Return the error of an action. Only this action waits."""
+        """Return the error for an action, which delays no other action."""
         remaining_seconds = max(0.0, (self.until - datetime.now(UTC)).total_seconds())
         return NotDoneError(
             f"{self.reason} (no order before {format_instant(self.until)})",
@@ -95,22 +95,22 @@ class LimitedError(Exception):
 
 
 class NoAccountError(Exception):
-    """The authority does not know the account."""
+    """The CA has no such account."""
 
 
 class NoOrderError(Exception):
-    """The authority does not know the order."""
+    """The CA has no such order."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """The authority's reason for a failure (RFC 7807)."""
+    """The CA's reason for a failure (RFC 7807)."""
 
     type: str = "about:blank"
     detail: str = ""
 
 
 class Order(msgspec.Struct, frozen=True):
-    """An order as the authority shows it."""
+    """An order as the CA returns it."""
 
     status: str
     authorizations: list[str]
@@ -120,7 +120,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Challenge(msgspec.Struct, frozen=True):
-    """One way to prove control of a name."""
+    """A way to prove control of a name."""
 
     type: str
     url: str
@@ -130,14 +130,14 @@ class Challenge(msgspec.Struct, frozen=True):
 
 
 class Identifier(msgspec.Struct, frozen=True):
-    """A name to prove."""
+    """A name or address whose control must be proved."""
 
     type: str
     value: str
 
 
 class Authorization(msgspec.Struct, frozen=True):
-    """Whether control of a name was proved."""
+    """The progress of proving control of a name."""
 
     identifier: Identifier
     status: str
@@ -145,7 +145,7 @@ class Authorization(msgspec.Struct, frozen=True):
 
 
 class _Network(ClientNetwork):
-    """Requests whose newest response is kept, because its headers contain the next time to ask."""
+    """Keeps the newest response, whose headers contain the time of the next request."""
 
     newest: requests.Response | None = None
 
@@ -158,7 +158,7 @@ class _Network(ClientNetwork):
 
 
 class AcmeClient:
-    """The requests of an account, for one action and one thread at a time."""
+    """A client of an account, for one action and one thread at a time."""
 
     def __init__(
         self,
@@ -186,13 +186,13 @@ class AcmeClient:
         self._client: ClientV2 | None = None
 
     def close(self) -> None:
-        """Close connections."""
+        """Close all connections."""
         self._network.session.close()
 
     # --- the account
 
     def use_account(self, url: str) -> None:
-        """Sign for an existing account."""
+        """Sign requests for an existing account."""
         self._network.account = messages.RegistrationResource(body=messages.Registration(), uri=url)
 
     def register(self, email: str | None) -> str:
@@ -207,7 +207,7 @@ class AcmeClient:
         self.use_account(url)
         return url
 
-    def write_to(self, url: str, email: str | None) -> None:
+    def set_email(self, url: str, email: str | None) -> None:
         """Set the email address of the account."""
         contact = () if email is None else (f"mailto:{email}",)
         self._post(url, messages.UpdateRegistration(contact=contact))
@@ -226,7 +226,7 @@ class AcmeClient:
     # --- an order
 
     def order(self, names: list[Identifier]) -> tuple[str, Order]:
-        """Order a certificate; return the order's URL, and the order."""
+        """Order a certificate. Return the order's URL, and the order."""
         kinds = {"dns": messages.IDENTIFIER_FQDN, "ip": messages.IDENTIFIER_IP}
         order_request = messages.NewOrder(
             identifiers=[
@@ -247,7 +247,7 @@ class AcmeClient:
         return url
 
     def find_order(self, url: str) -> Order:
-        """Read an order; raises ``NoOrderError``."""
+        """Read an order. Raises ``NoOrderError``."""
         try:
             return _read(self._post(url, None), Order)
         except ProviderError as error:
@@ -256,20 +256,20 @@ class AcmeClient:
             raise
 
     def authorization(self, url: str) -> Authorization:
-        """Read whether control of a name was proved."""
+        """Read the progress of proving control of a name."""
         return _read(self._post(url, None), Authorization)
 
     def key_authorization(self, challenge: Challenge) -> str:
-        """Return the response for a challenge's token."""
+        """Return the response to a challenge. Raises ``RefusedError`` for an invalid token."""
         if _TOKEN.fullmatch(challenge.token) is None:
-            raise RefusedError("the authority sent an invalid token", status=424)
+            raise RefusedError("the CA sent an invalid token", status=424)
         thumbprint = b64encode(self._key.thumbprint()).decode()
         return f"{challenge.token}.{thumbprint}"
 
     def report_ready(self, challenge: Challenge) -> None:
-        """Report that a challenge is ready. Its authorization shows the result."""
+        """Report that a challenge is ready. Its authorization contains the result."""
         response = challenges.HTTP01Response(key_authorization=self.key_authorization(challenge))
-        # Refused if it was validated in the meantime, after an earlier attempt reported it.
+        # Refused if an earlier attempt reported it, and the CA has validated it since.
         with contextlib.suppress(RefusedError):
             self._post(challenge.url, response)
 
@@ -279,18 +279,18 @@ class AcmeClient:
         return _read(self._post(order.finalize, certificate_request, writes=True), Order)
 
     def download(self, order: Order) -> bytes:
-        """Read the chain of a finished order. Raises ``RefusedError`` for one that is too long."""
+        """Read the chain of a valid order. Raises ``RefusedError`` if it is too long."""
         chain = self._post(order.certificate, None).content
         if len(chain) > MAX_CHAIN_BYTES:
             raise RefusedError(
-                f"{order.certificate[:_SHOWN_CHARACTERS]}: the certificate with its chain is "
+                f"{order.certificate[:_QUOTED_CHARACTERS]}: the certificate with its chain is "
                 f"longer than {MAX_CHAIN_BYTES // 1024} KiB",
                 status=FAILED_DEPENDENCY,
             )
         return chain
 
     def revoke(self, certificate: x509.Certificate) -> None:
-        """Revoke a certificate. A repeat changes nothing."""
+        """Revoke a certificate. Revoking it again has no effect."""
         revocation = messages.Revocation(certificate=certificate, reason=0)
         try:
             self._post(self._directory("revokeCert"), revocation, writes=True)
@@ -299,7 +299,7 @@ class AcmeClient:
                 raise
 
     def retry_after_seconds(self, default: float) -> float:
-        """Return the wait that the newest response requests."""
+        """Return the wait in seconds that the newest response requests."""
         seconds = _retry_after(self._network.newest)
         return default if seconds is None else seconds
 
@@ -318,7 +318,7 @@ class AcmeClient:
         return self._request(post, writes=writes)
 
     def _request(self, request: Callable[[ClientV2], _T], *, writes: bool) -> _T:
-        """Make a request. A request whose nonce was refused was not executed, and is repeated."""
+        """Make a request. Repeat it if its nonce was rejected, because it was not executed."""
         for _ in range(MAX_BAD_NONCES):
             self._network.newest = None
             try:
@@ -339,8 +339,8 @@ class AcmeClient:
         newest = self._network.newest
         status = FAILED_DEPENDENCY if newest is None else newest.status_code
         code = str(problem.typ).rpartition(":")[2]
-        detail = str(problem.detail or problem.title or "no reason")[:_SHOWN_CHARACTERS]
-        text = f"{self._url} returned {code[:_SHOWN_CHARACTERS]}: {detail}"
+        detail = str(problem.detail or problem.title or "no reason")[:_QUOTED_CHARACTERS]
+        text = f"{self._url} returned {code[:_QUOTED_CHARACTERS]}: {detail}"
         if code == "rateLimited" or status == HTTPStatus.TOO_MANY_REQUESTS:
             seconds = self.retry_after_seconds(DEFAULT_LIMIT_SECONDS)
             return LimitedError(datetime.fromtimestamp(_now() + seconds, UTC), text)
@@ -352,16 +352,14 @@ class AcmeClient:
             )
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
             return NotDoneError(text, status=status)
-        kind = RefusedError if code in _FOR_GOOD else NotDoneError
+        kind = RefusedError if code in _PERMANENT_ERRORS else NotDoneError
         return kind(text, status=FAILED_DEPENDENCY)
 
     def _classify_failure(self, error: Exception, *, writes: bool) -> ProviderError:
         newest = self._network.newest
         if isinstance(error, requests.exceptions.SSLError):
-            reason = (
-                "its certificate is not trusted; set spec.acme.caFile to the authority to trust"
-            )
-        elif isinstance(error, AnswerOutOfBoundsError):
+            reason = "its certificate is not trusted; set spec.acme.caFile to the CA to trust"
+        elif isinstance(error, ResponseLimitError):
             reason = f"invalid response: {error}"
         elif isinstance(error, requests.ConnectionError):
             reason = _describe_unreachable(error)
@@ -369,7 +367,7 @@ class AcmeClient:
             reason = "no response before the timeout"
         else:
             reason = "its response is not ACME"
-        # A connection that was refused, or not trusted, has sent nothing.
+        # Nothing was sent if the connection was refused or not trusted.
         unsent_errors = (requests.exceptions.SSLError, requests.ConnectTimeout)
         is_sent = writes and newest is None and not isinstance(error, unsent_errors)
         kind = UnknownResultError if is_sent else NotDoneError
@@ -381,7 +379,7 @@ class AcmeClient:
 
 
 def _describe_unreachable(error: BaseException) -> str:
-    """Return why there was no connection, with a remedy if it is not allowed."""
+    """Describe why there was no connection, with a remedy if it is not allowed."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, HostAddressError):
@@ -392,7 +390,7 @@ def _describe_unreachable(error: BaseException) -> str:
 
 
 def format_instant(until: datetime) -> str:
-    """Format an instant for people, never earlier than it is."""
+    """Format an instant for a message, rounded up to a second."""
     return f"{until + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -411,7 +409,7 @@ def _read(response: requests.Response, result_type: type[_T]) -> _T:
 
 
 def _retry_after(response: requests.Response | None) -> float | None:
-    """Return the wait that a response requests: seconds, or until a date."""
+    """Return the wait in seconds that a response requests as a number or a date."""
     header = "" if response is None else response.headers.get("Retry-After", "")
     if header.strip().isdecimal():
         return min(float(header), MAX_LIMIT_SECONDS)

@@ -1,7 +1,7 @@
-"""HTTP of the ACME library over the connections of HTTP APIs, with their limits (ADR 0057).
+"""HTTP transport of the ACME library, with the connections and limits of HTTP APIs (ADR 0057).
 
-``requests`` limits neither a body nor the time of a slow response, which would occupy a thread of
-the provider.
+``requests`` limits neither the size of a body nor the duration of a slow response, which would
+occupy a thread of the provider.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from infra.providers.host_guard import HostGuard
 from infra.providers.http import encode_request
 from infra.providers.trust import build_ssl_context
 
-MAX_ANSWER_BYTES: Final = 1024 * 1024
-"""Of one response: a chain of certificates has less than 20 KiB."""
+MAX_RESPONSE_BYTES: Final = 1024 * 1024
+"""Limit on a response. A certificate chain has less than 20 KiB."""
 
 MAX_REDIRECTS: Final = 5
 
-_REPLACED: Final = frozenset({"connection", "accept-encoding", "content-length"})
-_UNPACKED: Final = frozenset({"content-encoding", "transfer-encoding", "content-length"})
+_REPLACED_HEADERS: Final = frozenset({"connection", "accept-encoding", "content-length"})
+_TRANSFER_HEADERS: Final = frozenset({"content-encoding", "transfer-encoding", "content-length"})
 
 
-class AnswerOutOfBoundsError(requests.RequestException):
+class ResponseLimitError(requests.RequestException):
     """A response exceeds a limit. The message names the limit."""
 
 
 class LimitedAdapter(HTTPAdapter):
-    """Requests of one thread, each on its own connection. Trusts the authorities of a file."""
+    """Sends the requests of a thread, each on its own connection. Trusts the CAs in a file."""
 
     def __init__(self, ca_file: Path | None, timeout_seconds: float, guard: HostGuard) -> None:
         self._guard = guard
         self._tls = Tls(ca_file=None if ca_file is None else str(ca_file))
         self._timeout_seconds = timeout_seconds
-        self._context: ssl.SSLContext | None = None  # to build one takes longer than a request
+        self._context: ssl.SSLContext | None = None  # building one takes longer than a request
         super().__init__()
 
     def send(
@@ -61,7 +61,7 @@ class LimitedAdapter(HTTPAdapter):
         cert: object = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        """Send a request, and read its complete response in time. Raises ``RequestException``."""
+        """Send a request, and read its response before the timeout. Raises ``RequestException``."""
         del stream, timeout, verify, cert, proxies
         try:
             received = asyncio.run(self._exchange(request))
@@ -72,14 +72,16 @@ class LimitedAdapter(HTTPAdapter):
         except TimeoutError as error:
             raise requests.ReadTimeout(error, request=request) from error
         except InvalidResponseError as error:
-            raise AnswerOutOfBoundsError(str(error), request=request) from error
+            raise ResponseLimitError(str(error), request=request) from error
         except OSError as error:
             raise requests.ConnectionError(error, request=request) from error
-        if len(received.content) > MAX_ANSWER_BYTES:
-            raise AnswerOutOfBoundsError(
-                f"it is longer than {MAX_ANSWER_BYTES // 1024} KiB", request=request
+        if len(received.content) > MAX_RESPONSE_BYTES:
+            raise ResponseLimitError(
+                f"it is longer than {MAX_RESPONSE_BYTES // 1024} KiB", request=request
             )
-        headers = {name: text for name, text in received.headers.items() if name not in _UNPACKED}
+        headers = {
+            name: text for name, text in received.headers.items() if name not in _TRANSFER_HEADERS
+        }
         response = HTTPResponse(
             io.BytesIO(received.content),
             headers,
@@ -106,7 +108,7 @@ class LimitedAdapter(HTTPAdapter):
         headers = {
             name: str(text)
             for name, text in request_headers.items()
-            if name.lower() not in _REPLACED
+            if name.lower() not in _REPLACED_HEADERS
         }
         headers |= {"Host": url.raw_authority, "Accept-Encoding": "gzip", "Connection": "close"}
         body = request.body.encode() if isinstance(request.body, str) else request.body

@@ -16,11 +16,11 @@ from infra.providers.certificates.spec import (
     DEFAULT_ALGORITHM,
     KeyAlgorithm,
     ObjectName,
-    Place,
+    RelativePath,
     Span,
     canonical_span,
     name_problem,
-    place_problem,
+    path_problem,
     seconds_of,
 )
 from reconciler.provider import Capabilities
@@ -57,7 +57,7 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     ] = []
     duration: Annotated[
         Span,
-        msgspec.Meta(description="Lifetime, such as 90d or 48h. With ACME, the authority decides."),
+        msgspec.Meta(description="Lifetime, such as 90d or 48h. With ACME, the CA decides."),
     ] = DEFAULT_DURATION
     renew_before: Annotated[
         Span | None,
@@ -77,7 +77,7 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         ),
     ] = "AtRenewal"
     folder: Annotated[
-        Place | None,
+        RelativePath | None,
         msgspec.Meta(
             description="Directory of the files, under the root. Default: the name of the "
             "certificate."
@@ -101,7 +101,7 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             ipaddress.ip_address(address)
         if (problem := name_problem(self.issuer)) is not None:
             raise ValueError(f"issuer: {problem}")
-        if self.folder is not None and (problem := place_problem(self.folder)) is not None:
+        if self.folder is not None and (problem := path_problem(self.folder)) is not None:
             raise ValueError(f"folder: {problem}")
         renew_before = self.renew_before
         if renew_before is not None and seconds_of(renew_before) >= seconds_of(self.duration):
@@ -111,10 +111,10 @@ class CertificateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """Outputs: the certificate, and the paths of its files.
+    """The values of a certificate, and the paths of its files.
 
-    ``combined_file`` has key and chain, and is replaced in one step. ``digest`` changes with any of
-    the files.
+    ``combined_file`` contains key and chain, and is replaced in one step. ``digest`` changes with
+    any of the files.
     """
 
     serial: Annotated[str, msgspec.Meta(description="Serial number.")]
@@ -125,9 +125,7 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
     certificate_file: Annotated[
         str, msgspec.Meta(description="Path of the certificate with its chain (tls.crt).")
     ]
-    ca_file: Annotated[
-        str, msgspec.Meta(description="Path of the authority's certificate (ca.crt).")
-    ]
+    ca_file: Annotated[str, msgspec.Meta(description="Path of the CA's certificate (ca.crt).")]
     combined_file: Annotated[
         str, msgspec.Meta(description="Path of key, certificate and chain in one file (tls.pem).")
     ]
@@ -141,7 +139,7 @@ class CertificateOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of a certificate's fields: names as sorted sets, no problems."""
+    """Return a certificate's fields in canonical form: sorted unique names, and no problems."""
     present = {name: value for name, value in fields.items() if value is not None}
     for span in ("duration", "renewBefore"):
         if span in present:

@@ -1,4 +1,4 @@
-"""The provider of ``Certificate``: ordered once, stored, and delivered again if files are lost."""
+"""The provider of ``Certificate``: orders it once, stores it, and delivers lost files again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
-from infra.providers.certificates import own_authority
-from infra.providers.certificates.acme_authority import Ordering, identifiers_of
+from infra.providers.certificates import private_ca
 from infra.providers.certificates.acme_client import (
     FAILED_DEPENDENCY,
     AcmeClient,
     LimitedError,
     format_instant,
 )
+from infra.providers.certificates.acme_order import AcmeOrder, identifiers_of
 from infra.providers.certificates.checks import (
     REQUEST,
     Case,
@@ -31,26 +31,26 @@ from infra.providers.certificates.checks import (
 )
 from infra.providers.certificates.delivery import (
     Bundle,
-    Naming,
-    check_place,
+    DescribeOwner,
+    check_folder,
+    compare_files,
     deliver,
-    states_of,
     withdraw,
 )
 from infra.providers.certificates.folder import CertificateFolder
 from infra.providers.certificates.locked_objects import LockedObjects
 from infra.providers.certificates.pem import (
-    Facts,
+    CertificateInfo,
     PrivateKey,
     algorithm_of,
     certificates_in,
-    facts_of,
+    encode_certificates,
     is_signed_by,
     key_pem,
     new_key,
     public_digest,
+    read_info,
     read_key,
-    text_of,
 )
 from infra.providers.certificates.spec import (
     CA_FILE,
@@ -62,7 +62,7 @@ from infra.providers.certificates.spec import (
 from infra.providers.certificates.store import (
     CertificateRecord,
     IssuerRecord,
-    Pending,
+    PendingOrder,
     Store,
     uid_of,
     version_of,
@@ -79,51 +79,51 @@ from reconciler.provider.named_objects import ExistingObject
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
-MIN_PATIENCE_SECONDS = 30.0
-"""Minimum time of a call that waits for an order, because authorities are slow."""
+MIN_ORDER_SECONDS = 30.0
+"""Minimum timeout of a call that waits for an order, because CAs are slow."""
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class _StoredCertificate(NamedTuple):
-    """A certificate as it is stored: its record, and the content of its files.
+    """A stored certificate: its record, and the content of its files.
 
-    Without a uid in the record, its creation is unfinished.
+    Its creation is unfinished if the record has no uid.
     """
 
     name: str
     record: CertificateRecord
     key: PrivateKey | None
-    facts: Facts | None
+    info: CertificateInfo | None
     bundle: Bundle
     case: Case
-    place: Path
+    folder: Path
 
     @property
     def needs_delivery(self) -> bool:
-        """Whether a delivery repairs everything that is wrong."""
+        """Whether a delivery fixes all problems."""
         problems = findings(self.case)
         return bool(problems) and find_order_reason(problems) is None
 
     def as_object(self) -> ExternalObject:
-        record, facts = self.record, self.facts
+        record, info = self.record, self.info
         fields: Fields = {**record.fields, "problems": [str(each) for each in findings(self.case)]}
         outputs: Fields = {}
-        if facts is not None:
-            fields["dnsNames"] = list(facts.dns_names)
-            fields["ipAddresses"] = list(facts.ip_addresses)
-            fields["keyAlgorithm"] = facts.algorithm
+        if info is not None:
+            fields["dnsNames"] = list(info.dns_names)
+            fields["ipAddresses"] = list(info.ip_addresses)
+            fields["keyAlgorithm"] = info.algorithm
             outputs = {
-                "serial": facts.serial,
-                "notBefore": facts.not_before.isoformat(),
-                "notAfter": facts.not_after.isoformat(),
-                "fingerprint": facts.fingerprint,
-                "keyFile": str(self.place / KEY_FILE),
-                "certificateFile": str(self.place / CERTIFICATE_FILE),
-                "caFile": str(self.place / CA_FILE),
-                "combinedFile": str(self.place / COMBINED_FILE),
-                # Of public values only: the public half of the key is in the certificate.
-                "digest": hashlib.sha256(self.bundle.chain + self.bundle.authority).hexdigest(),
+                "serial": info.serial,
+                "notBefore": info.not_before.isoformat(),
+                "notAfter": info.not_after.isoformat(),
+                "fingerprint": info.fingerprint,
+                "keyFile": str(self.folder / KEY_FILE),
+                "certificateFile": str(self.folder / CERTIFICATE_FILE),
+                "caFile": str(self.folder / CA_FILE),
+                "combinedFile": str(self.folder / COMBINED_FILE),
+                # Covers public values only: the certificate contains the public half of the key.
+                "digest": hashlib.sha256(self.bundle.chain + self.bundle.ca).hexdigest(),
             }
         return ExternalObject(
             name=self.name,
@@ -137,21 +137,21 @@ class _StoredCertificate(NamedTuple):
 
 
 class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord]):
-    """Orders, stores and delivers certificates in a root."""
+    """Orders, stores and delivers certificates below a root."""
 
     noun = "certificate"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        del secrets  # keys are made here, and never leave this machine
+        del secrets  # keys are created here, and never leave this machine
         folder = CertificateFolder(config, permit)
         super().__init__(folder, Store(folder.root, "certificates", CertificateRecord))
 
     def size_bytes(self, native: _StoredCertificate) -> int:
-        """Return the size of the chain and of its authority, which are hashed."""
-        return len(native.bundle.chain) + len(native.bundle.authority)
+        """Return the size of the chain and of the CA's certificate, which are hashed."""
+        return len(native.bundle.chain) + len(native.bundle.ca)
 
     async def create_object(self, action: Action) -> _StoredCertificate:
-        """Obtain and deliver a certificate; the same action continues where it stopped."""
+        """Obtain and deliver a certificate. A retry continues where the attempt stopped."""
         name = action.external_name
         if await self._folder.step(lambda: self._read(name)) is not None:
             raise ConflictError(f"certificate {name!r} already exists")
@@ -161,7 +161,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     async def complete_object(
         self, action: Action, existing: ExistingObject[_StoredCertificate]
     ) -> _StoredCertificate:
-        """Deliver a certificate that an earlier attempt of the action has obtained."""
+        """Deliver a certificate that an earlier attempt of the action obtained."""
         if not existing.native.needs_delivery:
             return existing.native
         return await self._deliver(action.external_name)
@@ -174,7 +174,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         case = native.case._replace(desired=action.fields, is_due=action.purpose == "Renew")
         if find_order_reason(findings(case)) is not None:
             if native.needs_delivery:
-                # It must not wait for an authority that limits rates, or is down.
+                # It must not wait for a CA that limits rates or is down.
                 await step(lambda: self._deliver_files(name))
             await self._obtain(action, native.record.uid)
         else:
@@ -184,7 +184,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     async def delete_object(
         self, action: Action, existing: ExistingObject[_StoredCertificate]
     ) -> None:
-        """Revoke the certificate if that is declared, and remove its files, key and record."""
+        """Revoke the certificate if so declared, and remove its files, key and record."""
         if existing.native.record.fields.get("revokeOnDelete"):
             with self._folder.count_call(action):
                 await self._folder.step(lambda: self._revoke(existing.native))
@@ -193,7 +193,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
     # --- an order
 
     async def _obtain(self, action: Action, uid: str) -> None:
-        """Obtain a certificate, and continue an order in progress."""
+        """Obtain a certificate, or continue an order in progress."""
         step = self._folder.step
         issuer, pending = await step(lambda: self._record_request(action))
         if "acme" not in issuer.fields:
@@ -206,20 +206,20 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         except NotDoneError as error:
             raise _build_unknown_error(error) from None
 
-    async def _chain(self, action: Action, issuer: IssuerRecord, pending: Pending) -> bytes:
-        """Order a certificate of an authority, or continue the order. Return its chain."""
+    async def _chain(self, action: Action, issuer: IssuerRecord, pending: PendingOrder) -> bytes:
+        """Order a certificate from an ACME CA, or continue the order. Return the chain."""
         name, step = action.external_name, self._folder.step
         key = await step(lambda: self._pending_key(name, pending))
         client = await step(lambda: self._folder.account(action.fields["issuer"], issuer))
-        ordering = Ordering(
+        acme_order = AcmeOrder(
             client,
             step,
             self._folder.root,
             issuer.fields["acme"]["http01"],
-            patience_seconds=max(self._folder.timeout_seconds, MIN_PATIENCE_SECONDS),
+            timeout_seconds=max(self._folder.timeout_seconds, MIN_ORDER_SECONDS),
         )
         try:
-            return await ordering.certificate(
+            return await acme_order.certificate(
                 action.fields,
                 key,
                 pending.order,
@@ -229,7 +229,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             )
         except (LimitedError, NotDoneError) as error:
             failure = error.as_error() if isinstance(error, LimitedError) else error
-            raise _build_unknown_error(failure) if ordering.is_finalized else failure from None
+            raise _build_unknown_error(failure) if acme_order.is_finalized else failure from None
         finally:
             client.close()
 
@@ -256,27 +256,27 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         fields = record.fields
         key_text = self._store.file(name, record.key_file) or b""
         chain_text = self._store.file(name, record.chain_file)
-        stored_authority = self._store.file(name, record.ca_file) or b""
+        stored_ca = self._store.file(name, record.ca_file) or b""
         key, chain = read_key(key_text), certificates_in(chain_text)
-        facts = facts_of(chain[0]) if chain else None
-        authority = self._authority(fields.get("issuer", ""))
-        bundle = Bundle(key_text, chain_text or b"", authority or stored_authority)
-        place = _place_of(name, fields)
+        info = read_info(chain[0]) if chain else None
+        ca = self._read_ca_certificate(fields.get("issuer", ""))
+        bundle = Bundle(key_text, chain_text or b"", ca or stored_ca)
+        path = _delivery_path(name, fields)
         files: dict[str, FileState] = {}
-        if record.uid and key is not None and facts is not None:
-            files = states_of(self._folder.root, place, bundle)
-        issued_by = certificates_in(authority)
+        if record.uid and key is not None and info is not None:
+            files = compare_files(self._folder.root, path, bundle)
+        issued_by = certificates_in(ca)
         case = Case(
             key=None if key is None else public_digest(key),
-            certificate=facts,
+            certificate=info,
             files=files,
             is_trusted=not (chain and issued_by) or is_signed_by(chain[0], issued_by[0]),
-            has_authority=authority in (None, stored_authority),
-            decides_duration=authority is not None,
+            has_current_ca=ca in (None, stored_ca),
+            grants_duration=ca is not None,
             applied=fields,
         )
         return _StoredCertificate(
-            name, record, key, facts, bundle, case, self._folder.root.path / place
+            name, record, key, info, bundle, case, self._folder.root.path / path
         )
 
     def _read(self, name: str) -> _StoredCertificate | None:
@@ -284,17 +284,17 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         certificate = self._load(name)
         return certificate if certificate is not None and certificate.record.uid else None
 
-    def _authority(self, issuer: str) -> bytes | None:
-        """Return the certificate of our own authority; None if the chain contains it."""
+    def _read_ca_certificate(self, issuer: str) -> bytes | None:
+        """Return the certificate of a private CA; None with ACME, whose chain contains it."""
         record = self._folder.issuers.read(issuer) if issuer else None
         if record is None or "ownCa" not in record.fields:
             return None
         return self._folder.issuers.file(issuer, record.certificate_file)
 
-    def _record_request(self, action: Action) -> tuple[IssuerRecord, Pending]:
-        """Record the request and its key before any authority is contacted.
+    def _record_request(self, action: Action) -> tuple[IssuerRecord, PendingOrder]:
+        """Record the request and its key before any CA is contacted.
 
-        Raises ``NotCalledError`` before the time that an authority has set.
+        Raises ``NotCalledError`` before the time that a CA has set.
         """
         name, fields = action.external_name, action.fields
         issuer = self._folder.issuers.read(fields["issuer"])
@@ -306,8 +306,8 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             )
         if "acme" in issuer.fields:
             identifiers_of(fields)  # raises for names that ACME cannot order
-        naming = self._naming(action.namespace)
-        check_place(self._folder.root, _place_of(name, fields), name, naming)
+        describe_owner = self._describe_owner_to(action.namespace)
+        check_folder(self._folder.root, _delivery_path(name, fields), name, describe_owner)
         request = _request_digest(fields)
         record = self._store.read(name) or CertificateRecord()
         pending = record.pending
@@ -318,20 +318,20 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
                 status=429,
                 retry_after_seconds=(until - datetime.now(UTC)).total_seconds(),
             )
-        # A request that equals the recorded one continues its order instead of a second one.
+        # A request that equals the recorded one continues its order instead of placing another.
         if pending is not None and pending.request == request:
             key = read_key(self._store.file(name, pending.key_file))
             if key is not None:
                 return issuer, pending
         self._folder.root.mark()
         key_file = self._key_for(name, record, fields)
-        pending = Pending(action.idempotency_key, key_file, request)
+        pending = PendingOrder(action.idempotency_key, key_file, request)
         self._store.write(name, msgspec.structs.replace(record, pending=pending))
         self._keep_only(name)
         return issuer, pending
 
     def _key_for(self, name: str, record: CertificateRecord, fields: Fields) -> str:
-        """Return the file of the key to use: the existing one, if it is to be kept."""
+        """Return the file of the key to use: the existing one unless the key is rotated."""
         algorithm = fields["keyAlgorithm"]
         if fields["keyRotation"] == "Never" and record.key_file:
             key = read_key(self._store.file(name, record.key_file))
@@ -339,19 +339,19 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
                 return record.key_file
         return self._store.put(name, key_pem(new_key(algorithm)), "key")
 
-    def _pending_key(self, name: str, pending: Pending) -> PrivateKey:
+    def _pending_key(self, name: str, pending: PendingOrder) -> PrivateKey:
         key = read_key(self._store.file(name, pending.key_file))
         if key is None:
             raise NotDoneError(f"the key of certificate {name!r} was deleted in the meantime")
         return key
 
-    def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: Pending) -> None:
-        """Sign with our own authority."""
+    def _sign(self, action: Action, uid: str, issuer: IssuerRecord, pending: PendingOrder) -> None:
+        """Sign a certificate with a private CA, and store it."""
         name, issuers = action.fields["issuer"], self._folder.issuers
-        authority = own_authority.open_authority(issuers, name, issuer)
+        ca = private_ca.load_ca(issuers, name, issuer)
         key = self._pending_key(action.external_name, pending)
-        chain = text_of([authority.sign(action.fields, key)])
-        self._store_certificate(action, uid, pending, chain, text_of([authority.certificate]))
+        chain = encode_certificates([ca.sign(action.fields, key)])
+        self._store_certificate(action, uid, pending, chain, encode_certificates([ca.certificate]))
 
     def _record_order(self, name: str, url: str) -> None:
         """Record an order before any other step. An empty URL removes it."""
@@ -362,45 +362,45 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._store.write(name, msgspec.structs.replace(record, pending=pending))
 
     def _register(self, issuer: str, client: AcmeClient) -> None:
-        """Register the account of an issuer again, because its authority has lost it."""
+        """Register the account of an issuer again, because its CA has lost it."""
         record = self._folder.issuers.read(issuer)
         assert record is not None
         account = client.register(record.fields["acme"].get("email"))
         self._folder.issuers.write(issuer, msgspec.structs.replace(record, account=account))
 
     def _limit(self, name: str, issuer: str, limit: LimitedError) -> None:
-        """Record until when no order is accepted, for all later actions."""
+        """Record the time before which no order is accepted, for later actions."""
         record = self._store.read(name)
         assert record is not None
         limits = {"limited_until": limit.until, "limited_why": limit.reason}
         self._store.write(name, msgspec.structs.replace(record, limited_by=issuer, **limits))
 
     def _store_certificate(
-        self, action: Action, uid: str, pending: Pending, chain: bytes, authority: bytes | None
+        self, action: Action, uid: str, pending: PendingOrder, chain: bytes, ca: bytes | None
     ) -> None:
-        """Store a new certificate with its key, in one step."""
+        """Store a new certificate and its key in one step."""
         name, certificates = action.external_name, certificates_in(chain)
         key = self._pending_key(name, pending)
-        facts = facts_of(certificates[0]) if certificates else None
-        if facts is None or facts.public_key != public_digest(key):
+        info = read_info(certificates[0]) if certificates else None
+        if info is None or info.public_key != public_digest(key):
             raise RefusedError(
-                f"the authority returned a certificate for a key other than that of {name!r}",
+                f"the CA returned a certificate for a key other than that of {name!r}",
                 status=424,
             )
         names = (action.fields["dnsNames"], action.fields["ipAddresses"])
-        if (list(facts.dns_names), list(facts.ip_addresses)) != names:
+        if (list(info.dns_names), list(info.ip_addresses)) != names:
             raise RefusedError(
-                f"the authority returned a certificate with names other than those of {name!r}",
+                f"the CA returned a certificate with names other than those of {name!r}",
                 status=424,
             )
         record = self._store.read(name)
         assert record is not None
         updated = msgspec.structs.replace(
-            _declared(record, action),
+            _with_declaration(record, action),
             uid=uid,
             key_file=pending.key_file,
             chain_file=self._store.put(name, chain, "crt"),
-            ca_file=self._store.put(name, authority or text_of(certificates[-1:]), "crt"),
+            ca_file=self._store.put(name, ca or encode_certificates(certificates[-1:]), "crt"),
             pending=None,
             limited_until=None,
             limited_by="",
@@ -409,21 +409,21 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._store.write(name, updated)
 
     def _write(self, action: Action) -> None:
-        """Write the fields that need no order."""
+        """Write the fields that require no order."""
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name
-        naming = self._naming(action.namespace)
-        check_place(self._folder.root, _place_of(name, action.fields), name, naming)
-        authority = self._authority(action.fields["issuer"])
-        updated = _declared(record, action)
-        if authority is not None:
-            ca_file = self._store.put(action.external_name, authority, "crt")
+        describe_owner = self._describe_owner_to(action.namespace)
+        check_folder(self._folder.root, _delivery_path(name, action.fields), name, describe_owner)
+        ca = self._read_ca_certificate(action.fields["issuer"])
+        updated = _with_declaration(record, action)
+        if ca is not None:
+            ca_file = self._store.put(action.external_name, ca, "crt")
             updated = msgspec.structs.replace(updated, ca_file=ca_file)
         self._store.write(action.external_name, updated)
 
-    def _naming(self, namespace: str) -> Naming:
-        """Return a function that names a certificate only to its own namespace."""
+    def _describe_owner_to(self, namespace: str) -> DescribeOwner:
+        """Return a function that reveals the name of a certificate only to its namespace."""
 
         def describe(owner: str) -> str:
             record = self._store.read(owner) if name_problem(owner) is None else None
@@ -434,25 +434,25 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         return describe
 
     def _deliver_files(self, name: str) -> None:
-        """Deliver to the declared folder, and remove files elsewhere."""
+        """Deliver to the declared folder, and remove the files from former folders."""
         certificate = self._load(name)
-        if certificate is None or certificate.key is None or certificate.facts is None:
+        if certificate is None or certificate.key is None or certificate.info is None:
             raise NotDoneError(
                 f"the stored files of certificate {name!r} were lost during the call"
             )
-        place = _place_of(name, certificate.record.fields)
-        if place not in certificate.record.folders:
-            folders = (*certificate.record.folders, place)
+        path = _delivery_path(name, certificate.record.fields)
+        if path not in certificate.record.folders:
+            folders = (*certificate.record.folders, path)
             self._store.write(name, msgspec.structs.replace(certificate.record, folders=folders))
-        naming = self._naming(_namespace_of(certificate.record))
-        deliver(self._folder.root, place, name, certificate.bundle, naming)
+        describe_owner = self._describe_owner_to(_namespace_of(certificate.record))
+        deliver(self._folder.root, path, name, certificate.bundle, describe_owner)
         for each in certificate.record.folders:
-            if each != place:
+            if each != path:
                 withdraw(self._folder.root, each, name)
         record = self._store.read(name)
         assert record is not None
-        if record.folders != (place,):
-            self._store.write(name, msgspec.structs.replace(record, folders=(place,)))
+        if record.folders != (path,):
+            self._store.write(name, msgspec.structs.replace(record, folders=(path,)))
         self._keep_only(name)
 
     def _keep_only(self, name: str) -> None:
@@ -462,8 +462,8 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         self._store.keep_only(name, {record.key_file, record.chain_file, record.ca_file, *pending})
 
     def _revoke(self, certificate: _StoredCertificate) -> None:
-        """Revoke a certificate while it is valid."""
-        if certificate.facts is None or certificate.facts.not_after <= datetime.now(UTC):
+        """Revoke a certificate unless it has expired."""
+        if certificate.info is None or certificate.info.not_after <= datetime.now(UTC):
             return
         name = certificate.record.fields["issuer"]
         issuer = self._folder.issuers.read(name)
@@ -476,7 +476,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         if "acme" not in issuer.fields:
             lock = self._folder.issuers.lock(name)
             try:
-                own_authority.revoke(self._folder.issuers, name, certificate.facts.serial)
+                private_ca.revoke(self._folder.issuers, name, certificate.info.serial)
             finally:
                 os.close(lock)
             return
@@ -496,7 +496,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
 
 
 def _build_unknown_error(error: NotDoneError) -> UnknownResultError:
-    """Return the error of a failure after an effect: the same action continues."""
+    """Return the error for a failure after an effect, so that the same action continues."""
     return UnknownResultError(
         error.message,
         status=error.status or FAILED_DEPENDENCY,
@@ -504,7 +504,7 @@ def _build_unknown_error(error: NotDoneError) -> UnknownResultError:
     )
 
 
-def _declared(record: CertificateRecord, action: Action) -> CertificateRecord:
+def _with_declaration(record: CertificateRecord, action: Action) -> CertificateRecord:
     fields = {name: value for name, value in action.fields.items() if name != "problems"}
     return msgspec.structs.replace(
         record, key=action.idempotency_key, labels=action.labels, fields=fields
@@ -515,7 +515,7 @@ def _namespace_of(record: CertificateRecord) -> str:
     return namespace_of(record.labels.get(OWNER_LABEL, ""))
 
 
-def _place_of(name: str, fields: Fields) -> str:
+def _delivery_path(name: str, fields: Fields) -> str:
     return fields.get("folder") or name
 
 

@@ -1,7 +1,6 @@
-"""Checks of a certificate: pure, in a fixed order, each with a reason and a remedy.
+"""Check certificates: pure functions in a fixed order, each with a reason and a remedy.
 
-The first finding that needs an order leads to one. Without such a finding, stored files are
-delivered.
+If a finding requires an order, one is placed. Otherwise the stored files are delivered.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from events.manifest import Fields
-from infra.providers.certificates.pem import Facts
+from infra.providers.certificates.pem import CertificateInfo
 
 Remedy = Literal["Order", "Delivery"]
 FileState = Literal["Missing", "Differs", "Exposed", "Delivered"]
 
 
 class Finding(NamedTuple):
-    """A finding: a reason of one word, its subject, and the remedy."""
+    """A problem: a one-word reason, its subject, and the remedy."""
 
     reason: str
     subject: str
@@ -28,21 +27,21 @@ class Finding(NamedTuple):
 
 
 class Case(NamedTuple):
-    """The input of the checks: the stored, the delivered, and the declared state, if known.
+    """The input of the checks: the stored and delivered state, and the declared one if known.
 
     ``key``: digest of the public half of the stored key. ``is_trusted``: whether the current issuer
-    signed it. ``has_authority``: whether the stored authority is the issuer's.
-    ``decides_duration``: whether the issuer grants the requested duration.
+    signed the certificate. ``has_current_ca``: whether the stored CA certificate is the issuer's.
+    ``grants_duration``: whether the issuer grants the requested duration.
     """
 
     key: str | None
-    certificate: Facts | None
+    certificate: CertificateInfo | None
     files: Mapping[str, FileState]
     is_trusted: bool = True
-    has_authority: bool = True
-    applied: Fields = {}  # noqa: RUF012 - it is never changed
+    has_current_ca: bool = True
+    applied: Fields = {}  # noqa: RUF012 - never mutated
     desired: Fields | None = None
-    decides_duration: bool = True
+    grants_duration: bool = True
     is_due: bool = False
 
 
@@ -69,14 +68,14 @@ def key_matches_certificate(case: Case) -> Iterator[Finding]:
 
 
 def is_signed_by_issuer(case: Case) -> Iterator[Finding]:
-    """The current issuer signed it. A recreated one has another key."""
+    """The current issuer signed the certificate. A recreated issuer has another key."""
     if not case.is_trusted:
         yield Finding("OtherAuthority", "", "Order")
 
 
-def authority_is_current(case: Case) -> Iterator[Finding]:
-    """The current certificate of the authority is delivered."""
-    if case.is_trusted and not case.has_authority:
+def ca_is_current(case: Case) -> Iterator[Finding]:
+    """The CA's current certificate is delivered."""
+    if case.is_trusted and not case.has_current_ca:
         yield Finding("AuthorityRenewed", "", "Delivery")
 
 
@@ -91,14 +90,14 @@ def request_is_as_declared(case: Case) -> Iterator[Finding]:
         "keyAlgorithm": case.certificate.algorithm,
     }
     for name in REQUEST:
-        if name == "duration" and not case.decides_duration:
+        if name == "duration" and not case.grants_duration:
             continue
         if applied.get(name) != case.desired.get(name):
             yield Finding("RequestDiffers", name, "Order")
 
 
 def near_expiry(case: Case) -> Iterator[Finding]:
-    """It need not be renewed yet. The kind's ``renewal_time`` decides when, by the bus's clock."""
+    """No renewal is due. The kind's ``renewal_time`` decides when, by the bus's clock."""
     if case.is_due:
         yield Finding("NearExpiry", "", "Order")
 
@@ -117,7 +116,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     is_signed_by_issuer,
     request_is_as_declared,
     near_expiry,
-    authority_is_current,
+    ca_is_current,
     files_are_delivered,
 )
 

@@ -1,6 +1,6 @@
-"""Files for servers to read: key, certificate and authority, in a folder beneath the root.
+"""Deliver the files that servers read: key, certificate and CA, in a folder below the root.
 
-A folder belongs to the certificate that its marker names; foreign files are never replaced.
+A folder belongs to the certificate that its marker names. Other clients' files are never replaced.
 Everything here blocks, and raises ``OSError`` unchanged.
 """
 
@@ -30,32 +30,32 @@ from reconciler.errors import RefusedError
 
 _FILES: Final = (KEY_FILE, COMBINED_FILE, CERTIFICATE_FILE, CA_FILE)
 
-Naming = Callable[[str], str]
-"""Returns the name of another certificate that a message may show to its reader."""
+DescribeOwner = Callable[[str], str]
+"""Describes another certificate in a message, by name only if the reader may see it."""
 
 
 class Bundle(NamedTuple):
-    """The delivered content: a key, its chain, and the certificate of the authority."""
+    """The delivered content: a key, its certificate chain, and the CA's certificate."""
 
     key: bytes
     chain: bytes
-    authority: bytes
+    ca: bytes
 
     @property
     def files(self) -> Mapping[str, tuple[bytes, int]]:
-        """Content and mode of each file, in the order in which they are written."""
+        """Content and mode of each file, in the order of writing."""
         return {
-            CA_FILE: (self.authority, PUBLIC_MODE),
+            CA_FILE: (self.ca, PUBLIC_MODE),
             COMBINED_FILE: (self.key + self.chain, PRIVATE_MODE),
             KEY_FILE: (self.key, PRIVATE_MODE),
             CERTIFICATE_FILE: (self.chain, PUBLIC_MODE),
         }
 
 
-def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState]:
-    """Compare the files in a folder with the bundle; behind a link, every file is missing."""
+def compare_files(root: FileRoot, path: str, bundle: Bundle) -> dict[str, FileState]:
+    """Compare the files in a folder with the bundle. Files behind a link count as missing."""
     try:
-        with root.folder_of(f"{place}/x") as folder:
+        with root.folder_of(f"{path}/x") as folder:
             if folder is None:
                 return dict.fromkeys(bundle.files, "Missing")
             return {
@@ -66,24 +66,24 @@ def states_of(root: FileRoot, place: str, bundle: Bundle) -> dict[str, FileState
         return dict.fromkeys(bundle.files, "Missing")
 
 
-def check_place(root: FileRoot, place: str, name: str, naming: Naming) -> None:
+def check_folder(root: FileRoot, path: str, name: str, describe_owner: DescribeOwner) -> None:
     """Raise ``RefusedError`` if the folder has another owner, before a certificate is ordered."""
-    with root.folder_of(f"{place}/x") as folder:
-        if folder is not None and _is_ours(folder, place, name, naming):
-            return  # valid even if another certificate has taken an enclosing folder since
-    other_folder = find_enclosing_folder(root, place, except_certificate=name)
+    with root.folder_of(f"{path}/x") as folder:
+        if folder is not None and _owns_folder(folder, path, name, describe_owner):
+            return  # valid even if another certificate has claimed an enclosing folder since
+    other_folder = find_enclosing_folder(root, path, except_certificate=name)
     if other_folder is not None:
-        raise _build_foreign_folder_error(*other_folder, naming)
+        raise _build_foreign_folder_error(*other_folder, describe_owner)
 
 
 def find_enclosing_folder(
-    root: FileRoot, place: str, *, except_certificate: str | None = None
+    root: FileRoot, path: str, *, except_certificate: str | None = None
 ) -> tuple[str, str] | None:
-    """Return the folder of a certificate that encloses or is a path, and the certificate's name.
+    """Return the certificate folder that encloses a path, and the certificate's name.
 
-    ``except_certificate``: name of a certificate whose own folder is ignored.
+    ``except_certificate`` names a certificate whose folder is ignored.
     """
-    segments = place.split("/")
+    segments = path.split("/")
     for length in range(1, len(segments)):
         ancestor = "/".join(segments[:length])
         with root.folder_of(f"{ancestor}/x") as folder:
@@ -93,21 +93,23 @@ def find_enclosing_folder(
     return None
 
 
-def deliver(root: FileRoot, place: str, name: str, bundle: Bundle, naming: Naming) -> None:
-    """Write the files that differ; raises ``RefusedError`` if foreign files are in the way."""
-    check_place(root, place, name, naming)
-    with root.folder_of(f"{place}/x", make=True) as folder:
+def deliver(
+    root: FileRoot, path: str, name: str, bundle: Bundle, describe_owner: DescribeOwner
+) -> None:
+    """Write the files that differ. Raises ``RefusedError`` for other clients' files."""
+    check_folder(root, path, name, describe_owner)
+    with root.folder_of(f"{path}/x", make=True) as folder:
         assert folder is not None
-        if not _is_ours(folder, place, name, naming):
+        if not _owns_folder(folder, path, name, describe_owner):
             write_file(folder, MARKER, f"{name}\n".encode(), PUBLIC_MODE)
         for file_name, (data, mode) in bundle.files.items():
             if _state(folder, file_name, data, mode) != "Delivered":
                 write_file(folder, file_name, data, mode)
 
 
-def withdraw(root: FileRoot, place: str, name: str) -> None:
-    """Remove the files of a certificate, and its folder if it is then empty."""
-    with root.folder_of(f"{place}/x") as folder:
+def withdraw(root: FileRoot, path: str, name: str) -> None:
+    """Remove the files of a certificate, and its folder if that makes it empty."""
+    with root.folder_of(f"{path}/x") as folder:
         if folder is None:
             return
         marker = read_file(folder, MARKER)
@@ -117,13 +119,13 @@ def withdraw(root: FileRoot, place: str, name: str) -> None:
             file_stat = stat_of(folder, file_name)
             if file_stat is not None and stat.S_ISREG(file_stat.st_mode):
                 os.unlink(file_name, dir_fd=folder)
-            discard(folder, temporary_name(file_name))  # the leftover of a crash
+            discard(folder, temporary_name(file_name))  # left by a crash
         is_empty = not os.listdir(folder)  # noqa: PTH208 - an open folder
     if is_empty:
-        with root.folder_of(place) as parent:
+        with root.folder_of(path) as parent:
             if parent is not None:
                 try:
-                    os.rmdir(place.rpartition("/")[2], dir_fd=parent)
+                    os.rmdir(path.rpartition("/")[2], dir_fd=parent)
                 except OSError:  # another client has put a file there
                     return
 
@@ -132,28 +134,30 @@ def _name_in(marker: bytes) -> str:
     return marker.decode(errors="replace").strip()
 
 
-def _build_foreign_folder_error(place: str, owner: str, naming: Naming) -> RefusedError:
+def _build_foreign_folder_error(
+    path: str, owner: str, describe_owner: DescribeOwner
+) -> RefusedError:
     return RefusedError(
-        f"directory {place!r} contains the files of {naming(owner)}; set spec.folder to another "
-        "directory"
+        f"directory {path!r} contains the files of {describe_owner(owner)}; set spec.folder to "
+        "another directory"
     )
 
 
-def _is_ours(folder: int, place: str, name: str, naming: Naming) -> bool:
+def _owns_folder(folder: int, path: str, name: str, describe_owner: DescribeOwner) -> bool:
     """Return whether the certificate owns a folder; False if it has no owner yet.
 
-    Raises ``RefusedError`` if another certificate owns it, or if it contains foreign files.
+    Raises ``RefusedError`` if another certificate owns it, or if it contains other clients' files.
     """
     marker = read_file(folder, MARKER)
     if marker is not None:
         owner = _name_in(marker)
         if owner != name:
-            raise _build_foreign_folder_error(place, owner, naming)
+            raise _build_foreign_folder_error(path, owner, describe_owner)
         return True
     for file_name in _FILES:
         if stat_of(folder, file_name) is not None:
             raise RefusedError(
-                f"{place}/{file_name} already exists and Reconciler did not create it; move it "
+                f"{path}/{file_name} already exists and Reconciler did not create it; move it "
                 "away, or set spec.folder to another directory"
             )
     return False

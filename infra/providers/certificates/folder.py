@@ -1,4 +1,4 @@
-"""The common parts of both providers: blocking steps in threads, and the classes of errors."""
+"""Common parts of both providers: run blocking steps in threads, and classify their errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class CertificateFolder:
-    """The root of a ``ProviderConfig``, and the steps that are executed in it."""
+    """The root of a ``ProviderConfig``, in which steps are executed."""
 
     def __init__(self, config: ProviderConfigSpec, permit: CallPermit) -> None:
         self._permit = permit
@@ -45,7 +45,7 @@ class CertificateFolder:
         self.issuers = Store(self.root, "issuers", IssuerRecord)
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._allow = config.allow
-        # A thread for each concurrent action: authorities that hang must not delay other actions or
+        # A thread for each concurrent action, because a hanging CA must not delay other actions or
         # reads.
         self._actions = ThreadPoolExecutor(
             config.limits.concurrency, thread_name_prefix="certificates"
@@ -54,12 +54,12 @@ class CertificateFolder:
             MAX_CONCURRENT_READS, thread_name_prefix="certificate-reads"
         )
         self._concurrency = config.limits.concurrency
-        self._calls_by_namespace = Counter[str]()  # by namespace
+        self._calls_by_namespace = Counter[str]()
 
     async def step(self, function: Callable[[], _T], /) -> _T:
-        """Execute one blocking step of an action, which has its own timeouts.
+        """Execute a blocking step of an action, which has its own timeouts.
 
-        An authority may hang. Reads must not wait for it: they use ``read_step``.
+        A CA may hang. Reads must not wait for it, so they use ``read_step``.
         """
         return await self._run(self._actions, function, writes=True)
 
@@ -76,7 +76,7 @@ class CertificateFolder:
             raise NotDoneError(str(error), status=FAILED_DEPENDENCY) from None
 
     async def read_step(self, function: Callable[[], _T], /) -> _T:
-        """Execute one step that only reads files. Raises ``NotDoneError`` if a disk hangs."""
+        """Execute a step that only reads files. Raises ``NotDoneError`` if a disk hangs."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 return await self._run(self._reads, function)
@@ -87,17 +87,17 @@ class CertificateFolder:
 
     @contextmanager
     def count_call(self, action: Action) -> Generator[None]:
-        """Count an action that calls an authority, which a tenant chooses and which may hang.
+        """Count an action that calls a CA, which a tenant chooses and which may hang.
 
-        Raises ``NotCalledError`` above the share of its namespace: half of the calls that the
-        limits allow, divided among the namespaces that use some.
+        Raises ``NotCalledError`` above the namespace's share: half of the calls that the limits
+        allow, divided among the namespaces with calls.
         """
         namespace, calls = action.namespace, self._calls_by_namespace[action.namespace]
         namespaces = len(self._calls_by_namespace.keys() | {namespace})
         if calls >= max(1, self._concurrency // (2 * namespaces)):
             raise NotCalledError(
                 f"{calls} actions of namespace {namespace!r} are already waiting for their ACME "
-                "authorities; this one is retried",
+                "CAs; this one is retried",
                 status=FAILED_DEPENDENCY,
                 retry_after_seconds=self.timeout_seconds,
             )
@@ -125,15 +125,15 @@ class CertificateFolder:
                 f"issuer {name!r}: the key of its account is missing; restore it from a backup",
                 status=FAILED_DEPENDENCY,
             )
-        place = acme.get("caFile")
-        if place is not None and not (self.root.path / place).is_file():
+        ca_file = acme.get("caFile")
+        if ca_file is not None and not (self.root.path / ca_file).is_file():
             raise NotDoneError(
-                f"acme.caFile: {self.root.path / place} does not exist", status=FAILED_DEPENDENCY
+                f"acme.caFile: {self.root.path / ca_file} does not exist", status=FAILED_DEPENDENCY
             )
         client = AcmeClient(
             acme["directory"],
             key,
-            ca_file=None if place is None else self.root.path / place,
+            ca_file=None if ca_file is None else self.root.path / ca_file,
             timeout_seconds=self.timeout_seconds,
             guard=HostGuard(self._allow),
         )

@@ -1,4 +1,4 @@
-"""Servers of the http-01 challenge: a response for each token, during the validation."""
+"""HTTP servers for http-01 challenges, with a response for each token during its validation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from reconciler.errors import NotDoneError, RefusedError
 PATH: Final = "/.well-known/acme-challenge/"
 
 MAX_CONNECTIONS: Final = 64
-"""Any client may connect, and a connection takes a file and a thread of the worker. Beyond this
-limit, the oldest one is closed."""
+"""Limit on connections, because any client may connect, and each connection uses a file descriptor
+and a thread of the worker. Above it, the oldest connection is closed."""
 
 CONNECTION_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.02
@@ -31,18 +31,18 @@ _Address = tuple[str, int]
 
 
 class _Server(ThreadingHTTPServer):
-    """A server of the responses for current tokens."""
+    """A server for the responses to current tokens."""
 
     daemon_threads = True
 
     def __init__(self, address: _Address) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.answers: dict[str, str] = {}
+        self.responses: dict[str, str] = {}
         self._open: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Respond in a thread. If there are too many connections, end the oldest one."""
+        """Respond in a thread. If there are too many connections, close the oldest one."""
         while len(self._open) >= MAX_CONNECTIONS:
             oldest = next(iter(list(self._open)), request)
             self._open.pop(oldest, None)
@@ -56,14 +56,14 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close the connections whose time is over, whatever they have sent."""
+        """Close expired connections, whatever they have sent."""
         now = time.monotonic()
         for request, until in list(self._open.items()):
             if until <= now:
                 _end(request)
 
     def server_close(self) -> None:
-        """Close all connections: the challenge is over."""
+        """Close all connections, because the challenge is over."""
         super().server_close()
         for request in list(self._open):
             _end(request)
@@ -78,8 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = CONNECTION_SECONDS
 
     def do_GET(self) -> None:
-        answers = cast("_Server", self.server).answers
-        response = answers.get(self.path.removeprefix(PATH))
+        responses = cast("_Server", self.server).responses
+        response = responses.get(self.path.removeprefix(PATH))
         if response is None or not self.path.startswith(PATH):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -102,71 +102,71 @@ def _end(request: socket.socket) -> None:
 
 _lock = threading.Lock()
 _servers: dict[_Address, _Server] = {}
-"""The orders of a process share the servers, for all providers."""
+"""Servers by address, which all providers and orders of a process share."""
 
 
 def add_response(listen: str, token: str, response: str) -> None:
-    """Serve the response for a token; the first one starts the server. Raises ``OSError``."""
+    """Serve the response for a token. The first token starts the server. Raises ``OSError``."""
     address = _address(listen)
     with _lock:
         server = _servers.get(address)
         if server is None:
-            server = _listening(address)
+            server = _start_server(address)
             _servers[address] = server
             serve = threading.Thread(
                 target=server.serve_forever, args=(_POLL_SECONDS,), name="http-01", daemon=True
             )
             serve.start()
-        server.answers[token] = response
+        server.responses[token] = response
 
 
 def remove_response(listen: str, token: str) -> None:
-    """Stop serving a token. The server ends with its last one."""
+    """Stop serving a token. The server stops with the last token."""
     address = _address(listen)
     with _lock:
         server = _servers.get(address)
         if server is None:
             return
-        server.answers.pop(token, None)
-        if server.answers:
+        server.responses.pop(token, None)
+        if server.responses:
             return
         del _servers[address]
         server.shutdown()
         server.server_close()
 
 
-def write_response(root: FileRoot, place: str, token: str, response: str) -> None:
+def write_response(root: FileRoot, path: str, token: str, response: str) -> None:
     """Write a response for an external web server.
 
-    Raises ``RefusedError`` if the directory has another file of the token's name, or belongs to a
+    Raises ``RefusedError`` if the directory has another file with the token's name, or belongs to a
     certificate.
     """
-    if find_enclosing_folder(root, f"{place}/x") is not None:
+    if find_enclosing_folder(root, f"{path}/x") is not None:
         raise RefusedError(
-            f"directory {place!r} is, or is within, the directory of a certificate; set "
+            f"directory {path!r} is, or is within, the directory of a certificate; set "
             "http01.folder to a separate directory",
             status=424,
         )
-    with root.folder_of(f"{place}/x", make=True) as folder:
+    with root.folder_of(f"{path}/x", make=True) as folder:
         assert folder is not None
         if stat_of(folder, token) is not None and read_file(folder, token) != response.encode():
             raise RefusedError(
-                f"{place}/{token} already exists, and Reconciler did not create it; set "
+                f"{path}/{token} already exists, and Reconciler did not create it; set "
                 "http01.folder to a separate directory",
                 status=424,
             )
         write_file(folder, token, response.encode(), PUBLIC_MODE)
 
 
-def unlink_response(root: FileRoot, place: str, token: str, response: str) -> None:
-    """Remove a response. Another file of the token's name stays."""
-    with root.folder_of(f"{place}/x") as folder:
+def unlink_response(root: FileRoot, path: str, token: str, response: str) -> None:
+    """Remove a response. Keep another file with the token's name."""
+    with root.folder_of(f"{path}/x") as folder:
         if folder is not None and read_file(folder, token) == response.encode():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(token, dir_fd=folder)
 
 
-def _listening(address: _Address) -> _Server:
+def _start_server(address: _Address) -> _Server:
     try:
         return _Server(address)
     except OSError as error:

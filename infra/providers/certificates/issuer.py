@@ -1,6 +1,6 @@
-"""The kind ``Issuer``: our own authority, or an account with an external one.
+"""The kind ``Issuer``: a private CA, or an account with an ACME CA.
 
-Both are one kind, so that certificates refer to both in the same way.
+Both are one kind, so that certificates reference both in the same way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from events.manifest import Fields
 from infra.providers.certificates.spec import (
     DEFAULT_ALGORITHM,
     KeyAlgorithm,
-    Place,
+    RelativePath,
     Span,
     canonical_span,
     name_problem,
-    place_problem,
+    path_problem,
     seconds_of,
 )
 from reconciler.provider import Capabilities
@@ -37,11 +37,11 @@ _MAX_PORT: Final = 65_535
 
 
 class OwnCa(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Our own authority. Its key never leaves the root."""
+    """A private CA. Its key never leaves the root."""
 
     common_name: Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=64)],
-        msgspec.Meta(description="Name of the authority in its certificate."),
+        msgspec.Meta(description="Name of the CA in its certificate."),
     ]
     duration: Annotated[
         Span, msgspec.Meta(description="Lifetime of its certificate, such as 3650d or 12h.")
@@ -59,7 +59,7 @@ class OwnCa(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Proof over HTTP that we control a name, by our own server or by yours."""
+    """Proof over HTTP of control over a name, served by the worker or by your web server."""
 
     listen: Annotated[
         str | None,
@@ -69,7 +69,7 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = None
     folder: Annotated[
-        Place | None,
+        RelativePath | None,
         msgspec.Meta(
             description="Directory, under the root, that your own web server serves. "
             "Declare listen or folder."
@@ -79,7 +79,7 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.listen is None) == (self.folder is None):
             raise ValueError("http01: set exactly one of listen and folder")
-        if self.folder is not None and (problem := place_problem(self.folder)) is not None:
+        if self.folder is not None and (problem := path_problem(self.folder)) is not None:
             raise ValueError(f"http01.folder: {problem}")
         if self.listen is not None and address_of(self.listen) is None:
             raise ValueError(
@@ -88,11 +88,9 @@ class Http01(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """An account with an authority that supports ACME (RFC 8555)."""
+    """An account with an ACME CA (RFC 8555)."""
 
-    directory: Annotated[
-        str, msgspec.Meta(description="https URL of the authority's ACME directory.")
-    ]
+    directory: Annotated[str, msgspec.Meta(description="https URL of the CA's ACME directory.")]
     http01: Annotated[
         Http01,
         msgspec.Meta(
@@ -100,13 +98,11 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
         ),
     ]
     accept_terms: Annotated[
-        bool, msgspec.Meta(description="Must be true: you accept the authority's terms of service.")
+        bool, msgspec.Meta(description="Must be true: you accept the CA's terms of service.")
     ] = False
-    email: Annotated[str | None, msgspec.Meta(description="Contact address for the authority.")] = (
-        None
-    )
+    email: Annotated[str | None, msgspec.Meta(description="Contact address for the CA.")] = None
     ca_file: Annotated[
-        Place | None,
+        RelativePath | None,
         msgspec.Meta(
             description="File, under the root, with the CAs to trust for the directory's "
             "HTTPS. Default: the system's CAs."
@@ -119,11 +115,11 @@ class Acme(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="came
         if not self.accept_terms:
             raise ValueError(
                 "acme.acceptTerms: must be true, because an account requires your agreement to the "
-                "authority's terms"
+                "CA's terms"
             )
         if self.email is not None and "@" not in self.email:
             raise ValueError("acme.email: must be an address, such as ops@example.org")
-        if self.ca_file is not None and (problem := place_problem(self.ca_file)) is not None:
+        if self.ca_file is not None and (problem := path_problem(self.ca_file)) is not None:
             raise ValueError(f"acme.caFile: {problem}")
 
 
@@ -135,10 +131,7 @@ class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     ] = None
     acme: Annotated[
         Acme | None,
-        msgspec.Meta(
-            description="An account with an authority that supports ACME (RFC 8555). Declare "
-            "ownCa or acme."
-        ),
+        msgspec.Meta(description="An account with an ACME CA (RFC 8555). Declare ownCa or acme."),
     ] = None
 
     def __post_init__(self) -> None:
@@ -147,7 +140,7 @@ class IssuerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
 
 
 class IssuerOutputs(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The authority's certificate (PEM) with its digest and end, or the account's URL."""
+    """The CA's certificate (PEM) with its fingerprint and validity, or the account's URL."""
 
     name: Annotated[str, msgspec.Meta(description="Name of the issuer.")]
     certificate: Annotated[
@@ -181,7 +174,7 @@ def address_of(listen: str) -> tuple[str, int] | None:
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of an issuer's fields: its type, durations in largest units."""
+    """Return an issuer's fields in canonical form: its type, and durations in the largest unit."""
     present = {name: value for name, value in fields.items() if value is not None}
     for name in ("ownCa", "acme"):
         if isinstance(present.get(name), dict):
@@ -199,10 +192,10 @@ def normalize(fields: Fields) -> Fields:
     return {"problems": [], **present, "type": "Acme" if "acme" in present else "OwnCa"}
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return where an issuer listens on the host, and the authority's address there (ADR 0060).
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
+    """Return the host's addresses that an issuer listens on or connects to (ADR 0060).
 
-    A name is checked when it is resolved, at each connection.
+    Other names are checked at each connection, after they are resolved.
     """
     acme: Fields = fields.get("acme") or {}
     http01: Fields = acme.get("http01") or {}
@@ -224,7 +217,7 @@ def compute_renewal_time(
 ) -> datetime:
     """Return the renewal time: after two thirds of the lifetime, or as declared.
 
-    Never in the first third: an authority may grant less time than requested.
+    It is never in the first third, because a CA may grant less time than requested.
     """
     lifetime = not_after - not_before
     margin = lifetime / 3 if renew_before is None else timedelta(seconds=seconds_of(renew_before))
@@ -242,18 +235,17 @@ def renewal_at(renew_before: str | None, observed: ExternalObject) -> datetime |
 
 
 def renewal_time(fields: Fields, observed: ExternalObject) -> datetime | None:
-    """Return when our own authority must be renewed. Its key stays."""
-    own: Fields | None = fields.get("ownCa")
-    return None if own is None else renewal_at(own.get("renewBefore"), observed)
+    """Return when a private CA must be renewed. Its key stays."""
+    own_ca: Fields | None = fields.get("ownCa")
+    return None if own_ca is None else renewal_at(own_ca.get("renewBefore"), observed)
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
-    """Report that an authority's key would be lost. An account can be recreated."""
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
+    """Describe the loss of a private CA's key. An account can be recreated."""
     if fields is not None or observed.fields.get("type") != "OwnCa":
         return ""
     return (
-        f"the key of authority {observed.name}, which is required to renew the certificates that "
-        "it signed"
+        f"the key of CA {observed.name}, which is required to renew the certificates that it signed"
     )
 
 
@@ -269,9 +261,9 @@ ISSUER = Kind(
     normalize=normalize,
     name_problem=name_problem,
     outputs=IssuerOutputs,
-    uses=uses,
+    uses=find_host_uses,
     renewal_time=renewal_time,
     immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
-    loses=loses,
+    loses=describe_data_loss,
 )
 """The kind ``Issuer``."""

@@ -1,4 +1,4 @@
-"""The provider of ``Issuer``: our own authorities, and accounts with external ones."""
+"""The provider of ``Issuer``: private CAs, and accounts with ACME CAs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.certificates.acme_client import LimitedError
 from infra.providers.certificates.folder import CertificateFolder
 from infra.providers.certificates.locked_objects import LockedObjects
-from infra.providers.certificates.own_authority import CRL_FILE, OwnAuthority, certify
 from infra.providers.certificates.pem import (
     PrivateKey,
     algorithm_of,
     certificates_in,
-    facts_of,
+    encode_certificates,
     key_pem,
     new_key,
     public_digest,
+    read_info,
     read_key,
-    text_of,
 )
+from infra.providers.certificates.private_ca import CRL_FILE, PrivateCa, self_sign
 from infra.providers.certificates.spec import DEFAULT_ALGORITHM, STORE
 from infra.providers.certificates.store import IssuerRecord, uid_of, version_of
 from reconciler.errors import ConflictError, NotDoneError, RefusedError, UnknownResultError
@@ -36,7 +36,7 @@ from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.named_objects import ExistingObject
 from reconciler.provider.secrets import Secrets
 
-_SHOWN_ONLY = ("problems",)
+_OBSERVED_FIELDS = ("problems",)
 
 
 class _Issuer(NamedTuple):
@@ -55,22 +55,22 @@ class _Issuer(NamedTuple):
         fields = {**record.fields}
         if key is None:
             problems.append("KeyMissing")
-        if (own := fields.get("ownCa")) is not None:
+        if (own_ca := fields.get("ownCa")) is not None:
             if not self.chain:
                 problems.append("CertificateMissing")
             else:
-                facts = facts_of(self.chain[0])
-                if key is not None and facts.public_key != public_digest(key):
+                info = read_info(self.chain[0])
+                if key is not None and info.public_key != public_digest(key):
                     problems.append("KeyDiffers")
                 fields["ownCa"] = {
-                    **own,
+                    **own_ca,
                     "keyAlgorithm": algorithm_of(self.chain[0].public_key()),
                 }
                 outputs |= {
-                    "certificate": text_of(self.chain).decode(),
-                    "fingerprint": facts.fingerprint,
-                    "notBefore": facts.not_before.isoformat(),
-                    "notAfter": facts.not_after.isoformat(),
+                    "certificate": encode_certificates(self.chain).decode(),
+                    "fingerprint": info.fingerprint,
+                    "notBefore": info.not_before.isoformat(),
+                    "notAfter": info.not_after.isoformat(),
                 }
             if record.revoked:
                 outputs["revoked"] = str(self.revocations)
@@ -88,17 +88,17 @@ class _Issuer(NamedTuple):
 
 
 class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
-    """Creates authorities and accounts in a root."""
+    """Creates private CAs and ACME accounts below a root."""
 
     noun = "issuer"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        del secrets  # keys are made here, and never leave this machine
+        del secrets  # keys are created here, and never leave this machine
         folder = CertificateFolder(config, permit)
         super().__init__(folder, folder.issuers)
 
     async def create_object(self, action: Action) -> _Issuer:
-        """Create a key, and with it an authority's certificate or an account."""
+        """Create a key, and with it a CA certificate or an account."""
         name, step = action.external_name, self._folder.step
         if await step(lambda: self._read(name)) is not None:
             raise ConflictError(f"issuer {name!r} already exists")
@@ -107,7 +107,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
             return await step(lambda: self._finish(action))
 
     async def update_object(self, action: Action, existing: ExistingObject[_Issuer]) -> _Issuer:
-        """Write the fields that can change. A renewed authority keeps its key."""
+        """Write the fields that can change. A renewed CA keeps its key."""
         with self._count_call(action, action.fields):
             return await self._folder.step(lambda: self._change(action, existing.object))
 
@@ -119,10 +119,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         await self._folder.step(lambda: self._remove(name))
 
     def _count_call(self, action: Action, fields: Fields) -> AbstractContextManager[None]:
-        """Count an action on an account of an external authority.
-
-        An action on our own does not wait.
-        """
+        """Count an action that calls an ACME CA. An action on a private CA does not wait."""
         return self._folder.count_call(action) if "acme" in fields else nullcontext()
 
     # --- in a thread
@@ -140,14 +137,14 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         )
 
     def _create_key(self, action: Action) -> None:
-        """Create the key. The record names the action, and is no issuer yet."""
+        """Create the key. The record names the action, but is not an issuer yet."""
         name = action.external_name
         record = self._store.read(name)
         if record is not None and record.key == action.idempotency_key and record.key_file:
             return
         self._folder.root.mark()
-        own: Fields | None = action.fields.get("ownCa")
-        algorithm = DEFAULT_ALGORITHM if own is None else own["keyAlgorithm"]
+        own_ca: Fields | None = action.fields.get("ownCa")
+        algorithm = DEFAULT_ALGORITHM if own_ca is None else own_ca["keyAlgorithm"]
         key_file = self._store.put(name, key_pem(new_key(algorithm)), "key")
         self._store.write(name, IssuerRecord(key=action.idempotency_key, key_file=key_file))
         self._store.keep_only(name, {key_file})
@@ -173,20 +170,22 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         return self._write(action, record, existing.uid or "")
 
     def _write(self, action: Action, record: IssuerRecord, uid: str) -> _Issuer:
-        """Write the fields of an action, with the existing key, and read the issuer."""
+        """Write the fields of an action with the existing key, and return the issuer."""
         name = action.external_name
         updated = msgspec.structs.replace(
             record,
             uid=uid,
             key=action.idempotency_key,
             labels=action.labels,
-            fields={key: each for key, each in action.fields.items() if key not in _SHOWN_ONLY},
+            fields={
+                key: each for key, each in action.fields.items() if key not in _OBSERVED_FIELDS
+            },
         )
-        if (own := action.fields.get("ownCa")) is not None:
+        if (own_ca := action.fields.get("ownCa")) is not None:
             key = read_key(self._store.file(name, record.key_file))
             if key is None:
                 raise NotDoneError(f"the key of issuer {name!r} was deleted in the meantime")
-            updated = self._sign_if_changed(action, updated, own, record, key)
+            updated = self._sign_if_changed(action, updated, own_ca, record, key)
         else:
             account = self._register_account(name, updated, record)
             updated = msgspec.structs.replace(updated, account=account)
@@ -201,22 +200,22 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         self,
         action: Action,
         updated: IssuerRecord,
-        own: Fields,
+        own_ca: Fields,
         previous: IssuerRecord,
         key: PrivateKey,
     ) -> IssuerRecord:
-        """Sign the authority's certificate again if the declaration requires another one."""
+        """Sign the CA's certificate again if the declaration requires another one."""
         name = action.external_name
         chain = certificates_in(self._store.file(name, previous.certificate_file))
         applied: Fields = previous.fields.get("ownCa") or {}
-        is_same = all(applied.get(each) == own.get(each) for each in ("commonName", "duration"))
+        is_same = all(applied.get(each) == own_ca.get(each) for each in ("commonName", "duration"))
         if chain and is_same and action.purpose != "Renew":
             return updated
-        certificate = certify(own, key)
+        certificate = self_sign(own_ca, key)
         if updated.revoked:
-            revocations = OwnAuthority(key, certificate).revocations(updated.revoked)
+            revocations = PrivateCa(key, certificate).revocation_list(updated.revoked)
             self._store.put_as(name, CRL_FILE, revocations)
-        file_name = self._store.put(name, text_of([certificate]), "crt")
+        file_name = self._store.put(name, encode_certificates([certificate]), "crt")
         return msgspec.structs.replace(updated, certificate_file=file_name)
 
     def _register_account(self, name: str, record: IssuerRecord, previous: IssuerRecord) -> str:
@@ -226,7 +225,7 @@ class IssuersProvider(LockedObjects[_Issuer, IssuerRecord]):
         try:
             account = client.register(email)
             if applied is not None and applied.get("email") != email:
-                client.write_to(account, email)
+                client.set_email(account, email)
         except LimitedError as limit:
             raise limit.as_error() from None
         finally:

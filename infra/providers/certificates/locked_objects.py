@@ -1,4 +1,4 @@
-"""A base of both providers: objects with a folder each, locked while an action changes one."""
+"""Base class of both providers: each object has a folder, which is locked during an action."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _R = TypeVar("_R", bound=Record)
 
 
 class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
-    """Provider of objects in a store. An object is found under its lock before a write."""
+    """Provider of objects in a store. An object is locked before it is read for a write."""
 
     def __init__(self, folder: CertificateFolder, store: Store[_R]) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
         return name_problem(external_name)
 
     async def find(self, external_name: str) -> _N | None:
-        """Read an object without a call to its authority."""
+        """Read an object without a call to its CA."""
         return await self._folder.read_step(lambda: self._read(external_name))
 
     async def create(self, action: Action) -> Effect:
@@ -81,7 +81,7 @@ class LockedObjects(NamedObjects[_N], Generic[_N, _R]):
             yield [each for each in objects if each is not None]
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._folder.close()
 
     @asynccontextmanager

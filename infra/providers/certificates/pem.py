@@ -1,4 +1,4 @@
-"""Keys and certificates as text: created, parsed and compared. Pure except for randomness."""
+"""Create, parse and compare keys and certificates as text. Pure except for randomness."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from infra.providers.certificates.spec import KeyAlgorithm
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
 _PUBLIC_EXPONENT = 65_537
-_MAKING = threading.Lock()
-"""For RSA: each key occupies a CPU core for seconds, and a tenant may declare hundreds."""
+_RSA_LOCK = threading.Lock()
+"""Lock for creating RSA keys, because each occupies a CPU core for seconds, and a tenant may
+declare hundreds."""
 
 
-class Facts(msgspec.Struct, frozen=True):
+class CertificateInfo(msgspec.Struct, frozen=True):
     """The values in a certificate.
 
-    ``public_key`` and ``fingerprint`` are digests of key and whole.
+    ``public_key`` and ``fingerprint`` are digests of the public key and the whole certificate.
     """
 
     serial: str
@@ -42,10 +43,10 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def new_key(algorithm: KeyAlgorithm) -> PrivateKey:
-    """Create a key. One of RSA takes up to seconds."""
+    """Create a key. An RSA key can take seconds."""
     family, _, size = algorithm.partition("-")
     if family == "RSA":
-        with _MAKING:
+        with _RSA_LOCK:
             return rsa.generate_private_key(_PUBLIC_EXPONENT, int(size))
     return ec.generate_private_key(ec.SECP256R1() if size == "P256" else ec.SECP384R1())
 
@@ -60,12 +61,12 @@ def key_pem(key: PrivateKey) -> bytes:
 
 
 def read_key(pem: bytes | None) -> PrivateKey | None:
-    """Parse a private key; None if it is of a type that we do not create."""
+    """Parse a private key; None if it is invalid, or has a type that Reconciler does not create."""
     if pem is None:
         return None
     try:
-        # A listing reads all keys, and the validation of one of RSA takes a third of a second. If
-        # another client has changed a key, its public half differs from that of the certificate.
+        # A listing reads all keys, and validating an RSA key takes a third of a second. If another
+        # client has changed a key, its public half does not match the certificate.
         key = serialization.load_pem_private_key(
             pem, password=None, unsafe_skip_rsa_key_validation=True
         )
@@ -75,12 +76,12 @@ def read_key(pem: bytes | None) -> PrivateKey | None:
 
 
 def public_digest(key: PrivateKey) -> str:
-    """Return the digest of a key's public half, as in ``Facts.public_key``."""
+    """Return the digest of a key's public half, as in ``CertificateInfo.public_key``."""
     return _digest_of(key.public_key())
 
 
 def algorithm_of(key: object) -> str:
-    """Return the type and size of a public key, with the names of a spec if it has some."""
+    """Return the type and size of a public key, as a ``KeyAlgorithm`` if possible."""
     match key:
         case rsa.RSAPublicKey():
             return f"RSA-{key.key_size}"
@@ -91,7 +92,7 @@ def algorithm_of(key: object) -> str:
 
 
 def certificates_in(pem: bytes | None) -> list[x509.Certificate]:
-    """Parse a chain, its own certificate first; none if the text is not PEM."""
+    """Parse a chain, which starts with its own certificate; empty if the text is not PEM."""
     if pem is None:
         return []
     try:
@@ -100,18 +101,18 @@ def certificates_in(pem: bytes | None) -> list[x509.Certificate]:
         return []
 
 
-def text_of(certificates: Sequence[x509.Certificate]) -> bytes:
+def encode_certificates(certificates: Sequence[x509.Certificate]) -> bytes:
     """Encode certificates as PEM."""
     return b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates)
 
 
-def facts_of(certificate: x509.Certificate) -> Facts:
+def read_info(certificate: x509.Certificate) -> CertificateInfo:
     """Return the values in a certificate."""
     names = x509.SubjectAlternativeName([])
     with contextlib.suppress(x509.ExtensionNotFound):
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     key = certificate.public_key()
-    return Facts(
+    return CertificateInfo(
         serial=f"{certificate.serial_number:x}",
         not_before=certificate.not_valid_before_utc,
         not_after=certificate.not_valid_after_utc,
@@ -123,26 +124,26 @@ def facts_of(certificate: x509.Certificate) -> Facts:
     )
 
 
-def is_signed_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Return whether an authority signed a certificate."""
+def is_signed_by(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Return whether a CA signed a certificate."""
     try:
-        certificate.verify_directly_issued_by(authority)
+        certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
 
 
-def subject_of(common_name: str | None) -> x509.Name:
+def build_subject(common_name: str | None) -> x509.Name:
     """Build a subject."""
     if common_name is None:
         return x509.Name([])
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def names_of(
+def build_names(
     dns_names: Sequence[str], ip_addresses: Sequence[str]
 ) -> x509.SubjectAlternativeName | None:
-    """Build the names of a certificate; None without names."""
+    """Build the names of a certificate; None if there are none."""
     names: list[x509.GeneralName] = [x509.DNSName(name) for name in dns_names]
     names += [x509.IPAddress(ipaddress.ip_address(each)) for each in ip_addresses]
     return x509.SubjectAlternativeName(names) if names else None

@@ -1,4 +1,4 @@
-"""The common fields of both kinds of certificates: durations, keys, names, paths. Pure."""
+"""Common fields of the certificate kinds: durations, keys, names, paths. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 STORE: Final = ".reconciler-certificates"
-"""The folder of the stored keys, certificates and accounts, below the root."""
+"""Folder of the stored keys, certificates and accounts, below the root."""
 
 MARKER: Final = ".reconciler-certificate"
-"""The file that names the owner of a folder of delivered files."""
+"""File that names the owner of a folder with delivered files."""
 
 Span = Annotated[
     str,
@@ -34,7 +34,7 @@ FILE_NAMES: Final = frozenset({KEY_FILE, CERTIFICATE_FILE, CA_FILE, COMBINED_FIL
 """A directory with such a name would prevent the delivery of a certificate's files."""
 
 ObjectName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-Place = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+RelativePath = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 """A path below the root."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -43,7 +43,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 
 
 def seconds_of(span: str) -> int:
-    """Return the seconds of a duration."""
+    """Return a duration in seconds."""
     return int(span[:-1]) * _SECONDS[span[-1]]
 
 
@@ -61,12 +61,12 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def place_problem(place: str) -> str | None:
+def path_problem(path: str) -> str | None:
     """Describe what is wrong with a path below the root; None if it is valid."""
-    segments = place.split("/")
+    segments = path.split("/")
     if all(_SEGMENT.fullmatch(segment) for segment in segments):
         reserved = FILE_NAMES.intersection(segments)
-        problem = "is the name of a file of a certificate; use another directory"
+        problem = "is the name of a certificate file; use another directory"
         return f"{min(reserved)!r} {problem}" if reserved else None
     return (
         "use a path below the root, such as tls/web: letters, digits, . _ and -, no segment "

@@ -1,7 +1,7 @@
-"""The storage of issuers and certificates: a private folder for each, below the root.
+"""Store issuers and certificates, each in a private folder below the root.
 
-A folder has one record, which is replaced in one step, and files that are written once, named after
-their content, before a record names them. So a crash leaves the old state or the new one.
+A folder has a record, which is replaced in one step. Its other files are named after their content
+and written once, before a record names them. So a crash leaves the old state or the new one.
 Everything here blocks, and raises ``OSError`` unchanged.
 """
 
@@ -34,19 +34,19 @@ from infra.providers.file_root import (
 )
 from reconciler.errors import ConfigurationError, NotDoneError
 
-RECORD: Final = "record.json"
+RECORD_FILE: Final = "record.json"
 PRIVATE_MODE: Final = 0o600
 PUBLIC_MODE: Final = 0o644
 
 _FOLDER_MODE: Final = 0o700
 _MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Of a record, a list of revocations or a chain. Other clients may write to the delivered files."""
+"""Limit on a record, revocation list or chain. Other clients may write to the delivered files."""
 
 _NAME_CHARACTERS: Final = 32
 
 
-class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A requested certificate: its key, its authority and its order."""
+class PendingOrder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A requested certificate: its key, its request and its order."""
 
     action_key: str
     key_file: str
@@ -55,10 +55,10 @@ class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The common fields of the records of issuers and certificates.
+    """Common fields of issuer and certificate records.
 
-    ``key`` is that of the last action that wrote it; ``fields`` are those of that action. Without a
-    ``uid``, the creation is unfinished.
+    ``key`` and ``fields`` are those of the last action that wrote the record. Without a ``uid``,
+    the creation is unfinished.
     """
 
     uid: str = ""
@@ -67,8 +67,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     fields: Fields = {}
 
 
-class Revoked(msgspec.Struct, frozen=True):
-    """A certificate that our own authority has revoked."""
+class Revocation(msgspec.Struct, frozen=True):
+    """A certificate that a private CA has revoked."""
 
     serial: str
     at: datetime
@@ -80,21 +80,21 @@ class IssuerRecord(Record, frozen=True, omit_defaults=True):
     key_file: str = ""
     certificate_file: str = ""
     account: str = ""
-    revoked: tuple[Revoked, ...] = ()
+    revoked: tuple[Revocation, ...] = ()
 
 
 class CertificateRecord(Record, frozen=True, omit_defaults=True):
-    """A certificate: files with its key, its chain and its authority.
+    """A certificate: files with its key, its chain and its CA.
 
-    ``folders``: where its files may be. ``limited_until``: the issuer ``limited_by`` accepts no
-    order before.
+    ``folders`` may contain its delivered files. The issuer ``limited_by`` accepts no order before
+    ``limited_until``.
     """
 
     key_file: str = ""
     chain_file: str = ""
     ca_file: str = ""
     folders: tuple[str, ...] = ()
-    pending: Pending | None = None
+    pending: PendingOrder | None = None
     limited_until: datetime | None = None
     limited_by: str = ""
     limited_why: str = ""
@@ -105,7 +105,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Store(Generic[_R]):
-    """The folders of one kind."""
+    """The folders of a kind."""
 
     def __init__(
         self, root: FileRoot, kind: Literal["issuers", "certificates"], record_type: type[_R]
@@ -124,11 +124,11 @@ class Store(Generic[_R]):
 
     def read(self, name: str) -> _R | None:
         """Read a record."""
-        data = self.file(name, RECORD)
+        data = self.file(name, RECORD_FILE)
         try:
             return None if data is None else self._decoder.decode(data)
         except UNDECODABLE:
-            path = self._root.path / self._folder / name / RECORD
+            path = self._root.path / self._folder / name / RECORD_FILE
             raise NotDoneError(f"{path} is unreadable; restore it from a backup") from None
 
     def file(self, name: str, file_name: str) -> bytes | None:
@@ -141,10 +141,10 @@ class Store(Generic[_R]):
     def write(self, name: str, record: _R) -> None:
         """Replace a record."""
         with self._open_or_create(name) as folder:
-            write_file(folder, RECORD, _encoder.encode(record), PRIVATE_MODE)
+            write_file(folder, RECORD_FILE, _encoder.encode(record), PRIVATE_MODE)
 
     def put(self, name: str, data: bytes, suffix: str) -> str:
-        """Write a file under a name of its content, and return the name."""
+        """Write a file that is named after its content, and return the name."""
         file_name = f"{hashlib.sha256(data).hexdigest()[:_NAME_CHARACTERS]}.{suffix}"
         with self._open_or_create(name) as folder:
             if read_file(folder, file_name) != data:
@@ -157,20 +157,20 @@ class Store(Generic[_R]):
             write_file(folder, file_name, data, PRIVATE_MODE)
 
     def keep_only(self, name: str, file_names: set[str]) -> None:
-        """Remove files that no record names."""
+        """Remove all other files except the record."""
         with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
             if folder is None:
                 return
             for each in os.listdir(folder):  # noqa: PTH208 - beneath an open folder
-                if each not in {RECORD, *file_names}:
+                if each not in {RECORD_FILE, *file_names}:
                     os.unlink(each, dir_fd=folder)
 
     def remove(self, name: str) -> None:
-        """Remove a folder, beginning with its record."""
+        """Remove a folder, starting with its record."""
         with self._root.folder_of(f"{self._folder}/{name}/x") as folder:
             if folder is None:
                 return
-            for each in sorted(os.listdir(folder), key=lambda each: each != RECORD):  # noqa: PTH208
+            for each in sorted(os.listdir(folder), key=lambda each: each != RECORD_FILE):  # noqa: PTH208
                 os.unlink(each, dir_fd=folder)
         with self._root.folder_of(f"{self._folder}/{name}") as parent:
             if parent is not None:
@@ -203,9 +203,8 @@ class Store(Generic[_R]):
             fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        with self._root.folder_of(
-            f"{self._folder}/{name}/x"
-        ) as current:  # it may have been removed
+        # the folder may have been removed before it was locked
+        with self._root.folder_of(f"{self._folder}/{name}/x") as current:
             return current is not None and os.path.samestat(os.fstat(current), os.fstat(lock_file))
 
     @contextmanager
@@ -225,19 +224,19 @@ def root_of(endpoint: str) -> FileRoot:
     if url.scheme != "file" or url.netloc not in {"", "localhost"} or not path.startswith("/"):
         raise ConfigurationError(
             "spec.endpoint: must be the root directory of the certificates, such as "
-            "file:///some/root; declare an Issuer for the authority"
+            "file:///some/root; declare an Issuer for the CA"
         )
     return FileRoot(Path(path))
 
 
 def version_of(record: Record, *files: str) -> str:
-    """Return a digest of the finished part of a record, without work in progress."""
+    """Return a digest of a record, without work in progress."""
     content = (record.uid, record.key, record.labels, record.fields, files)
     return hashlib.sha256(_encoder.encode(content)).hexdigest()[:_NAME_CHARACTERS]
 
 
 def uid_of(kind: str, action: Action, existing: ExternalObject | None) -> str:
-    """Return the uid of the object that an action writes: its own, or one made of the key."""
+    """Return the uid of the object that an action writes: the existing uid, or a new one."""
     if existing is not None and existing.uid is not None:
         return existing.uid
     digest = hashlib.sha256(action.idempotency_key.encode()).hexdigest()
@@ -245,7 +244,7 @@ def uid_of(kind: str, action: Action, existing: ExternalObject | None) -> str:
 
 
 def read_file(folder: int, segment: str) -> bytes | None:
-    """Read a regular file; None if it does not exist, or is longer than any of ours."""
+    """Read a regular file; None if it does not exist, or is too long."""
     descriptor = open_file(folder, segment)
     if descriptor is None:
         return None
@@ -255,7 +254,7 @@ def read_file(folder: int, segment: str) -> bytes | None:
 
 
 def write_file(folder: int, segment: str, data: bytes, mode: int) -> None:
-    """Replace a file in one step, and write it to the disk."""
+    """Replace a file in one step, and sync it to disk."""
     temporary_file = temporary_name(checked_segment(segment))
     with open_temporary(folder, temporary_file) as file:
         view = memoryview(data)

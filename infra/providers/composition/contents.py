@@ -38,7 +38,7 @@ class Contents:
     async def load(
         self, namespace: str, digest: str, *, is_withdrawn: bool = False
     ) -> list[Part] | None:
-        """Return the parts of a content; None if it is no longer stored.
+        """Return the parts of a set's content; None if it is no longer stored.
 
         ``is_withdrawn`` also allows withdrawn content that is still in the log.
         """
@@ -52,10 +52,8 @@ class Contents:
         if len(chunks) < len(index.chunks):
             return None
         parts = list(parts_of(chunks[name] for name in index.chunks))
-        self._read = {
-            **dict(list(self._read.items())[-1:]),
-            (namespace, digest): parts,
-        }  # keeps the newest two
+        # keeps the newest two
+        self._read = {**dict(list(self._read.items())[-1:]), (namespace, digest): parts}
         return parts
 
     async def store(self, namespace: str, content: StoredContent) -> None:

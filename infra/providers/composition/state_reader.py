@@ -47,7 +47,7 @@ class Declaration(NamedTuple):
 
     @property
     def is_removed(self) -> bool:
-        """Whether it is not declared, and Reconciler has nothing more to do with its object."""
+        """Whether it is not declared, and no action on its object remains."""
         if self.is_declared or not self.generation:
             return not self.is_declared
         return self.outcome is not None and self.outcome.outcome in _REMOVED_OUTCOMES
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_removed(self) -> bool:
-        """Whether it is not declared, and Reconciler has nothing more to do with its object."""
+        """Whether it is not declared, and no action on its object remains."""
         return not self.declared and self.outcome in _REMOVED_OUTCOMES
 
     def as_child(self) -> Child:

@@ -27,7 +27,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def check_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Check) -> list[Part]:
-    """Return manifests as parts with their locations. Raises ``GitError`` with all problems.
+    """Return manifests as parts with their locations. Raises ``GitError`` with the problems.
 
     They must be in the source's namespace, unless that is the system namespace.
     """

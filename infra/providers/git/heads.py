@@ -143,13 +143,15 @@ class Heads:
                 task = self._reads.get(spec.parent)
                 if task is not None and is_requested:
                     await asyncio.wait({task})  # it began before the request
-                    task = self._reads.get(spec.parent)  # of another request, started since
+                    task = self._reads.get(
+                        spec.parent
+                    )  # another request may have started one since
                 task = task or self._start_read(spec, is_requested=is_requested)
                 await asyncio.wait({task})
         except TimeoutError:
             self._interim_outputs[spec.parent] = outputs = self.known_outputs(spec)
             return outputs
-        if not task.cancelled():  # as if the source was withdrawn meanwhile
+        if not task.cancelled():  # such as if the source was withdrawn meanwhile
             task.result()
         return self.known_outputs(spec)
 

@@ -22,7 +22,7 @@ from infra.providers.git.problems import GitError, Reason
 
 _COMMAND: Final = (sys.executable, "-I", "-m", "infra.providers.git.reader")
 _GRACE_SECONDS: Final = 5.0
-"""Time after which a process that did not exit at its time limit is killed."""
+"""Grace period after the time limit, before the process is killed."""
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -21,7 +21,7 @@ from infra.providers.git.problems import GitError
 from reconciler.errors import ConfigurationError
 
 RENDERERS_VARIABLE: Final = "RECONCILER_RENDERERS"
-"""Variable for the path of the renderers' YAML file: ``kustomize: [kubectl, kustomize, .]``."""
+"""Environment variable for a YAML file of renderers: ``kustomize: [kubectl, kustomize, .]``."""
 
 MAX_SECONDS: Final = 30
 MAX_OUTPUT_BYTES: Final = 16 * 1024 * 1024

@@ -45,4 +45,4 @@ def check_signature(repository: Path, commit: str, signers: str) -> None:
     if process.returncode:
         lines = (process.stderr or process.stdout).strip().splitlines()
         reason = lines[0] if lines else "it has no signature"
-        raise GitError("Unsigned", f"no signer of spec.signers signed it: {reason}")
+        raise GitError("Unsigned", f"no signer in spec.signers signed it: {reason}")

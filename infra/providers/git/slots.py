@@ -41,7 +41,7 @@ class ReadSlots:
         self._waiting: list[_Turn] = []
         self._running: list[_Turn] = []
         self._quick: set[str] = set()
-        self._used: dict[str, tuple[float, float]] = {}  # seconds at a time of the clock
+        self._used: dict[str, tuple[float, float]] = {}  # used seconds, and when they were counted
 
     @asynccontextmanager
     async def turn(self, source: str, namespace: str) -> AsyncGenerator[None]:

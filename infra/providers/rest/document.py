@@ -149,7 +149,7 @@ def _members(reference: str, field: DefinedField) -> Any:
 
 
 def _slots(node: Any, parents: _Steps) -> Iterator[_Steps]:
-    """Yield the paths to compare separately: those of all template values but objects."""
+    """Yield the paths that are compared separately: those of all template values except objects."""
     mapping = cast("Mapping[str, Any]", node if isinstance(node, dict) else {})
     for name, each in mapping.items():
         if "." in name or not name:

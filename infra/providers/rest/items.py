@@ -24,7 +24,7 @@ _READABLE_LEVELS: Final = 4
 """Levels of an undecodable item to search for its name and id."""
 
 _READABLE_BYTES: Final = 2 * 1024 * 1024
-"""Bytes of a response's undecodable items to search for names, at a second per MiB."""
+"""Bytes of a response's undecodable items to search for names, which takes a second per MiB."""
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 _SCALAR: Final = re.compile(rb'[^\s,:"\[\]{}]+')

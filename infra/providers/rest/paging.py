@@ -1,4 +1,4 @@
-"""Read the pages of a listing, in one of four styles. One that changes meanwhile is incomplete.
+"""Read the pages of a listing, in one of four styles. A listing that changes is incomplete.
 
 With offsets or page numbers, a deletion between two pages moves all later objects, so that no page
 may contain one of them. To detect this, an offset begins one item earlier, and a numbered page is

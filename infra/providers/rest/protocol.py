@@ -223,7 +223,7 @@ class Protocol:
             self._matches.value({"name": "a", "pattern": pattern})
         except ExpressionError:
             raise InvalidManifestError(
-                f"spec.rest.name.matches: {pattern!r} is not a regular expression of RE2 (no "
+                f"spec.rest.name.matches: {pattern!r} is not an RE2 regular expression (no "
                 "backreferences, no lookaround)"
             ) from None
 

@@ -270,7 +270,7 @@ class RestProvider:
     async def _select_item(
         self, response: Response, items_at: Finder, name: str
     ) -> ExternalObject | None:
-        """Select an object by name. A response to a read by name must not contain only others."""
+        """Select an object by name. Raises if the API responded to the name with other objects."""
         unreadable = Unreadable()
         _, items = await self._items_of(response, items_at)
         objects = await self._convert_items(items, unreadable)

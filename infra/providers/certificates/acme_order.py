@@ -1,7 +1,7 @@
-"""A certificate from an ACME authority: an order, proofs of control, and the certificate.
+"""Obtain a certificate from an ACME CA: an order, proofs of control, and the certificate.
 
-Each step is one request, and each can be the last. The order's URL is recorded before the order is
-finalized, so a repeat finds the same order and the same certificate.
+Each step is one request, after which a crash is possible. The order's URL is recorded before the
+order is finalized, so a retry finds the same order and the same certificate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from infra.providers.certificates.acme_client import (
     NoOrderError,
     Order,
 )
-from infra.providers.certificates.pem import PrivateKey, names_of, subject_of
+from infra.providers.certificates.pem import PrivateKey, build_names, build_subject
 from infra.providers.file_root import FileRoot
 from reconciler.errors import NotDoneError, RefusedError, UnknownResultError
 
@@ -38,7 +38,7 @@ MAX_POLL_SECONDS: Final = 5.0
 
 
 class OrderFailedError(NotDoneError):
-    """The authority will issue no certificate for this order. Another order may succeed."""
+    """The CA will not issue a certificate for this order. Another order may succeed."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(
@@ -48,15 +48,15 @@ class OrderFailedError(NotDoneError):
 
 
 class Step(Protocol):
-    """Runs one blocking step in a thread, when the permit allows."""
+    """Runs a blocking step in a thread, when the permit allows it."""
 
     async def __call__(self, function: Callable[[], _T], /) -> _T:
-        """Run it."""
+        """Run the step."""
         ...
 
 
-class Ordering:
-    """One order, from any state to its certificate."""
+class AcmeOrder:
+    """An order, which continues from any state to its certificate."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Ordering:
         root: FileRoot,
         solver: Mapping[str, str],
         *,
-        patience_seconds: float,
+        timeout_seconds: float,
     ) -> None:
         self._client = client
         self._step = step
@@ -73,7 +73,7 @@ class Ordering:
         self._solver = solver
         self._record_limit: Callable[[LimitedError], None] = _ignore_limit
         self.is_finalized = False
-        self._deadline = time.monotonic() + patience_seconds
+        self._deadline = time.monotonic() + timeout_seconds
 
     async def certificate(
         self,
@@ -87,26 +87,25 @@ class Ordering:
     ) -> bytes:
         """Return the chain of the order at ``url``, or of a new one that ``record_order`` records.
 
-        ``register`` recreates an account that the authority has lost. ``record_limit`` records that
-        the authority accepts no order before an instant. Both are called within the step that found
-        it.
+        ``register`` recreates an account that the CA has lost. ``record_limit`` records the instant
+        before which the CA accepts no order. Both are called in the step that detects it.
         """
         self._record_limit = record_limit
         names = identifiers_of(fields)
         if url and (existing := await self._request(lambda: self._find_order(url))) is not None:
             try:
-                return await self._follow(url, existing, fields, key)
-            except OrderFailedError:  # as after a crash during the validation
+                return await self._complete(url, existing, fields, key)
+            except OrderFailedError:  # such as after a crash during the validation
                 await self._request(lambda: record_order(""))
         url, order = await self._request(lambda: self._place_order(names, record_order, register))
         try:
-            return await self._follow(url, order, fields, key)
+            return await self._complete(url, order, fields, key)
         except OrderFailedError:
             await self._request(lambda: record_order(""))
             raise
 
-    async def _follow(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
-        """Execute the next steps of an order, until there is a certificate."""
+    async def _complete(self, url: str, order: Order, fields: Fields, key: PrivateKey) -> bytes:
+        """Execute the remaining steps of an order, and return the chain."""
         self.is_finalized = order.status in ("processing", "valid")
         while order.status != "valid":
             self._check_time(0.0, f"order {url} is {order.status}")
@@ -137,7 +136,7 @@ class Ordering:
         try:
             return self._client.find_order(url)
         except (NoAccountError, NoOrderError):
-            return None  # the authority has lost it
+            return None  # the CA has lost it
 
     def _place_order(
         self,
@@ -155,10 +154,10 @@ class Ordering:
 
     async def _finalize(self, order: Order, fields: Fields, key: PrivateKey) -> Order:
         self.is_finalized = True
-        return await self._request(lambda: self._client.finalize(order, request_of(fields, key)))
+        return await self._request(lambda: self._client.finalize(order, build_request(fields, key)))
 
     async def _wait_for_next_state(self, order: Order, url: str) -> Order:
-        """Wait until an order has the next state."""
+        """Wait until an order has left its state."""
         initial_status, pause = order.status, FIRST_POLL_SECONDS
         if initial_status == "pending":
             order = await self._request(lambda: self._client.find_order(url))
@@ -182,19 +181,18 @@ class Ordering:
                 raise OrderFailedError(url, f"{authorization.identifier.value}: {reason}")
 
     async def _prove(self, authorization: Authorization, url: str) -> Authorization:
-        """Respond to a challenge of one name, until the authority has validated it."""
+        """Respond to a challenge for a name until the CA has validated it."""
         challenge = next(
             (each for each in authorization.challenges if each.type == "http-01"), None
         )
         name = authorization.identifier.value
         if challenge is None:
             raise RefusedError(
-                f"{name}: the authority does not offer http-01 for this name",
+                f"{name}: the CA does not offer http-01 for this name",
                 status=FAILED_DEPENDENCY,
             )
-        response = self._client.key_authorization(
-            challenge
-        )  # before any file has the name of its token
+        # checks the token, which becomes a file name
+        response = self._client.key_authorization(challenge)
         try:
             await self._request(lambda: self._publish_response(challenge, response))
             pause = FIRST_POLL_SECONDS
@@ -204,7 +202,7 @@ class Ordering:
                     return authorization
                 pause = await self._pause(pause, f"the validation of {name} is still pending")
         finally:
-            # It makes no request, and must be done in any case.
+            # It makes no request, and must also complete after a cancellation.
             await asyncio.shield(asyncio.to_thread(self._remove_response, challenge, response))
 
     def _publish_response(self, challenge: Challenge, response: str) -> None:
@@ -222,14 +220,14 @@ class Ordering:
             http01.unlink_response(self._root, self._solver["folder"], challenge.token, response)
 
     async def _pause(self, seconds: float, state: str) -> float:
-        """Wait before another read, and return the next wait."""
+        """Wait before the next read, and return the following wait."""
         wait = max(seconds, self._client.retry_after_seconds(0.0))
         self._check_time(wait, state)
         await asyncio.sleep(wait)
         return min(seconds * 2, MAX_POLL_SECONDS)
 
     def _check_time(self, wait: float, state: str) -> None:
-        """Raise ``UnknownResultError`` if the attempt's time ends within these seconds."""
+        """Raise ``UnknownResultError`` if a wait would exceed the deadline of the attempt."""
         if time.monotonic() + wait > self._deadline:
             raise UnknownResultError(
                 f"{state}; the next attempt reads it again", status=FAILED_DEPENDENCY
@@ -237,11 +235,11 @@ class Ordering:
 
 
 def _ignore_limit(_limit: LimitedError) -> None:
-    """Ignore a limit: nothing was ordered yet."""
+    """Ignore a limit, because nothing was ordered yet."""
 
 
 def identifiers_of(fields: Fields) -> list[Identifier]:
-    """Return the identifiers of an order. Raises ``RefusedError`` for names that ACME lacks."""
+    """Return the identifiers of an order. Raises ``RefusedError`` if ACME cannot order them."""
     names, addresses = fields["dnsNames"], fields["ipAddresses"]
     common_name = fields.get("commonName")
     if common_name is not None and common_name.lower() not in names:
@@ -261,12 +259,12 @@ def identifiers_of(fields: Fields) -> list[Identifier]:
     ]
 
 
-def request_of(fields: Fields, key: PrivateKey) -> x509.CertificateSigningRequest:
-    """Build a request for a certificate."""
+def build_request(fields: Fields, key: PrivateKey) -> x509.CertificateSigningRequest:
+    """Build a certificate signing request."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(
-        subject_of(fields.get("commonName"))
+        build_subject(fields.get("commonName"))
     )
-    if (names := names_of(fields["dnsNames"], fields["ipAddresses"])) is not None:
+    if (names := build_names(fields["dnsNames"], fields["ipAddresses"])) is not None:
         builder = builder.add_extension(names, critical=False)
     return builder.sign(key, hashes.SHA256())
 

@@ -1,6 +1,6 @@
-"""Our own authority: its certificate, those that it signs, and those that it revokes.
+"""A private CA: its certificate, and the certificates that it signs and revokes.
 
-It blocks, and makes no request: the key is in a file of the store.
+Everything here blocks, but makes no requests, because the key is in a file of the store.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from events.manifest import Fields
 from infra.providers.certificates.pem import (
     PrivateKey,
+    build_names,
+    build_subject,
     certificates_in,
-    names_of,
     read_key,
-    subject_of,
 )
 from infra.providers.certificates.spec import seconds_of
-from infra.providers.certificates.store import IssuerRecord, Revoked, Store
+from infra.providers.certificates.store import IssuerRecord, Revocation, Store
 from reconciler.errors import NotDoneError
 
 CRL_FILE = "revoked.crl"
 
 
-class OwnAuthority(NamedTuple):
-    """A key and a certificate that can sign."""
+class PrivateCa(NamedTuple):
+    """The key and the certificate of a CA that can sign."""
 
     key: PrivateKey
     certificate: x509.Certificate
 
     def sign(self, fields: Fields, key: PrivateKey) -> x509.Certificate:
-        """Sign a certificate for a key. It never outlives that of the authority."""
+        """Sign a certificate for a key. It never outlives the CA's certificate."""
         now = datetime.now(UTC).replace(microsecond=0)
         not_after = now + timedelta(seconds=seconds_of(fields["duration"]))
-        names = names_of(fields["dnsNames"], fields["ipAddresses"])
+        names = build_names(fields["dnsNames"], fields["ipAddresses"])
         builder = (
             x509.CertificateBuilder()
-            .subject_name(subject_of(fields.get("commonName")))
+            .subject_name(build_subject(fields.get("commonName")))
             .issuer_name(self.certificate.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
@@ -63,8 +63,8 @@ class OwnAuthority(NamedTuple):
             builder = builder.add_extension(names, critical="commonName" not in fields)
         return builder.sign(self.key, hashes.SHA256())
 
-    def revocations(self, revoked: Sequence[Revoked]) -> bytes:
-        """Return the revocation list as PEM, valid as long as the authority."""
+    def revocation_list(self, revoked: Sequence[Revocation]) -> bytes:
+        """Return the revocation list as PEM, valid as long as the CA's certificate."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -79,10 +79,10 @@ class OwnAuthority(NamedTuple):
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def certify(fields: Fields, key: PrivateKey) -> x509.Certificate:
-    """Sign an authority's own certificate with its key."""
+def self_sign(fields: Fields, key: PrivateKey) -> x509.Certificate:
+    """Build a CA's self-signed certificate."""
     now = datetime.now(UTC).replace(microsecond=0)
-    subject = subject_of(fields["commonName"])
+    subject = build_subject(fields["commonName"])
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -98,8 +98,8 @@ def certify(fields: Fields, key: PrivateKey) -> x509.Certificate:
     )
 
 
-def open_authority(issuers: Store[IssuerRecord], name: str, record: IssuerRecord) -> OwnAuthority:
-    """Open an authority for signing. Raises ``NotDoneError`` if its files are lost."""
+def load_ca(issuers: Store[IssuerRecord], name: str, record: IssuerRecord) -> PrivateCa:
+    """Load a CA for signing. Raises ``NotDoneError`` if its files are missing."""
     key = read_key(issuers.file(name, record.key_file))
     chain = certificates_in(issuers.file(name, record.certificate_file))
     if key is None or not chain:
@@ -107,26 +107,26 @@ def open_authority(issuers: Store[IssuerRecord], name: str, record: IssuerRecord
             f"issuer {name!r}: its key or its certificate is missing; restore it from a backup",
             status=424,
         )
-    return OwnAuthority(key, chain[0])
+    return PrivateCa(key, chain[0])
 
 
 def revoke(issuers: Store[IssuerRecord], name: str, serial: str) -> None:
-    """Revoke a certificate. A repeat changes nothing."""
+    """Revoke a certificate. Revoking it again has no effect."""
     record = issuers.read(name)
     if record is None or not record.uid:
         raise NotDoneError(
             f"issuer {name!r}, which must revoke the certificate, does not exist", status=424
         )
-    authority = open_authority(issuers, name, record)
+    ca = load_ca(issuers, name, record)
     revoked = record.revoked
     if serial not in {each.serial for each in revoked}:
-        revoked = (*revoked, Revoked(serial, datetime.now(UTC).replace(microsecond=0)))
-    issuers.put_as(name, CRL_FILE, authority.revocations(revoked))
+        revoked = (*revoked, Revocation(serial, datetime.now(UTC).replace(microsecond=0)))
+    issuers.put_as(name, CRL_FILE, ca.revocation_list(revoked))
     issuers.write(name, msgspec.structs.replace(record, revoked=revoked))
 
 
-def _authority_id(authority: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+def _authority_id(ca: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    identifier = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
