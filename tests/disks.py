@@ -61,7 +61,7 @@ def remaining_mounts(folder: Path) -> tuple[list[Mount], list[Loop]]:
     """Return what is mounted or attached of a folder."""
     beneath = f"{folder.resolve()}/"
     return (
-        [each for each in mounts() if each.place.startswith(beneath)],
+        [each for each in mounts() if each.mount_path.startswith(beneath)],
         [each for each in loops() if each.backing.startswith(beneath)],
     )
 
@@ -79,8 +79,10 @@ def _unmount_all(folder: Path) -> None:
     mounted, attached = remaining_mounts(folder)
     for mount in reversed(mounted):
         # What a failed test leaves open is no reason to leave the rest.
-        if subprocess.run(["umount", mount.place], capture_output=True, check=False).returncode:
-            subprocess.run(["umount", "--lazy", mount.place], capture_output=True, check=False)
+        if subprocess.run(
+            ["umount", mount.mount_path], capture_output=True, check=False
+        ).returncode:
+            subprocess.run(["umount", "--lazy", mount.mount_path], capture_output=True, check=False)
     for loop in reversed(attached):
         subprocess.run(["losetup", "-d", loop.path], capture_output=True, check=False)
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from infra.providers.nftables.nft import SEARCHED, nft_problem
+from infra.providers.nftables.nft import SEARCH_PATH, nft_problem
 
 CONNECTED_SECONDS = 5.0
 _NEW_NETWORK = 0x40000000
@@ -33,7 +33,7 @@ def nftables_problem() -> str | None:
         return problem
     if os.geteuid() != 0:
         return "network namespaces are made by root only"
-    if shutil.which("ip", path=SEARCHED) is None:
+    if shutil.which("ip", path=SEARCH_PATH) is None:
         return "the program ip is not installed (package iproute2)"
     return _kernel_problem()
 
@@ -56,7 +56,7 @@ def run(*command: str, stdin: str | None = None) -> str:
         text=True,
         capture_output=True,
         input=stdin,
-        env={**os.environ, "PATH": SEARCHED, "LC_ALL": "C"},
+        env={**os.environ, "PATH": SEARCH_PATH, "LC_ALL": "C"},
     ).stdout
 
 

@@ -471,7 +471,7 @@ class AttachmentStory(KindStory):
         mounted, attached = remaining_mounts(self.lane.disks)
         devices = [each for each in attached if Path(each.backing).stem == self.name]
         return len(devices), [
-            each.is_read_only for each in mounted if Path(each.place).name == self.name
+            each.is_read_only for each in mounted if Path(each.mount_path).name == self.name
         ]
 
     async def content(self) -> Fields:

@@ -22,7 +22,7 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.answers import Response
 from infra.providers.caddy.admin import AdminApi, caddy_refusal
-from infra.providers.caddy.certificate import read_checked_pair, state
+from infra.providers.caddy.certificate import compare_certificate, read_checked_pair
 from infra.providers.caddy.configuration import (
     MAX_URLS,
     CaddyServer,
@@ -33,7 +33,7 @@ from infra.providers.caddy.configuration import (
     certificate_tag,
     reach,
 )
-from infra.providers.caddy.order import Reach, place, positions
+from infra.providers.caddy.order import Reach, find_index, positions
 from infra.providers.caddy.route import ROUTE
 from reconciler.errors import (
     ConflictError,
@@ -222,14 +222,14 @@ def test_routes_that_come_in_any_order_end_in_a_right_one(
     order: list[Reach] = []
     for number, (hosts, paths) in enumerate(expected):
         route = Reach(str(number), hosts, paths)
-        order.insert(place(route, order), route)
+        order.insert(find_index(route, order), route)
     for _ in range(len(order) ** 2 + 1):  # each is moved when a listing shows it
         standings_in_order = list(positions(order))
         wrong = [at for at, each in enumerate(standings_in_order) if each.is_misplaced]
         if not wrong:
             return
         moved = order.pop(wrong[0])
-        order.insert(place(moved, order), moved)
+        order.insert(find_index(moved, order), moved)
     pytest.fail("it never ends")
 
 
@@ -257,7 +257,7 @@ def test_files_that_caddy_names_are_read_only_where_routes_may_use_them(
     marks = Marks("u1", "key", {}, tls)
     pair = Pair(file.read_text(), file.read_text(), [certificate_tag("u1")])
     for allow in (Allow(), Allow(certificates=(f"{tmp_path}/*.pem",))):
-        certificate_state = state(marks, pair, allow)
+        certificate_state = compare_certificate(marks, pair, allow)
         assert (certificate_state.key, certificate_state.is_current) == ("", True)
         assert "spec.allow.certificates" in certificate_state.problem
 

@@ -28,7 +28,7 @@ from infra.providers.disks.attachment import ATTACHMENT, AttachmentsProvider, re
 from infra.providers.disks.disk import DISK, DisksProvider, loses
 from infra.providers.disks.images import filesystem_uuid
 from infra.providers.disks.mounts import mount_at, mounts
-from infra.providers.disks.superblock import superblock_of
+from infra.providers.disks.superblock import read_superblock
 from infra.providers.file_root import temporary_name
 from reconciler.errors import (
     ConfigurationError,
@@ -1106,6 +1106,6 @@ def test_a_superblock_with_an_impossible_block_size_has_a_size_that_fits_into_me
     struct.pack_into("<I", image, 1024 + 0x18, 0xFFFF_FFFF)
     (tmp_path / "image").write_bytes(image)
     with (tmp_path / "image").open("rb") as file:
-        superblock = superblock_of(file.fileno())
+        superblock = read_superblock(file.fileno())
     assert superblock is not None
     assert superblock.size_bytes < 2**64

@@ -17,7 +17,7 @@ from events.manifest import Fields, InvalidManifestError
 from events.provider_config import Scope
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import api_request
-from infra.providers.jetstream.api import nanoseconds, seconds
+from infra.providers.jetstream.api import to_nanoseconds, to_seconds
 from infra.providers.jetstream.bucket import BUCKET
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
@@ -185,7 +185,7 @@ def test_the_normal_form_is_declared_and_normalized_as_itself(kind: Kind, fields
 
 @given(st.integers(min_value=0, max_value=10**11))
 def test_durations_come_back_as_they_were_written(milliseconds: int) -> None:
-    assert seconds(nanoseconds(milliseconds / 1_000)) == milliseconds / 1_000
+    assert to_seconds(to_nanoseconds(milliseconds / 1_000)) == milliseconds / 1_000
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers.nftables import nft as nft_module
 from infra.providers.nftables import rules
 from infra.providers.nftables.marks import MAX_COMMENT_BYTES
-from infra.providers.nftables.place import place_of
+from infra.providers.nftables.place import parse_endpoint
 from infra.providers.nftables.service import SERVICE
 from infra.providers.nftables.services import ServicesProvider
 from reconciler.errors import (
@@ -715,12 +715,12 @@ async def followed(provider: ServicesProvider, mark: str) -> None:
 )
 def test_an_endpoint_that_names_no_table_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match=r"spec\.endpoint: must be nft:TABLE"):
-        place_of(endpoint)
+        parse_endpoint(endpoint)
 
 
 def test_endpoints_name_a_table_and_a_namespace() -> None:
-    assert place_of("nft:reconciler") == ("reconciler", None)
-    assert place_of("netns:blue-1.a/t_2-x") == ("t_2-x", "blue-1.a")
+    assert parse_endpoint("nft:reconciler") == ("reconciler", None)
+    assert parse_endpoint("netns:blue-1.a/t_2-x") == ("t_2-x", "blue-1.a")
 
 
 @pytest.mark.parametrize(
@@ -787,7 +787,7 @@ async def test_a_client_that_may_not_change_the_rules_gets_a_clear_error(
 
 
 def test_without_nft_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nft_module, "SEARCHED", "/nowhere")
+    monkeypatch.setattr(nft_module, "SEARCH_PATH", "/nowhere")
     with pytest.raises(
         ConfigurationError, match=r"nft is not installed; install the package nftables"
     ):

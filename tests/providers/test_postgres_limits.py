@@ -18,7 +18,7 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.postgres import Postgres
 from infra.providers.postgres import limits
 from infra.providers.postgres.database import DATABASE
-from infra.providers.postgres.passwords import make_verifier
+from infra.providers.postgres.passwords import build_verifier
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.providers.postgres.server import PostgresServer
 from reconciler.errors import NotDoneError, UnreadableObjectsError
@@ -226,7 +226,7 @@ print(asyncio.run(connection_error(server_at(int(sys.argv[1]), seconds=0.5))))
 
 def test_a_verifier_has_a_fixed_number_of_iterations() -> None:
     """A server may report any ``scram_iterations``, which libpq would compute."""
-    assert make_verifier("planted-password-77a1").startswith("SCRAM-SHA-256$4096:")
+    assert build_verifier("planted-password-77a1").startswith("SCRAM-SHA-256$4096:")
 
 
 @pytest.mark.postgres

@@ -27,14 +27,16 @@ from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.databases import LEFTOVER_SECONDS, DatabaseMark
 from infra.providers.postgres.errors import classify_connection_error, classify_error
 from infra.providers.postgres.grant import GRANT
-from infra.providers.postgres.grant_spec import PRIVILEGES, place_of
-from infra.providers.postgres.marks import Mark, mark_in, with_mark
+from infra.providers.postgres.grant_spec import PRIVILEGES, parse_target
+from infra.providers.postgres.marks import Mark, read_mark, replace_mark
 from infra.providers.postgres.names import UNFINISHED_PREFIX, unfinished_name
-from infra.providers.postgres.passwords import is_password_of
+from infra.providers.postgres.passwords import matches_password
 from infra.providers.postgres.role import DATABASE_ROLE
 from infra.providers.postgres.roles import UNCHECKED_PASSWORD
-from infra.providers.postgres.server import _LOCK  # pyright: ignore[reportPrivateUsage]
-from infra.providers.postgres.server import place_of as server_of
+from infra.providers.postgres.server import (
+    _LOCK,  # pyright: ignore[reportPrivateUsage]
+    parse_endpoint,
+)
 from infra.secrets import open_stores
 from reconciler.errors import (
     ConfigurationError,
@@ -264,7 +266,7 @@ async def test_a_secret_that_cannot_be_read_ends_no_listing(
 def test_a_verifier_that_is_none_is_of_no_password(
     verifier: str | None, password: str, is_it: bool
 ) -> None:
-    assert is_password_of(verifier, password) is is_it
+    assert matches_password(verifier, password) is is_it
 
 
 async def test_a_verifier_of_too_many_iterations_is_replaced_without_a_check(
@@ -293,8 +295,8 @@ async def test_verifiers_are_those_that_the_client_makes(
     await run(hands, "CREATE ROLE {}", unique)
     await hands.run(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(unique), password))
     query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
-    assert is_password_of(await hands.value(query), password)
-    assert not is_password_of(await hands.value(query), password + "x")
+    assert matches_password(await hands.value(query), password)
+    assert not matches_password(await hands.value(query), password + "x")
 
 
 # --- databases that are not finished
@@ -421,7 +423,7 @@ async def test_what_was_given_up_is_dropped_by_the_next_action_or_shown_after_an
         mark = DatabaseMark(key, labels, name=name, since=since)
         await hands.run(
             sql.SQL("COMMENT ON DATABASE {} IS {}").format(
-                sql.Identifier(leftover_name), with_mark(None, mark)
+                sql.Identifier(leftover_name), replace_mark(None, mark)
             )
         )
         return leftover_name
@@ -545,8 +547,8 @@ async def test_text_that_users_write_into_a_comment_stays(
 
 @pytest.mark.parametrize("comment", [None, "", "text", "reconciler: {", 'reconciler: {"key":1}'])
 def test_a_comment_without_a_mark_is_text(comment: str | None) -> None:
-    assert mark_in(comment, Mark) is None
-    assert mark_in(with_mark(comment, Mark("k")), Mark) == Mark("k")
+    assert read_mark(comment, Mark) is None
+    assert read_mark(replace_mark(comment, Mark("k")), Mark) == Mark("k")
 
 
 # --- what is out of bounds
@@ -884,9 +886,9 @@ def test_a_grants_name_can_be_read_in_one_way_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a@b", "a@b/c", *(f"a@b/c/{each}" for each in PRIVILEGES)])
-def test_a_grants_name_is_that_of_its_place(name: str) -> None:
-    place = place_of(name)
-    assert (place is not None and place.name == name) is (
+def test_a_grants_name_is_that_of_its_target(name: str) -> None:
+    target = parse_target(name)
+    assert (target is not None and target.name == name) is (
         name.rpartition("/")[2] not in ("database", "schema")
     )
 
@@ -909,12 +911,12 @@ def test_a_grants_name_is_that_of_its_place(name: str) -> None:
 )
 def test_an_endpoint_that_cannot_be_called_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="postgresql://USER@HOST"):
-        server_of(endpoint)
+        parse_endpoint(endpoint)
 
 
 def test_an_endpoint_names_a_host_a_folder_or_an_address() -> None:
-    assert server_of("postgresql://u@[::1]:1/d") == ("[::1]", 1, "u", "d")
-    assert server_of("postgresql://%2Frun%2FpostgreSQL") == (
+    assert parse_endpoint("postgresql://u@[::1]:1/d") == ("[::1]", 1, "u", "d")
+    assert parse_endpoint("postgresql://%2Frun%2FpostgreSQL") == (
         "/run/postgreSQL",
         5432,
         "postgres",

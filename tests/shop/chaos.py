@@ -46,7 +46,7 @@ from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from infra.jetstream.connection import connect as connect_to_bus
 from infra.providers.docker.engine import WRITTEN_BY
-from infra.providers.postgres.marks import Mark, mark_in
+from infra.providers.postgres.marks import Mark, read_mark
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
 from reconciler.wiring import ROLES, initialise
@@ -290,7 +290,7 @@ class Shop:
             if [name for name, _ in rows] != names:
                 names_found.append(f"{[name for name, _ in rows]} and not {names}")
             for name, comment in rows:
-                mark = mark_in(comment, Mark)
+                mark = read_mark(comment, Mark)
                 if mark is None or mark.labels.get("team") != "shop":
                     names_found.append(f"{name} is marked {comment}")
         if names_found:

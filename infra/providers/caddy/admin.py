@@ -1,6 +1,6 @@
-"""The admin API of a Caddy server: its configuration as JSON, read and changed path by path.
+"""Client of a Caddy server's admin API: reads and changes its JSON configuration path by path.
 
-Caddy reloads the whole configuration at each change, and restores the old one if that fails.
+Caddy reloads the whole configuration on each change, and restores the old one if that fails.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ TLS: Final = "/config/apps/tls"
 
 _ETAG: Final = re.compile(r'"(/config/\S+) [0-9a-f]+"')
 _ROLLED_BACK: Final = re.compile(r"loading new config: |indexing config: ")
-_OF_OTHERS: Final = re.compile(
+_EXTERNAL_CAUSES: Final = re.compile(
     r"loading certificates: |: start: |listening on |no such file|permission denied|in use"
 )
-"""Refusals that depend on files, ports and other certificates, so a repeat may succeed."""
+"""Refusals that depend on files, ports or other certificates, so a retry may succeed."""
 
 _NO_SUCH_PATH: Final = "invalid traversal path"
 _CHANGED_PATH: Final = re.compile(rf"array index out of bounds|{_NO_SUCH_PATH}")
 """Another client has changed an element on the path. Nothing was done."""
 
-# Caddy replaces its admin server at each change, and closes the connections that are idle then.
+# Caddy replaces its admin server on each change, and closes idle connections.
 _HEADERS: Final = {"Connection": "close"}
 
 
 class _ErrorBody(msgspec.Struct, frozen=True):
-    """Caddy's explanation of a refusal."""
+    """The body of an error response."""
 
     error: str = ""
 
 
-class _WithId(msgspec.Struct, frozen=True):
+class _IdOnly(msgspec.Struct, frozen=True):
     id: Any = msgspec.field(name="@id", default=None)
 
 
-_id_decoder = msgspec.json.Decoder(_WithId)
+_id_decoder = msgspec.json.Decoder(_IdOnly)
 _upstreams_decoder = msgspec.json.Decoder(list[Fields])
 _error_decoder = msgspec.json.Decoder(_ErrorBody)
 _any_decoder = msgspec.json.Decoder(Any)
@@ -70,7 +70,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class Part(NamedTuple):
-    """A part of the configuration: its current place, and the ETag that identifies its content."""
+    """A part of the configuration: its current path, and the ETag that identifies its content."""
 
     path: str
     etag: str
@@ -78,7 +78,7 @@ class Part(NamedTuple):
 
 
 class AdminApi:
-    """Calls of one Caddy server, at ``unix:///PATH`` or at a URL."""
+    """Client of one Caddy server, at ``unix:///PATH`` or at a URL."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._http = HttpApi(
@@ -94,9 +94,9 @@ class AdminApi:
         return _part(await self._read(path))
 
     async def find(self, object_id: str) -> Part | None:
-        """Read the object with an id; None if Caddy itself reports that there is none.
+        """Read the object with an id; None if Caddy itself reports that it does not exist.
 
-        A 404 with another text comes from a wrong endpoint or a gateway.
+        A 404 with a different message comes from a wrong endpoint or a gateway.
         """
         response = await self._http.call("GET", f"/id/{object_id}", headers=_HEADERS)
         is_absent = read_error_message(response).startswith("unknown object ID")
@@ -114,7 +114,7 @@ class AdminApi:
         return _part_etag(await self._read(path))
 
     async def upstreams(self) -> list[Fields]:
-        """Read Caddy's counters of each backend."""
+        """Read Caddy's counters for each backend."""
         return decode_body(await self._read("/reverse_proxy/upstreams"), _upstreams_decoder)
 
     async def change(
@@ -122,7 +122,7 @@ class AdminApi:
     ) -> Response:
         """Change a part of the configuration. The status of the response is 200, 400 or 412.
 
-        Any other is raised as a ``ProviderError``: only the caller knows what a 400 means.
+        Other statuses raise a ``ProviderError``. Only the caller can interpret a 400.
         """
         headers = {**_HEADERS, "Content-Type": "application/json"}
         if if_match is not None:
@@ -167,7 +167,7 @@ def _part_etag(response: Response) -> str:
 
 
 def read_error_message(response: Response) -> str:
-    """Return the start of Caddy's explanation; empty if the response is not from Caddy."""
+    """Return the start of Caddy's error message; empty if the response has none."""
     body = explanation(response, _error_decoder)
     return "" if body is None else start_of(body.error, response)
 
@@ -180,7 +180,7 @@ def is_id_in_use(response: Response) -> bool:
 
 
 def caddy_refusal(response: Response) -> ProviderError:
-    """Classify a response that is not a success and has no special meaning for the call."""
+    """Classify a failed response that has no special meaning for the call."""
     message = " ".join(read_error_message(response).split())
     if _NO_SUCH_PATH in message and is_read(response.method):
         return NotDoneError(
@@ -197,13 +197,13 @@ def caddy_refusal(response: Response) -> ProviderError:
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
     if not _ROLLED_BACK.match(message):
         return inconclusive(response.method)(text, status=response.status_code)
-    if _OF_OTHERS.search(message):
+    if _EXTERNAL_CAUSES.search(message):
         return NotDoneError(text, status=HTTPStatus.CONFLICT)
     return RefusedError(text, status=HTTPStatus.BAD_REQUEST)
 
 
 def build_partly_done_error(description: str, error: ProviderError) -> UnknownResultError:
-    """Mark a failure as one of an action whose first call was executed."""
+    """Return the error for an action that failed after its first call."""
     return UnknownResultError(
         f"{description}: {error.message}",
         status=HTTPStatus.CONFLICT,

@@ -1,4 +1,4 @@
-"""The current files of a certificate and its key."""
+"""The files of a certificate and its key, compared with the certificate in Caddy."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Files(NamedTuple):
     key: str
 
 
-def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateState:
+def compare_certificate(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateState:
     """Compare Caddy's certificate for a route with the files.
 
-    Unusable files are a problem, and no reason to remove the certificate in Caddy. Any client of
+    Unusable files are reported as a problem, but the certificate in Caddy is kept. Any client of
     Caddy can write marks that name other files, so only files that ``allow`` permits are read.
     """
     if marks is None:
@@ -62,10 +62,10 @@ def state(marks: Marks | None, pair: Pair | None, allow: Allow) -> CertificateSt
 
 
 def read_checked_pair(tls: Fields, *, known_files: Files | None = None) -> Files:
-    """Read a certificate and its key, which must match. Errors contain nothing of them.
+    """Read a certificate and its key, which must match. Errors do not quote them.
 
-    ``known_files``: a pair that is known to match. Raises ``NotDoneError``, because files get
-    corrected without a new declaration.
+    ``known_files``: a pair that is known to match. Raises ``NotDoneError``, because files may
+    be corrected without a new declaration.
     """
     certificate, key = tls["certificateFile"], tls["keyFile"]
     files = Files(_read(certificate), _read(key))
@@ -84,7 +84,7 @@ def read_checked_pair(tls: Fields, *, known_files: Files | None = None) -> Files
 
 
 def fingerprint(pair: Pair | None) -> str | None:
-    """Return the SHA-256 of Caddy's certificate; None without one."""
+    """Return the SHA-256 of Caddy's certificate; None if there is none."""
     if pair is None:
         return None
     try:
@@ -100,7 +100,7 @@ def _no_password() -> str:
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
-    """Open a file without blocking, as a pipe without a writer would."""
+    """Open a file without blocking, even if it is a pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

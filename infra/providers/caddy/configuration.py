@@ -1,7 +1,7 @@
-"""A route in Caddy's configuration: how a declaration is written, and read back.
+"""A route in Caddy's configuration: how a declaration is written and read back.
 
-Caddy refuses unknown fields, so the metadata is in the text field ``group``. Routes of one group
-exclude each other, and a group of one route has no effect.
+Caddy rejects unknown fields, so the metadata is in the text field ``group``. Routes in one group
+exclude each other, but a group with one route has no effect.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ MAX_RETRIES: Final = 10
 RETRY_MILLISECONDS: Final = 50
 
 MAX_URLS: Final = 100
-"""Number of URLs of a route that are shown, of up to ``order.MAX_PAIRS`` per address of its server.
+"""Maximum number of URLs in a route's outputs, of up to ``order.MAX_PAIRS`` per server address.
 """
 
 STREAM_HOURS: Final = 24
-"""Hours that a WebSocket may outlive a change of the configuration."""
+"""Hours that a WebSocket may outlive a change to the configuration."""
 
 MISPLACED: Final = "order"
 CERTIFICATE: Final = "certificate"
 OTHER_SETTINGS: Final = "other settings"
 
-_PATTERNS_OF_A_PATH: Final = 2  # the path itself, and everything below it
+_PATTERNS_PER_PATH: Final = 2  # the path itself, and everything below it
 _PREFIX: Final = "reconciler "
 _MILLISECONDS: Final = re.compile(r"([0-9]{1,12})ms")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -52,7 +52,7 @@ _Handler = dict[str, Any]
 
 
 class Marks(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The metadata in a route: its creator and last writer, our labels, and its files.
+    """The metadata in a route: its uid, the key of its last writer, its labels and its files.
 
     ``tls``: the files as declared. Caddy stores only their content.
     """
@@ -64,14 +64,14 @@ class Marks(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class AutomaticHttps(msgspec.Struct, frozen=True):
-    """Caddy's automatic behavior for the hosts of a server."""
+    """Caddy's settings for automatic HTTPS on a server."""
 
     disable: bool = False
     disable_certificates: bool = False
 
 
 class CaddyServer(msgspec.Struct, frozen=True):
-    """A server of the configuration, with its routes in the form of the configuration."""
+    """A server in the configuration, with its routes."""
 
     listen: list[str] = []
     routes: list[CaddyRoute] | None = None
@@ -100,7 +100,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class CertificateState(NamedTuple):
-    """Whether Caddy's certificate is current, its fingerprint, and the problem of the files.
+    """Whether Caddy's certificate is current, its fingerprint, and the problem with the files.
 
     ``key``: the private key that was read, which must never be shown.
     """
@@ -128,22 +128,22 @@ def certificate_id(name: str) -> str:
 
 
 def certificate_tag(uid: str) -> str:
-    """Return the tag of a route's certificate. It is deleted together with the route."""
+    """Return the tag of a route's certificate, which is deleted together with the route."""
     return f"{_PREFIX}{uid}"
 
 
 def is_own_certificate(pair: Pair) -> bool:
-    """Return whether a certificate belongs to a route of ours, or to a deleted one."""
+    """Return whether a certificate belongs to one of our routes, even to a deleted one."""
     return any(tag.startswith(_PREFIX) for tag in pair.tags or ())
 
 
 def new_uid(action: Action) -> str:
-    """Return the uid of the route that an action creates. It is the same at each attempt."""
+    """Return the uid of the route that an action creates. It is the same for each attempt."""
     return f"route-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
 
 
 def build_route(action: Action, uid: str) -> CaddyRoute:
-    """Return the form in which an action's route is written to Caddy."""
+    """Return an action's route as it is written to Caddy."""
     fields = normalize(action.fields)
     marks = Marks(uid, action.idempotency_key, dict(action.labels), fields["tls"])
     return _route(action.external_name, _PREFIX + _encoder.encode(marks).decode(), fields)
@@ -160,8 +160,8 @@ def _route(name: str, group: str, fields: Fields) -> CaddyRoute:
     if fields["retrySeconds"]:
         balancing["try_duration"] = _duration(fields["retrySeconds"])
         balancing["try_interval"] = f"{RETRY_MILLISECONDS}ms"
-    # without a retry, because any change of Caddy answers a request that waits for one with 502
     else:
+        # Requests do not wait for a retry, because any change of Caddy fails waiting ones with 502.
         balancing["retries"] = max(1, min(count, MAX_RETRIES))
     checks: dict[str, Any] = {}
     if count > 1:
@@ -191,14 +191,14 @@ def _duration(seconds: float) -> str:
 
 
 def name_of(route: Mapping[str, Any]) -> str | None:
-    """Return the id of a route, if a declaration can have this name; otherwise None."""
+    """Return the id of a route; None if a resource cannot have this name."""
     value: object = route.get("@id")
     name = str(value) if isinstance(value, str | int) else ""
     return name if name_problem(name) is None else None
 
 
-def marks_of(route: Mapping[str, Any]) -> Marks | None:
-    """Return the metadata in a route; None for a route of another client."""
+def read_marks(route: Mapping[str, Any]) -> Marks | None:
+    """Return the metadata in a route; None for another client's route."""
     group: object = route.get("group")
     if not isinstance(group, str) or not group.startswith(_PREFIX):
         return None
@@ -209,18 +209,18 @@ def marks_of(route: Mapping[str, Any]) -> Marks | None:
 
 
 def reach(route: Mapping[str, Any], name: str) -> Reach:
-    """Return which requests a route takes, as far as hosts and paths show it."""
+    """Return which requests a route handles, according to its hosts and paths."""
     sets = cast("list[dict[str, Any]]", route.get("match") or [])
     hosts = [str(host).lower() for each in sets for host in each.get("host") or ()]
     paths = [str(path) for each in sets for path in each.get("path") or ()]
     is_open = any(not each.get("path") for each in sets) or not sets
-    is_small = max(1, len(hosts)) * max(1, len(paths)) <= MAX_PAIRS * _PATTERNS_OF_A_PATH
+    is_small = max(1, len(hosts)) * max(1, len(paths)) <= MAX_PAIRS * _PATTERNS_PER_PATH
     return Reach(
         name,
         [] if any(not each.get("host") for each in sets) else hosts,
         [] if is_open else sorted({_prefix(path) for path in paths}),
         is_known=is_small
-        and _ends(route)
+        and _is_terminal(route)
         and all(each.keys() <= {"host", "path"} for each in sets)
         and not any("*" in _prefix(path) for path in paths),
     )
@@ -230,8 +230,8 @@ def _prefix(pattern: str) -> str:
     return pattern.removesuffix("*").rstrip("/") or ANY_PATH
 
 
-def _ends(route: Mapping[str, Any]) -> bool:
-    """Return whether no later route gets the request. Other routes may only add a header."""
+def _is_terminal(route: Mapping[str, Any]) -> bool:
+    """Return whether a route ends the request. Other routes may only add a header, for example."""
     handlers = cast("list[_Handler]", route.get("handle") or [])
     return bool(route.get("terminal")) or any(
         each.get("handler") in _RESPONDERS for each in handlers
@@ -239,7 +239,7 @@ def _ends(route: Mapping[str, Any]) -> bool:
 
 
 def uid_of(name: str, marks: Marks | None) -> str:
-    """Return the uid of a route. Routes of other clients have none."""
+    """Return the uid of a route. For other clients' routes, it is derived from the name."""
     if marks is not None:
         return marks.uid
     return f"route-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
@@ -257,7 +257,7 @@ def as_object(
 
     ``differences`` names differences from the declaration that have no field.
     """
-    marks = marks_of(route)
+    marks = read_marks(route)
     fields, differences = _fields(route), list[str]()
     fields |= {"server": server_name, "tls": None if marks is None else marks.tls}
     fields = normalize(fields)
@@ -286,7 +286,7 @@ def as_object(
 
 
 def _fields(route: Mapping[str, Any]) -> Fields:
-    """Read everything that has a field. Anything else is written over as a difference."""
+    """Read everything that has a field. Anything else is a difference, and is overwritten."""
     handlers = cast("list[_Handler]", route.get("handle") or [])
     proxies = [each for each in handlers if each.get("handler") == "reverse_proxy"]
     matched = reach(route, "")
@@ -324,14 +324,14 @@ def _seconds(value: object) -> float | None:
 
 def _urls(fields: Fields, server: CaddyServer) -> list[str]:
     urls: dict[str, None] = {}
-    for url in _every_url(fields, server):
+    for url in _generate_urls(fields, server):
         urls[url] = None
         if len(urls) == MAX_URLS:
             break
     return list(urls)
 
 
-def _every_url(fields: Fields, server: CaddyServer) -> Iterator[str]:
+def _generate_urls(fields: Fields, server: CaddyServer) -> Iterator[str]:
     scheme = "https" if server.has_tls else "http"
     for address in server.listen:
         match = _LISTEN.fullmatch(address)

@@ -1,7 +1,7 @@
-"""The order of routes: Caddy takes the first that matches, in the order of the configuration.
+"""The order of routes in the configuration. Caddy uses the first route that matches.
 
-More specific routes come first: a named host before a wildcard before any host; then the longest
-path. A route of several hosts or paths has the place of its most specific one.
+More specific routes come first: named hosts, then wildcards, then any host, and for the same host
+the longest path. A route with several hosts or paths is ordered by its most specific ones.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 MAX_PAIRS: Final = 1000
-"""Maximum of hosts times paths of a route, which is the work of each read. Foreign routes may
+"""Limit on a route's hosts times paths, all of which each read must process. Foreign routes may
 exceed it."""
 
 Rank = tuple[int, int]
@@ -18,10 +18,10 @@ Pair = tuple[str, str]
 
 
 class Reach(NamedTuple):
-    """The hosts and paths that a route matches; none of them match everything.
+    """The hosts and paths that a route matches. An empty sequence matches everything.
 
-    ``is_known``: it has no other matchers. With other matchers, it is unknown whether it takes a
-    request from another route.
+    ``is_known``: whether it has no other matchers. If it has, it is unknown whether it takes
+    requests from another route.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Reach(NamedTuple):
 
     @property
     def rank(self) -> Rank:
-        """Its specificity. More specific routes have a greater rank."""
-        return max(map(_precision, self.hosts or ("",))), max(map(_length, self.paths or ("/",)))
+        """Its specificity. More specific routes have a higher rank."""
+        return max(map(_host_rank, self.hosts or ("",))), max(map(_path_rank, self.paths or ("/",)))
 
 
 class Position(NamedTuple):
@@ -49,16 +49,16 @@ class Position(NamedTuple):
     shadowed_by: str | None
 
 
-def _precision(host: str) -> int:
+def _host_rank(host: str) -> int:
     return 0 if not host else 1 if host.startswith("*.") else 2
 
 
-def _length(path: str) -> int:
+def _path_rank(path: str) -> int:
     return 0 if path == "/" else len(path)
 
 
 def _covering_hosts(host: str) -> tuple[str, ...]:
-    """Return the hosts whose routes take requests for this one."""
+    """Return the hosts whose routes match requests for this one."""
     if not host:
         return ("",)
     if host.startswith("*."):
@@ -67,7 +67,7 @@ def _covering_hosts(host: str) -> tuple[str, ...]:
 
 
 def positions(routes: Iterable[Reach]) -> Iterator[Position]:
-    """Return the standing of each route, in the order of the configuration."""
+    """Return the position of each route, in the order of the configuration."""
     lowest_ranks: dict[str, Rank] = {}
     first_routes: dict[Pair, str] = {}
     for route in routes:
@@ -90,7 +90,7 @@ def positions(routes: Iterable[Reach]) -> Iterator[Position]:
             first_routes.setdefault(pair, route.name)
 
 
-def place(route: Reach, routes: Sequence[Reach]) -> int:
+def find_index(route: Reach, routes: Sequence[Reach]) -> int:
     """Return the index at which to insert a route among the others."""
     rank = route.rank
     reaching = {each for host in route.hosts or ("",) for each in _covering_hosts(host)}

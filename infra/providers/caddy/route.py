@@ -1,4 +1,4 @@
-"""The kind ``Route``: a Caddy server passes requests for hosts and paths on to backends."""
+"""The kind ``Route``: a Caddy server forwards requests for hosts and paths to backends."""
 
 from __future__ import annotations
 

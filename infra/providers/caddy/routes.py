@@ -1,7 +1,7 @@
-"""The provider of ``Route``: routes of a Caddy server, and the certificates that belong to them.
+"""The provider of ``Route``: the routes of a Caddy server, and their certificates.
 
-Each change names the place in the configuration and the ETag of its content. If another change
-moves or rewrites the route in between, Caddy responds with 412, and nothing is done.
+Each change names a path in the configuration and the ETag of its content. If another change has
+moved or rewritten the route, Caddy responds with 412, and nothing is done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from infra.providers.caddy.admin import (
     caddy_refusal,
     is_id_in_use,
 )
-from infra.providers.caddy.certificate import Files, read_checked_pair, state
+from infra.providers.caddy.certificate import Files, compare_certificate, read_checked_pair
 from infra.providers.caddy.configuration import (
     CaddyRoute,
     CaddyServer,
@@ -41,13 +41,13 @@ from infra.providers.caddy.configuration import (
     certificate_id,
     certificate_tag,
     is_own_certificate,
-    marks_of,
     name_of,
     name_problem,
     new_uid,
     reach,
+    read_marks,
 )
-from infra.providers.caddy.order import Position, Reach, place, positions
+from infra.providers.caddy.order import Position, Reach, find_index, positions
 from infra.providers.caddy.spec import normalize
 from reconciler.errors import (
     ConflictError,
@@ -98,7 +98,7 @@ class _Apps(msgspec.Struct, frozen=True):
 
 
 class _NamedRoute(NamedTuple):
-    """The object of a name: the route with its place, and its certificate."""
+    """The object with a name: a route with its path, and its certificate."""
 
     servers: _Servers
     part: Part | None = None
@@ -125,7 +125,7 @@ class _NamedRoute(NamedTuple):
 class _Creation:
     """A route that waits to be created. One change creates all waiting routes.
 
-    Caddy loads all routes at each change, so a thousand changes would cost a million routes.
+    Caddy loads all routes on each change, so a thousand separate changes would load a million.
     ``servers``: their state with this route; None if its id was in use.
     """
 
@@ -150,9 +150,9 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         self._api = AdminApi(config, secrets, permit)
         self._secrecy = secrets.secrecy
         self._allow = config.allow
-        # Caddy makes one change after the other. A call that waits here does not use up its time
-        # limit, and then reads the current place of its route.
-        self._turn = asyncio.Lock()
+        # Caddy makes one change at a time. A call that waits here does not use up its time limit,
+        # and reads the current path of its route afterwards.
+        self._change_lock = asyncio.Lock()
         self._creations: list[_Creation] = []
 
     def name_problem(self, external_name: str) -> str | None:
@@ -165,7 +165,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         return None if native.observed is None else native
 
     async def create(self, action: Action) -> Effect:
-        """Create a route; its name is an id, which another object of Caddy may have."""
+        """Create a route. Its name is an id, which another object in Caddy may have."""
         try:
             return await super().create(action)
         except ConflictError as conflict:
@@ -179,14 +179,14 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             ) from None
 
     async def create_object(self, action: Action) -> _NamedRoute:
-        """Insert a route at its place among the others, then load its certificate."""
+        """Insert a route among the others by its rank, then load its certificate."""
         name, fields = action.external_name, normalize(action.fields)
         files = await self._files(fields)
         uid = new_uid(action)
         creation = _Creation(name, fields, build_route(action, uid))
         self._creations.append(creation)
         try:
-            async with self._turn:
+            async with self._change_lock:
                 if not creation.is_settled:
                     with self._permit.outside_of_action():  # most of them belong to other actions
                         await self._create_all()
@@ -196,7 +196,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                     raise ConflictError(f"route {name!r} already exists")
                 with _mark_partly_done(f"route {name!r} was created, but a later step failed"):
                     certificate = await self._api.find(certificate_id(name))
-                    await self._keep_certificate(action, certificate, uid, files)
+                    await self._write_certificate(action, certificate, uid, files)
                     return await self._read_written(name, creation.servers)
         finally:
             if creation in self._creations:  # canceled during the wait
@@ -205,21 +205,21 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     async def complete_object(
         self, action: Action, existing: ExistingObject[_NamedRoute]
     ) -> _NamedRoute:
-        """Load the certificate of a route that an earlier attempt has written."""
+        """Load the certificate of a route that an earlier attempt wrote."""
         if action.operation == "Update":
             return await self.update_object(action, existing)
         files = await self._files(normalize(action.fields))
-        async with self._turn:
+        async with self._change_lock:
             with _mark_partly_done(
                 f"route {action.external_name!r} was created, but a later step failed"
             ):
                 uid = existing.object.uid or ""
-                await self._keep_certificate(action, existing.native.certificate, uid, files)
+                await self._write_certificate(action, existing.native.certificate, uid, files)
                 return await self._read_written(action.external_name)
 
     async def update(self, action: Action) -> Effect:
-        """Update a route, and wait for other changes before the read, not after it."""
-        async with self._turn:
+        """Update a route. Waits for other changes before the read, not after it."""
+        async with self._change_lock:
             return await super().update(action)
 
     async def update_object(
@@ -232,21 +232,21 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 f"route {name!r} is in server {native.server_name!r} and cannot be moved; "
                 "keep spec.server, or use another name"
             )
-        _usable_server(native.servers, fields)
+        _find_usable_server(native.servers, fields)
         uid = existing.object.uid or ""
         files = await self._files_or_loaded(native, fields, uid)
         route = build_route(action, uid)
         servers = native.servers
-        if native.route != route or existing.object.fields["differences"]:  # its mark has the key
+        if native.route != route or existing.object.fields["differences"]:  # compares its mark, too
             routes = await self._write(name, native, route)
-            servers = _with(servers, fields, routes)
+            servers = _replace_routes(servers, fields, routes)
         with _mark_partly_done(f"route {name!r} was written, but a later step failed"):
-            await self._keep_certificate(action, native.certificate, uid, files)
+            await self._write_certificate(action, native.certificate, uid, files)
             return await self._read_written(name, servers)
 
     async def delete(self, action: Action) -> Effect:
-        """Delete a route, or the certificate that remains of it."""
-        async with self._turn:
+        """Delete a route, or the certificate that remains of a deleted route."""
+        async with self._change_lock:
             effect = await super().delete(action)
             if effect.absent and action.uid is not None:
                 certificate = await self._api.find(certificate_id(action.external_name))
@@ -269,19 +269,19 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     ) -> AsyncIterator[Sequence[_NamedRoute]]:
         """List all routes: Caddy shows its whole configuration in one response."""
         del scope, page_size
-        apps = _as(_Apps, (await self._api.get(APPS)).content or {})
+        apps = _convert(_Apps, (await self._api.get(APPS)).content or {})
         objects, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
         for key in keys:
             self._secrecy.add(key)
         yield [_NamedRoute(apps.servers, observed=each) for each in objects]
 
     async def changes(self, after: str | None) -> str:
-        """Return the mark of all servers and routes. Caddy has no call that waits."""
+        """Return a mark of all servers and routes. Caddy has no call that waits for a change."""
         del after
         return await self._api.etag(SERVERS)
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Read Caddy's counters of a route's backends: active requests, and failures."""
+        """Read Caddy's counters for a route's backends: active requests and failures."""
         observed = await self.read(external_name)
         if observed is None:
             return None
@@ -304,10 +304,10 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     # --- reading
 
     async def _servers(self) -> _Servers:
-        return _as(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
+        return _convert(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
 
     async def _read_route(self, name: str, servers: _Servers | None = None) -> _NamedRoute:
-        """Read the object of a name. ``servers`` that are known need not be read again."""
+        """Read the object with this name. Reads the ``servers`` only if they are not passed."""
         if servers is None:
             servers = await self._servers()
         certificate = await self._api.find(certificate_id(name))
@@ -320,9 +320,11 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             raise NotDoneError(f"route {name!r} was moved during the read")
         route, pair = part.content, None if certificate is None else certificate.content
         position = await asyncio.to_thread(_position_of, name, server.routes or ())
-        marks = marks_of(route)
-        stored_pair = None if pair is None else _as(Pair, pair)
-        certificate_state = await asyncio.to_thread(state, marks, stored_pair, self._allow)
+        marks = read_marks(route)
+        stored_pair = None if pair is None else _convert(Pair, pair)
+        certificate_state = await asyncio.to_thread(
+            compare_certificate, marks, stored_pair, self._allow
+        )
         self._secrecy.add(certificate_state.key)
         observed = as_object(name, route, match[1], server, position, certificate_state)
         return _NamedRoute(servers, part, match[1], certificate, observed)
@@ -334,7 +336,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         return native
 
     async def _files(self, fields: Fields) -> Files | None:
-        """Read the files of a certificate. After this, the key is hidden in Caddy's texts."""
+        """Read the files of a certificate. From then on, the key is redacted in messages."""
         tls: Fields | None = fields["tls"]
         if tls is None:
             return None
@@ -347,13 +349,13 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         try:
             return await self._files(fields)
         except NotDoneError:
-            marks = marks_of(native.route)
+            marks = read_marks(native.route)
             is_same = marks is not None and marks.tls == fields["tls"]
             if native.certificate is None or not is_same:
                 raise
             if not _is_certificate_of(uid, native.certificate):
                 raise
-            pair = _as(Pair, native.certificate.content)
+            pair = _convert(Pair, native.certificate.content)
             return Files(pair.certificate, pair.key)
 
     # --- changes
@@ -387,9 +389,9 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 if await self._create_together(servers, group):
                     return
             except (RefusedError, NotDoneError) as error:
-                if error.status is None:  # Caddy got no request
+                if error.status is None:  # Caddy received no request
                     raise
-                # One of them causes the refusal, and the others must still be created.
+                # One of them caused the refusal, but the others must still be created.
         for each in group:
             try:
                 each.settle(await self._create_alone(servers, each))
@@ -402,7 +404,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         """Insert all routes of a group; False if nothing was done because an id is in use."""
         fields = group[0].fields
         for each in group:
-            _usable_server(servers, each.fields)
+            _find_usable_server(servers, each.fields)
         listing = await self._api.get(f"{SERVERS}/{fields['server']}/routes")
         routes: list[CaddyRoute] = list(listing.content or ())
         if not routes:
@@ -412,17 +414,17 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         if response.status_code != HTTPStatus.OK:
             return False
         for each in group:
-            each.settle(_with(servers, fields, routes))
+            each.settle(_replace_routes(servers, fields, routes))
         return True
 
     async def _create_alone(self, servers: _Servers, creation: _Creation) -> _Servers | None:
         """Insert a route; None if its id is in use."""
         fields, route = creation.fields, creation.route
-        server = _usable_server(servers, fields)
+        server = _find_usable_server(servers, fields)
         routes = server.routes or ()
         index = await asyncio.to_thread(_index, creation.name, route, routes)
         path = f"{SERVERS}/{fields['server']}/routes"
-        if server.routes is None:  # Caddy would take one route for the list of them
+        if server.routes is None:  # Caddy would mistake a single route for the list
             response = await self._api.change("PUT", path, [route])
         elif index == len(routes):
             response = await self._api.change("POST", path, route)
@@ -432,10 +434,10 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             return None
         if response.status_code != HTTPStatus.OK:
             raise caddy_refusal(response)
-        return _with(servers, fields, _insert(routes, index, route))
+        return _replace_routes(servers, fields, _insert(routes, index, route))
 
     async def _write(self, name: str, native: _NamedRoute, route: CaddyRoute) -> list[CaddyRoute]:
-        """Write a route at its current place, or at its new one, and return all routes."""
+        """Write a route in its current or its new position, and return all routes."""
         assert native.part is not None
         routes = native.servers[native.server_name].routes or ()
         new = [route if name_of(each) == name else each for each in routes]
@@ -452,11 +454,11 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         await self._change("PATCH", listing, new_routes)
         return new_routes
 
-    async def _keep_certificate(
+    async def _write_certificate(
         self, action: Action, part: Part | None, uid: str, files: Files | None
     ) -> None:
         """Load a route's certificate into Caddy, or remove it."""
-        pair = None if part is None else _as(Pair, part.content)
+        pair = None if part is None else _convert(Pair, part.content)
         if part is not None and pair is not None and not is_own_certificate(pair):
             if files is None:
                 return
@@ -482,7 +484,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
 
     async def _add_certificate(self, entry: Fields) -> None:
         configuration = (await self._api.get(TLS)).content
-        tls = _as(_Tls, configuration or {})
+        tls = _convert(_Tls, configuration or {})
         if configuration is None:
             method, path, content = "PUT", TLS, {"certificates": {"load_pem": [entry]}}
         elif tls.certificates is None:
@@ -500,7 +502,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             await self._change("DELETE", part)
 
     async def _change(self, method: str, part: Part, content: object = None) -> None:
-        """Change a part that is unchanged since it was read."""
+        """Change a part if it has not changed since it was read."""
         response = await self._api.change(method, part.path, content, if_match=part.etag)
         if response.status_code == HTTPStatus.PRECONDITION_FAILED:
             raise NotDoneError(f"{part.path} was changed during the write")
@@ -509,19 +511,19 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
 
 
 def _is_certificate_of(uid: str, part: Part) -> bool:
-    return certificate_tag(uid) in (_as(Pair, part.content).tags or ())
+    return certificate_tag(uid) in (_convert(Pair, part.content).tags or ())
 
 
-def _as(struct: type[_T], content: Any) -> _T:
-    """Read a part of the configuration. A part of another form belongs to another client."""
+def _convert(struct: type[_T], content: Any) -> _T:
+    """Convert a part of the configuration. Raises ``NotDoneError`` for an unknown form."""
     try:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
         raise NotDoneError(f"Caddy's configuration has an unknown form: {error}") from None
 
 
-def _usable_server(servers: _Servers, fields: Fields) -> CaddyServer:
-    """Return the server of a route. Raises ``NotDoneError`` if it cannot contain the route yet."""
+def _find_usable_server(servers: _Servers, fields: Fields) -> CaddyServer:
+    """Return the server of a route. Raises ``NotDoneError`` if it cannot serve the route yet."""
     name: str = fields["server"]
     server = servers.get(name)
     if server is None:
@@ -549,32 +551,32 @@ def _insert(routes: Sequence[CaddyRoute], index: int, route: CaddyRoute) -> list
 
 
 def _index(name: str, route: CaddyRoute, other_routes: Sequence[CaddyRoute]) -> int:
-    return place(reach(route, name), _reaches(other_routes))
+    return find_index(reach(route, name), _compute_reaches(other_routes))
 
 
 def _insert_all(routes: Sequence[CaddyRoute], group: Sequence[_Creation]) -> list[CaddyRoute]:
-    """Return routes with those of a group inserted at their places."""
-    result, reaches = list(routes), _reaches(routes)
+    """Return the routes, with those of a group inserted by rank."""
+    result, reaches = list(routes), _compute_reaches(routes)
     for each in group:
         own = reach(each.route, each.name)
-        index = place(own, reaches)
+        index = find_index(own, reaches)
         result.insert(index, each.route)
         reaches.insert(index, own)
     return result
 
 
-def _with(servers: _Servers, fields: Fields, routes: list[CaddyRoute]) -> _Servers:
-    """Return the servers, one of them with its current routes."""
+def _replace_routes(servers: _Servers, fields: Fields, routes: list[CaddyRoute]) -> _Servers:
+    """Return the servers, with current routes for one of them."""
     name: str = fields["server"]
     return {**servers, name: msgspec.structs.replace(servers[name], routes=routes)}
 
 
-def _reaches(routes: Sequence[CaddyRoute]) -> list[Reach]:
+def _compute_reaches(routes: Sequence[CaddyRoute]) -> list[Reach]:
     return [reach(each, name_of(each) or "a route without an id") for each in routes]
 
 
 def _position_of(name: str, routes: Sequence[CaddyRoute]) -> Position:
-    for route, position in zip(routes, positions(_reaches(routes)), strict=True):
+    for route, position in zip(routes, positions(_compute_reaches(routes)), strict=True):
         if name_of(route) == name:
             return position
     return Position(False, None)
@@ -583,15 +585,17 @@ def _position_of(name: str, routes: Sequence[CaddyRoute]) -> Position:
 def _objects(
     apps: _Apps, allow: Allow, unreadable: Unreadable
 ) -> tuple[list[ExternalObject], set[str]]:
-    """Return all routes that have a name, in the order of their names, and the keys of files."""
+    """Return all named routes, ordered by name, and the private keys that were read."""
     pairs = {str(each.id): each for each in apps.pairs if each.id is not None}
     objects: list[ExternalObject] = []
     keys = set[str]()
     for server_name, server in apps.servers.items():
         routes = server.routes or ()
-        for route, position in zip(routes, positions(_reaches(routes)), strict=True):
+        for route, position in zip(routes, positions(_compute_reaches(routes)), strict=True):
             if (name := name_of(route)) is not None:
-                certificate_state = state(marks_of(route), pairs.get(certificate_id(name)), allow)
+                certificate_state = compare_certificate(
+                    read_marks(route), pairs.get(certificate_id(name)), allow
+                )
                 keys.add(certificate_state.key)
                 converted = unreadable.convert_or_record(
                     partial(
@@ -605,7 +609,7 @@ def _objects(
 
 @contextmanager
 def _mark_partly_done(description: str) -> Generator[None]:
-    """Mark a failure: a part of the action was done, and its repeat continues it."""
+    """Mark a failure as partial: part of the action was done, and a retry resumes it."""
     try:
         yield
     except UnknownResultError:

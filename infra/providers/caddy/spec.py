@@ -17,7 +17,7 @@ from reconciler.provider.kind import READY, Readiness
 
 HTTP: Final = "http"
 HTTPS: Final = "https"
-"""The servers of Caddy's configuration for routes that do not name one."""
+"""Default servers for routes that do not name one."""
 
 DEFAULT_BALANCING: Final = "round_robin"
 DEFAULT_RETRY_SECONDS: Final = 0.0
@@ -31,11 +31,11 @@ _HOST: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _BACKEND: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
-def _about(text: str, **rules: Any) -> msgspec.Meta:
+def _meta(text: str, **rules: Any) -> msgspec.Meta:
     return msgspec.Meta(description=text, **rules)
 
 
-# Caddy takes {...} for a placeholder and * for any text, so neither is allowed here.
+# Caddy treats {...} as a placeholder and * as a wildcard, so neither is allowed here.
 _Path = Annotated[str, msgspec.Meta(pattern=r"^/[^\s*{}?#%\\]*(?!\n)$", max_length=1024)]
 _FilePath = Annotated[str, msgspec.Meta(pattern=r"^/[^\x00\n]*(?!\n)$", max_length=4096)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.001, le=86_400)]
@@ -48,12 +48,12 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="cam
 
 
 class Backend(_Part, frozen=True):
-    """An address and a port from two references."""
+    """A backend whose address and port are separate, so that each can be a reference."""
 
     address: Annotated[
-        str, _about("Host name or IP address of the backend.", min_length=1, max_length=253)
+        str, _meta("Host name or IP address of the backend.", min_length=1, max_length=253)
     ]
-    port: Annotated[int, _about("Port of the backend.", ge=1, le=MAX_PORT)]
+    port: Annotated[int, _meta("Port of the backend.", ge=1, le=MAX_PORT)]
 
 
 class HealthCheck(_Part, frozen=True):
@@ -61,12 +61,12 @@ class HealthCheck(_Part, frozen=True):
 
     path: Annotated[
         _Path,
-        _about("Path that Caddy requests from each backend. A status of 200 to 299 means healthy."),
+        _meta("Path that Caddy requests from each backend. A status of 200 to 299 means healthy."),
     ]
-    interval_seconds: Annotated[_Seconds, _about("Seconds between two checks.")] = (
+    interval_seconds: Annotated[_Seconds, _meta("Seconds between two checks.")] = (
         DEFAULT_INTERVAL_SECONDS
     )
-    timeout_seconds: Annotated[_Seconds, _about("Maximum duration of one check, in seconds.")] = (
+    timeout_seconds: Annotated[_Seconds, _meta("Maximum duration of one check, in seconds.")] = (
         DEFAULT_TIMEOUT_SECONDS
     )
 
@@ -74,10 +74,8 @@ class HealthCheck(_Part, frozen=True):
 class CertificateFiles(_Part, frozen=True):
     """Files with the certificate of the hosts and its key, on the machine of the roles."""
 
-    certificate_file: Annotated[
-        _FilePath, _about("Path of the certificate with its chain, in PEM.")
-    ]
-    key_file: Annotated[_FilePath, _about("Path of its private key, in PEM without a password.")]
+    certificate_file: Annotated[_FilePath, _meta("Path of the certificate with its chain, in PEM.")]
+    key_file: Annotated[_FilePath, _meta("Path of its private key, in PEM without a password.")]
 
 
 class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -85,7 +83,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
     backends: Annotated[
         list[str | Backend],
-        _about(
+        _meta(
             "Servers that receive the requests, as ADDRESS:PORT or {address, port}. With an empty"
             " list, Caddy responds with 503."
         ),
@@ -93,7 +91,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     ]
     hosts: Annotated[
         list[str],
-        _about(
+        _meta(
             "Host names and IP addresses to match. *.example.org matches any one label. Default: "
             "all."
         ),
@@ -101,7 +99,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     ] = []
     paths: Annotated[
         list[_Path],
-        _about(
+        _meta(
             "Path prefixes to match, by whole segments: /api matches /api and /api/..., but not "
             "/apis. Default: all."
         ),
@@ -109,24 +107,24 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     ] = []
     server: Annotated[
         _Server | None,
-        _about("Server in Caddy's configuration. Default: https with tls, otherwise http."),
+        _meta("Server in Caddy's configuration. Default: https with tls, otherwise http."),
     ] = None
     tls: Annotated[
         CertificateFiles | None,
-        _about("Certificate of the hosts: files on the machine of the roles. Requires hosts."),
+        _meta("Certificate of the hosts: files on the machine of the roles. Requires hosts."),
     ] = None
     balancing: Annotated[
         Balancing,
-        _about(
+        _meta(
             "Policy that selects the backend. The order of the backends matters only with first."
         ),
     ] = DEFAULT_BALANCING
     retry_seconds: Annotated[
         Annotated[float, msgspec.Meta(ge=0, le=3600)],
-        _about("Seconds that a request waits while no backend can be reached."),
+        _meta("Seconds that a request waits while no backend can be reached."),
     ] = DEFAULT_RETRY_SECONDS
     health_check: Annotated[
-        HealthCheck | None, _about("Health check of the backends. Caddy makes the requests.")
+        HealthCheck | None, _meta("Health check of the backends. Caddy makes the requests.")
     ] = None
 
     def __post_init__(self) -> None:
@@ -144,7 +142,7 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
 
 class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """Outputs of a route, and the routes that take its requests."""
+    """Outputs of a route, including the route that receives its requests instead."""
 
     urls: Annotated[list[str], msgspec.Meta(description="URLs of the route, at most 100.")]
     listen: Annotated[list[str], msgspec.Meta(description="Addresses that its server listens on.")]
@@ -162,7 +160,7 @@ class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
 
 def _check_host(host: str) -> None:
     lower = host.lower().removesuffix(".")
-    if _HOST.fullmatch(lower) is not None and len(lower) <= 253:  # noqa: PLR2004 - of DNS
+    if _HOST.fullmatch(lower) is not None and len(lower) <= 253:  # noqa: PLR2004 - the limit of DNS
         return
     try:
         ipaddress.ip_address(host)
@@ -190,7 +188,7 @@ def dial_address(backend: str | Backend) -> str:
 def uses(fields: Fields) -> Sequence[HostUse]:
     """Return which addresses and certificate files of the host a route uses (ADR 0060).
 
-    Caddy resolves the names of backends itself, at each connection.
+    Caddy resolves the names of backends itself, on each connection.
     """
     host_uses: list[HostUse] = []
     for backend in fields.get("backends") or ():

@@ -1,8 +1,8 @@
-"""Disks in image files, and where they are mounted: the kinds ``Disk`` and ``Attachment``.
+"""Disks in image files, and their mounts: the kinds ``Disk`` and ``Attachment``.
 
-``disk`` and ``attachment`` are the kinds with their providers. They share the folder and its locks
-(``folder``), the image files and their marks (``images``), the attached and mounted disks
-(``attachments``), the data of a filesystem (``superblock``), and those of the kernel: loop devices
-(``loops``), mounts and their users (``mounts``). ``programs`` runs the programs that make, check,
-grow and mount. The pages are docs/kinds/disk.md and docs/kinds/attachment.md.
+``disk`` and ``attachment`` define the kinds with their providers. They share the folder and its
+locks (``folder``), the image files and their marks (``images``), the attached and mounted disks
+(``attachments``), a filesystem's metadata (``superblock``), and the kernel's state: loop devices
+(``loops``), and mounts with their users (``mounts``). ``programs`` runs mkfs, mount and the like.
+The pages are docs/kinds/disk.md and docs/kinds/attachment.md.
 """

@@ -1,6 +1,6 @@
 """The kind ``Attachment``: a disk that is attached and mounted, as a separate resource.
 
-``attachments`` describes what it records, and why there.
+``attachments`` explains what is recorded, and where.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from infra.providers.disks.attachments import (
     Attachment,
     AttachmentMark,
     Attachments,
-    machine,
+    read_kernel_state,
 )
-from infra.providers.disks.disk import HINT_OF_LOST
+from infra.providers.disks.disk import DELETED_IMAGE_HINT
 from infra.providers.disks.folder import (
     ATTACHMENT_SUFFIX,
     ATTACHMENTS,
@@ -34,8 +34,8 @@ from infra.providers.disks.folder import (
     DiskFolder,
     name_problem,
 )
-from infra.providers.disks.images import Image, image_of
-from infra.providers.disks.mounts import mount_at, mounts, users_of
+from infra.providers.disks.images import Image, read_open_image
+from infra.providers.disks.mounts import describe_users, mount_at, mounts
 from infra.providers.disks.programs import (
     REFUSED,
     ProgramResult,
@@ -62,9 +62,9 @@ from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 _T = TypeVar("_T")
-_WAITS: Final = HTTPStatus.CONFLICT
-_OPTIONS: Final = "nodev,nosuid,errors=remount-ro"
-"""A user who can write to a disk must not get devices or another user's rights from it."""
+_WAITING_STATUS: Final = HTTPStatus.CONFLICT
+_MOUNT_OPTIONS: Final = "nodev,nosuid,errors=remount-ro"
+"""A user who can write to a disk must not gain devices or another user's rights from it."""
 
 
 class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -90,7 +90,7 @@ class AttachmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class AttachmentOutputs(msgspec.Struct, frozen=True):
-    """Where a disk is mounted, by which device, and whether its image was deleted."""
+    """A disk's mount point and device, and whether its image was deleted."""
 
     path: Annotated[str, msgspec.Meta(description="Mount point: ROOT/mounts/NAME.")]
     device: Annotated[
@@ -105,14 +105,14 @@ class AttachmentOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of an attachment's fields: all of them."""
+    """Return the canonical form of an attachment's fields, with the defaults."""
     return {"readOnly": False, "mounted": True, **fields}
 
 
 def ready(fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return whether the disk can be used. Without its image, it is lost at the next restart."""
+    """Return whether the disk is usable. If its image was deleted, a restart loses the data."""
     if observed.outputs.get("alarm") == IMAGE_DELETED:
-        hint = HINT_OF_LOST.format(device=observed.outputs.get("device", "its device"))
+        hint = DELETED_IMAGE_HINT.format(device=observed.outputs.get("device", "its device"))
         return Readiness(
             False, IMAGE_DELETED, f"the image was deleted while it was attached; {hint}"
         )
@@ -136,18 +136,18 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         return name_problem(external_name)
 
     async def find(self, external_name: str) -> Attachment | None:
-        """Read an attachment, or what else is mounted at its place."""
+        """Read an attachment, or another mount at its mount point."""
         return await self._folder.step(lambda: self._attachments.find(external_name))
 
     async def create_object(self, action: Action) -> Attachment:
-        """Record the attachment, then attach and mount; an earlier attempt continues."""
+        """Record the attachment, then attach and mount the disk, or resume an earlier attempt."""
         is_repeated = await self._step(lambda: self._record_attachment(action))
-        if is_repeated and await self._step(lambda: self._find_complete(action)) is not None:
+        if is_repeated and await self._step(lambda: self._find_matching(action)) is not None:
             raise ConflictError(f"attachment {action.external_name!r} already exists")
         if action.fields["mounted"]:
             await self._step(lambda: self._attach(action))
             await self._step(lambda: self._mount(action))
-        attachment = await self._step(lambda: self._find_complete(action))
+        attachment = await self._step(lambda: self._find_matching(action))
         if attachment is None:
             raise UnknownResultError("the attachment was changed right after its creation")
         return attachment
@@ -155,11 +155,11 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     async def update_object(
         self, action: Action, existing: ExistingObject[Attachment]
     ) -> Attachment:
-        """Mount, unmount, or change how it is mounted."""
+        """Mount, unmount or remount the disk."""
         attachment, desired = existing.native, action.fields
         _check_change(attachment, action)
         if attachment.mark is not None and attachment.mark.mounted != desired["mounted"]:
-            await self._step(lambda: self._intend(action))
+            await self._step(lambda: self._record_intent(action))
         if not desired["mounted"]:
             await self._step(lambda: self._unmount(action))
             await self._step(lambda: self._detach(action))
@@ -174,24 +174,25 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         """Unmount and detach the disk when it is no longer in use."""
         if existing.native.mark is None:
             raise RefusedError(
-                f"another client mounted {existing.native.place}, so Reconciler never unmounts it"
+                f"another client mounted {existing.native.mount_path}, so Reconciler never "
+                "unmounts it"
             )
         _check_not_lost(existing.native)
         await self._step(lambda: self._unmount(action))
         await self._step(lambda: self._detach(action))
-        await self._step(lambda: self._forget(action))
+        await self._step(lambda: self._remove_record(action))
 
     def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[Attachment]]:
-        """List the attachments of a scope, and what else is mounted at such places."""
+        """List the attachments in a scope, and other mounts at such mount points."""
         del unreadable
         return self._folder.pages(
             scope, page_size, self._attachments.names, self._attachments.read_all
         )
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Read how full a mounted disk is."""
+        """Read a mounted disk's total, used and free space."""
         self.check_name(external_name)
         return await self._folder.step(lambda: self._attachments.space(external_name))
 
@@ -205,9 +206,9 @@ class AttachmentsProvider(NamedObjects[Attachment]):
     # --- in a thread: creation
 
     def _record_attachment(self, action: Action) -> bool:
-        """Record what is to be mounted. Return whether an earlier attempt did that.
+        """Record the attachment. Return whether an earlier attempt did.
 
-        Everything that can be refused is refused here, before any effect.
+        Checks every reason for a refusal first, before any effect.
         """
         name, disk = action.external_name, action.fields["disk"]
         with self._attachments.disk(disk) as file:
@@ -220,14 +221,14 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                 _check_usable(action, file)
                 self._check_free(name, disk, file)
             except NotDoneError as error:
-                raise NotDoneError(error.message, status=_WAITS) from None
+                raise NotDoneError(error.message, status=_WAITING_STATUS) from None
             uid = f"attachment-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
             self._folder.root.mark()
             self._attachments.write(name, _mark(action, uid), is_new=True)
         return False
 
     def _check_free(self, name: str, disk: str, file: int | None) -> None:
-        """Raise ``NotDoneError`` if another attachment has the disk, or files are at the place."""
+        """Raise ``NotDoneError`` if the disk or the mount point is in use."""
         for other_name in self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, ""):
             mark = self._attachments.read_mark(other_name)
             if other_name != name and mark is not None and mark.disk == disk:
@@ -235,22 +236,22 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                     f"disk {disk!r} is in use by attachment {other_name!r}; Reconciler attaches it "
                     "here after that attachment is deleted"
                 )
-        kernel = machine()
-        for loop in () if file is None else image_of(file, disk, kernel.loops).attached:
-            if places := kernel.places_of(loop):
+        kernel = read_kernel_state()
+        for loop in () if file is None else read_open_image(file, disk, kernel.loops).attached:
+            if mount_paths := kernel.mount_paths_of(loop):
                 raise build_waiting_error(
-                    f"disk {disk!r} is mounted at {', '.join(places)} by another client; "
+                    f"disk {disk!r} is mounted at {', '.join(mount_paths)} by another client; "
                     "Reconciler attaches it here after it is unmounted there"
                 )
         with self._attachments.mount_point(name) as point:
             if point is not None and os.listdir(point):  # noqa: PTH208 - an open folder
-                place = self._attachments.place_at(name)
+                mount_path = self._attachments.mount_path_of(name)
                 raise build_waiting_error(
-                    f"{place} contains files, which a mount would hide; move them away"
+                    f"{mount_path} contains files, which a mount would hide; move them away"
                 )
 
     def _attach(self, action: Action) -> None:
-        """Attach the disk to a loop device. An existing one is used, so that it never has two."""
+        """Attach the disk to a loop device, unless it is attached: it must never have two."""
         disk = action.fields["disk"]
         with self._attachments.disk(disk) as file:
             image = _check_usable(action, file)
@@ -278,7 +279,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                 assert point is not None
                 if os.listdir(point):  # noqa: PTH208 - an open folder
                     raise build_waiting_error(
-                        f"{attachment.place} contains files, which a mount would hide; "
+                        f"{attachment.mount_path} contains files, which a mount would hide; "
                         "move them away"
                     )
                 result = run(
@@ -289,18 +290,18 @@ class AttachmentsProvider(NamedObjects[Attachment]):
                     files=(file, point),
                 )
                 if result.code != 0:
-                    # Another attachment may just have unmounted it, and the kernel released the
+                    # Another attachment may have just unmounted it, so the kernel released the
                     # device.
                     if not loops.belongs_to(image.attached[0], image.file_stat):
                         raise build_waiting_error(f"disk {disk!r} was detached during the call")
                     raise _build_mount_error(
                         build_program_error(
-                            result, f"mounting disk {disk!r} at {attachment.place} failed"
+                            result, f"mounting disk {disk!r} at {attachment.mount_path} failed"
                         ),
                         attachment,
                     )
 
-    def _find_complete(self, action: Action) -> Attachment | None:
+    def _find_matching(self, action: Action) -> Attachment | None:
         """Return the attachment if it matches the declaration."""
         attachment = self._attachments.find(action.external_name)
         if attachment is None:
@@ -310,8 +311,8 @@ class AttachmentsProvider(NamedObjects[Attachment]):
 
     # --- in a thread: change and deletion
 
-    def _intend(self, action: Action) -> None:
-        """Record first whether it is to be mounted. A crash then leaves a difference to detect."""
+    def _record_intent(self, action: Action) -> None:
+        """Record first whether to mount the disk, so that a crash leaves a difference to detect."""
         name = action.external_name
         attachment = self._attachments.find(name)
         if attachment is None or attachment.mark is None:
@@ -326,7 +327,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
             raise UnknownResultError("the disk is no longer mounted")
         _check_same_object(attachment, action)
         options = f"remount,{_options(action)}"
-        result = self._run(None, "mount", "-c", "-o", options, "--", attachment.place)
+        result = self._run(None, "mount", "-c", "-o", options, "--", attachment.mount_path)
         if result.code != 0:
             raise self._build_busy_error(
                 result, attachment, "Reconciler remounts it when it is no longer in use"
@@ -354,28 +355,28 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         _check_same_object(attachment, action)
         _check_not_lost(attachment)
         assert attachment.loop is not None
-        kernel = machine()
-        other_places = [
-            each for each in kernel.places_of(attachment.loop) if each != attachment.place
+        kernel = read_kernel_state()
+        other_paths = [
+            each for each in kernel.mount_paths_of(attachment.loop) if each != attachment.mount_path
         ]
-        if other_places:
+        if other_paths:
             raise build_waiting_error(
-                f"{attachment.loop.path} is also mounted at {', '.join(other_places)}; Reconciler "
-                f"unmounts {attachment.place} after it is unmounted there"
+                f"{attachment.loop.path} is also mounted at {', '.join(other_paths)}; Reconciler "
+                f"unmounts {attachment.mount_path} after it is unmounted there"
             )
-        result = self._run(None, "umount", "-c", "--", attachment.place)
-        if result.code != 0 and mount_at(attachment.place, mounts()) is not None:
+        result = self._run(None, "umount", "-c", "--", attachment.mount_path)
+        if result.code != 0 and mount_at(attachment.mount_path, mounts()) is not None:
             raise self._build_busy_error(
                 result, attachment, "Reconciler unmounts it when it is no longer in use"
             )
 
     def _check_not_covered(self, attachment: Attachment) -> None:
         """Raise ``NotDoneError`` if another mount covers our own mount."""
-        kernel = machine()
+        kernel = read_kernel_state()
         for mount in kernel.mounts:
             loop = kernel.loop_of(mount)
             if (
-                mount.place == attachment.place
+                mount.mount_path == attachment.mount_path
                 and loop
                 and self._attachments.belongs_to(loop, attachment.disk)
             ):
@@ -390,18 +391,18 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         with self._attachments.disk(disk) as file:
             if file is None:
                 return
-            kernel = machine()
-            image = image_of(file, disk, kernel.loops)
+            kernel = read_kernel_state()
+            image = read_open_image(file, disk, kernel.loops)
             for loop in image.attached:
-                if places := kernel.places_of(loop):
+                if mount_paths := kernel.mount_paths_of(loop):
                     raise build_waiting_error(
-                        f"disk {disk!r} ({loop.path}) is mounted at {', '.join(places)} by "
+                        f"disk {disk!r} ({loop.path}) is mounted at {', '.join(mount_paths)} by "
                         "another client; Reconciler detaches it after it is unmounted there"
                     )
                 loops.detach(loop, image.file_stat)
 
-    def _forget(self, action: Action) -> None:
-        """Remove the mount point, if it is an empty folder, and then the record."""
+    def _remove_record(self, action: Action) -> None:
+        """Remove the mount point if it is an empty folder, then the record."""
         name = action.external_name
         attachment = self._attachments.find(name)
         if attachment is None or attachment.mark is None:
@@ -409,7 +410,7 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         _check_same_object(attachment, action)
         with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
             if folder is not None:
-                with suppress(OSError):  # files or mounts of other clients stay
+                with suppress(OSError):  # keep other clients' files and mounts
                     os.rmdir(name, dir_fd=folder)
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}") as folder:
             if folder is not None:
@@ -421,9 +422,9 @@ class AttachmentsProvider(NamedObjects[Attachment]):
         self, result: ProgramResult, attachment: Attachment, next_step: str
     ) -> ReconcilerError:
         if "busy" in result.output.lower():
-            users = users_of(attachment.place, mounts())
-            return build_waiting_error(f"{attachment.place} is in use by {users}; {next_step}")
-        return build_program_error(result, attachment.place)
+            users = describe_users(attachment.mount_path, mounts())
+            return build_waiting_error(f"{attachment.mount_path} is in use by {users}; {next_step}")
+        return build_program_error(result, attachment.mount_path)
 
     def _run(self, file: int | None, program: str, *arguments: str) -> ProgramResult:
         files = () if file is None else (file,)
@@ -443,18 +444,18 @@ def _mark(action: Action, uid: str) -> AttachmentMark:
 
 
 def _options(action: Action) -> str:
-    return f"{'ro' if action.fields['readOnly'] else 'rw'},{_OPTIONS}"
+    return f"{'ro' if action.fields['readOnly'] else 'rw'},{_MOUNT_OPTIONS}"
 
 
 def _check_usable(action: Action, file: int | None) -> Image:
-    """Return a disk that can be mounted; raises ``NotDoneError`` if there is none.
+    """Return the disk. Raises ``NotDoneError`` if it cannot be mounted.
 
-    A disk of another namespace looks the same as one that does not exist.
+    A disk in another namespace is reported as missing.
     """
     disk = action.fields["disk"]
     if file is None:
         raise build_waiting_error(f"disk {disk!r} does not exist (yet)")
-    image = image_of(file, disk)
+    image = read_open_image(file, disk)
     if image.mark is None:
         raise build_waiting_error(
             f"another client created disk {disk!r}; it is not mounted until a Disk adopts it"
@@ -467,7 +468,7 @@ def _check_usable(action: Action, file: int | None) -> Image:
 
 
 def _check_change(attachment: Attachment, action: Action) -> None:
-    """Raise for a change that is impossible, or must wait for another client."""
+    """Raise if the change is impossible, or must wait for another client."""
     if action.fields["disk"] != attachment.disk:
         raise RefusedError(
             f"attachment {attachment.name!r} belongs to disk {attachment.disk!r}; declare another "
@@ -475,17 +476,17 @@ def _check_change(attachment: Attachment, action: Action) -> None:
         )
     if attachment.mark is None and not attachment.is_mounted:
         raise RefusedError(
-            f"{attachment.place} has another mount ({attachment.disk}), which Reconciler neither "
-            "adopts nor unmounts; unmount it"
+            f"{attachment.mount_path} has another mount ({attachment.disk}), which Reconciler "
+            "neither adopts nor unmounts; unmount it"
         )
     _check_not_lost(attachment)
     _check_not_foreign(attachment)
 
 
 def _check_same_object(attachment: Attachment, action: Action) -> None:
-    """Raise ``ConflictError`` if another attachment has the name in the meantime.
+    """Raise ``ConflictError`` if another attachment has taken the name.
 
-    The permit of a call may take long between two steps.
+    Between two steps, waiting for a call permit may take long.
     """
     check_uid(attachment.as_object(), action)
     is_own = attachment.mark is not None and attachment.mark.key == action.idempotency_key
@@ -495,7 +496,7 @@ def _check_same_object(attachment: Attachment, action: Action) -> None:
 
 def _check_not_lost(attachment: Attachment) -> None:
     if attachment.is_lost and attachment.loop is not None:
-        hint = HINT_OF_LOST.format(device=attachment.loop.path)
+        hint = DELETED_IMAGE_HINT.format(device=attachment.loop.path)
         raise build_waiting_error(
             f"the image of disk {attachment.disk!r} was deleted while it was attached; {hint}"
         )
@@ -504,13 +505,13 @@ def _check_not_lost(attachment: Attachment) -> None:
 def _check_not_foreign(attachment: Attachment) -> None:
     if attachment.is_foreign and attachment.mount is not None:
         raise build_waiting_error(
-            f"{attachment.place} has another mount ({attachment.mount.source}), which Reconciler "
-            "never unmounts; unmount it"
+            f"{attachment.mount_path} has another mount ({attachment.mount.source}), which "
+            "Reconciler never unmounts; unmount it"
         )
 
 
 def _build_mount_error(error: ReconcilerError, attachment: Attachment) -> ReconcilerError:
-    """Return why a disk is not mounted. Without a reason to wait, the attachment is half done."""
+    """Return the error for a failed mount. If waiting cannot help, it has the attachment."""
     if not isinstance(error, NotDoneError) or error.status != REFUSED:
         return error
     return RefusedError(
@@ -526,7 +527,7 @@ def _build_name_conflict(attachment: Attachment) -> ConflictError:
     reason = (
         "already exists"
         if attachment.mark
-        else f"has a mount of another client at {attachment.place}"
+        else f"has another client's mount at {attachment.mount_path}"
     )
     return ConflictError(
         f"attachment {attachment.name!r} {reason}", obstacle=attachment.as_object()

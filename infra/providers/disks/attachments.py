@@ -1,11 +1,11 @@
-"""Attached and mounted disks: the state of the kernel, and a record of each attachment.
+"""Attached and mounted disks: the kernel's state, and a record of each attachment.
 
-The record is a small file beside the mount points. The mount itself cannot store it: an attribute
-of its folder is hidden under it, one of the image would belong to the disk, and neither the loop
-device nor the mount survives a restart of the machine. The file does, so a disk that was mounted
-before a restart is repaired, and still is ours.
+The record is a small file next to the mount points. The mount itself cannot store it: the mount
+hides an attribute of its mount point, an attribute of the image would belong to the disk, and
+neither the loop device nor the mount survives a reboot. The file does, so after a reboot, the disk
+is mounted again and is still ours.
 
-Everything here blocks, and raises ``OSError`` unchanged.
+All functions block, and raise ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from infra.providers.disks.folder import (
     DiskFolder,
     lock_image,
     name_problem,
-    place_of,
+    resolve_path,
     segment_of,
 )
 from infra.providers.disks.loops import Loop
@@ -45,7 +45,7 @@ MAX_MARK_BYTES: Final = 64 * 1024
 
 
 class AttachmentMark(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """The content of the file of an attachment."""
+    """The content of an attachment's file."""
 
     uid: str
     key: str
@@ -59,8 +59,8 @@ _mark_decoder = msgspec.json.Decoder(AttachmentMark)
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
-class Machine(NamedTuple):
-    """The state of the kernel, read once for a listing."""
+class KernelState(NamedTuple):
+    """The kernel's loop devices and mounts, read once for a listing."""
 
     loops: list[Loop]
     mounts: list[Mount]
@@ -71,20 +71,20 @@ class Machine(NamedTuple):
             return None
         return next((each for each in self.loops if each.number == mount.device), None)
 
-    def places_of(self, loop: Loop) -> list[str]:
+    def mount_paths_of(self, loop: Loop) -> list[str]:
         """Return the mount points of a loop device in this mount namespace."""
-        return [each.place for each in self.mounts if each.device == loop.number]
+        return [each.mount_path for each in self.mounts if each.device == loop.number]
 
 
 class Attachment(NamedTuple):
-    """An attachment: its record, and what is at its place."""
+    """An attachment: its record, and the mount at its mount point."""
 
     name: str
-    place: str
+    mount_path: str
     mark: AttachmentMark | None
     mount: Mount | None
-    loop: Loop | None  # of the mount, or of a disk that is attached and not mounted there
-    is_mounted: bool  # and it is this disk
+    loop: Loop | None  # of the mount, or of the disk if it is attached but not mounted there
+    is_mounted: bool  # whether the mount is this disk
     disk: str
 
     @property
@@ -94,11 +94,11 @@ class Attachment(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether something else is at its place."""
+        """Whether something else is mounted there."""
         return self.mount is not None and not self.is_mounted
 
     def as_object(self) -> ExternalObject:
-        """Convert it, with the state of its mount."""
+        """Return the attachment as an object, with the state of its mount."""
         mark, mount = self.mark, self.mount
         if mark is None:
             assert mount is not None
@@ -107,9 +107,9 @@ class Attachment(NamedTuple):
             uid, is_mounted = mark.uid, self.is_mounted
             is_read_only = mount.is_read_only if self.is_mounted and mount else mark.read_only
             if not mark.mounted and self.loop is not None:
-                is_mounted = True  # it is to be detached, and still is attached
+                is_mounted = True  # it should be detached, but is still attached
         fields: Fields = {"disk": self.disk, "readOnly": is_read_only, "mounted": is_mounted}
-        outputs: Fields = {"path": self.place}
+        outputs: Fields = {"path": self.mount_path}
         if self.loop is not None and (self.is_mounted or self.is_lost):
             outputs["device"] = self.loop.path
         if self.is_lost:
@@ -126,9 +126,9 @@ class Attachment(NamedTuple):
         )
 
 
-def machine() -> Machine:
-    """Read the current state of the kernel."""
-    return Machine(loops.loops(), mounts())
+def read_kernel_state() -> KernelState:
+    """Read the kernel's current loop devices and mounts."""
+    return KernelState(loops.loops(), mounts())
 
 
 class Attachments:
@@ -137,30 +137,30 @@ class Attachments:
     def __init__(self, folder: DiskFolder) -> None:
         self._folder = folder
 
-    def find(self, name: str, kernel: Machine | None = None) -> Attachment | None:
-        """Return an attachment, or what else is mounted at its place; None if there is neither."""
-        mark, state = self.read_mark(name), kernel or machine()
-        place = self.place_at(name)
-        mount = mount_at(place, state.mounts)
+    def find(self, name: str, kernel: KernelState | None = None) -> Attachment | None:
+        """Return an attachment, or another mount at its mount point; None if there is neither."""
+        mark, state = self.read_mark(name), kernel or read_kernel_state()
+        mount_path = self.mount_path_of(name)
+        mount = mount_at(mount_path, state.mounts)
         if mark is None and mount is None:
             return None
         loop = state.loop_of(mount)
         if mark is None:
             disk = None if loop is None else self.disk_of(loop)
             source = disk or (mount.source if mount else "")
-            return Attachment(name, place, None, mount, loop, disk is not None, source)
+            return Attachment(name, mount_path, None, mount, loop, disk is not None, source)
         if loop is not None and self.belongs_to(loop, mark.disk):
-            return Attachment(name, place, mark, mount, loop, True, mark.disk)
+            return Attachment(name, mount_path, mark, mount, loop, True, mark.disk)
         attached = next((each for each in state.loops if self.belongs_to(each, mark.disk)), None)
-        return Attachment(name, place, mark, mount, attached, False, mark.disk)
+        return Attachment(name, mount_path, mark, mount, attached, False, mark.disk)
 
     def disk_of(self, loop: Loop) -> str | None:
-        """Return the disk of this folder to which a loop device belongs."""
+        """Return the disk in this folder that a loop device belongs to; None if there is none."""
         name = loop.file_name.removesuffix(IMAGE_SUFFIX)
         return name if name_problem(name) is None and self.belongs_to(loop, name) else None
 
     def belongs_to(self, loop: Loop, disk: str) -> bool:
-        """Return whether a loop device belongs to a disk, or to its previous image."""
+        """Return whether a loop device belongs to a disk, or to its deleted image."""
         with self._folder.image_folder() as folder:
             if folder is None:
                 return False
@@ -168,7 +168,7 @@ class Attachments:
             if loop.file_name != segment:
                 return False
             if loop.is_deleted:
-                return loop.file == f"{place_of(folder)}/{segment}"
+                return loop.file == f"{resolve_path(folder)}/{segment}"
             file_stat = stat_of(folder, segment)
             return (
                 file_stat is not None
@@ -177,31 +177,31 @@ class Attachments:
             )
 
     def names(self, prefix: str) -> list[str]:
-        """Return the names of attachments, and of other mounts at such places."""
+        """Return the names of attachments, and of other mounts at such mount points."""
         recorded = self._folder.names(ATTACHMENTS, ATTACHMENT_SUFFIX, prefix)
         with self._folder.root.folder_of(f"{MOUNTS}/") as folder:
             if folder is None:
                 return recorded
-            start = f"{place_of(folder)}/"
+            start = f"{resolve_path(folder)}/"
         mounted_names = [
-            each.place.removeprefix(start)
+            each.mount_path.removeprefix(start)
             for each in mounts()
-            if each.place.startswith(start + prefix)
+            if each.mount_path.startswith(start + prefix)
         ]
         return list({*recorded, *(each for each in mounted_names if name_problem(each) is None)})
 
     def read_all(self, names: list[str]) -> list[Attachment]:
-        """Return attachments by their names, with one read of the kernel's devices and mounts."""
-        kernel = machine()
+        """Return the named attachments, and read the kernel's state only once."""
+        kernel = read_kernel_state()
         attachments = (self.find(name, kernel) for name in names)
         return [each for each in attachments if each is not None]
 
     def space(self, name: str) -> Fields | None:
-        """Return how full a mounted disk is."""
+        """Return a mounted disk's total, used and free bytes."""
         attachment = self.find(name)
         if attachment is None or not attachment.is_mounted:
             return None
-        space = os.statvfs(attachment.place)
+        space = os.statvfs(attachment.mount_path)
         size = space.f_frsize
         return {
             "totalBytes": space.f_blocks * size,
@@ -209,21 +209,21 @@ class Attachments:
             "freeBytes": space.f_bavail * size,
         }
 
-    def place_at(self, name: str) -> str:
-        """Return the path of a mount point in the form that mounts have."""
+    def mount_path_of(self, name: str) -> str:
+        """Return the path of a mount point as mountinfo shows it."""
         with self._folder.root.folder_of(f"{MOUNTS}/{name}") as folder:
             return (
                 str(self._folder.root.path / MOUNTS / name)
                 if folder is None
-                else (f"{place_of(folder)}/{name}")
+                else (f"{resolve_path(folder)}/{name}")
             )
 
     @contextmanager
     def mount_point(self, name: str, *, make: bool = False) -> Generator[int | None]:
-        """Open the folder to mount at. Raises ``RefusedError`` if it is not a folder."""
+        """Open a mount point. Raises ``RefusedError`` if it is not a folder."""
         with self._folder.root.folder_of(f"{MOUNTS}/{name}/", make=make) as folder:
             if folder is None and (make or self._has_entry(name)):
-                raise RefusedError(f"{self.place_at(name)} is not a directory; remove it")
+                raise RefusedError(f"{self.mount_path_of(name)} is not a directory; remove it")
             yield folder
 
     def _has_entry(self, name: str) -> bool:
@@ -232,7 +232,7 @@ class Attachments:
 
     @contextmanager
     def disk(self, disk: str) -> Generator[int | None]:
-        """Open and lock a disk's image, so that it is neither deleted nor resized."""
+        """Open and lock a disk's image, which prevents its deletion and growth."""
         with self._folder.image_folder() as folder:
             if folder is None:
                 yield None
@@ -257,7 +257,7 @@ class Attachments:
                 os.close(file)
 
     def write(self, name: str, mark: AttachmentMark, *, is_new: bool) -> None:
-        """Write the complete file of an attachment; replace an older one only if told so."""
+        """Write an attachment's file atomically. Replace an existing file unless ``is_new``."""
         segment = f"{name}{ATTACHMENT_SUFFIX}"
         with self._folder.root.folder_of(f"{ATTACHMENTS}/{name}", make=True) as folder:
             assert folder is not None

@@ -1,8 +1,7 @@
 """The kind ``Disk``: an image file with an ext4 filesystem, which can grow.
 
-The image is built under a name made of the action's key, and gets its own name in the last step, by
-a link that replaces nothing. So an image with a disk's name is complete, and no program that makes
-filesystems ever runs on it.
+The image is built under a name derived from the action's key. The last step links it to the disk's
+name, and replaces nothing. So an image with a disk's name is complete, and mkfs never runs on it.
 """
 
 from __future__ import annotations
@@ -28,10 +27,16 @@ from infra.providers.disks.folder import (
     DiskFolder,
     lock_image,
     name_problem,
-    place_of,
+    resolve_path,
     segment_of,
 )
-from infra.providers.disks.images import DiskMark, Image, filesystem_uuid, image_of, read_image
+from infra.providers.disks.images import (
+    DiskMark,
+    Image,
+    filesystem_uuid,
+    read_image,
+    read_open_image,
+)
 from infra.providers.disks.mounts import Mount, mounts
 from infra.providers.disks.programs import (
     ProgramResult,
@@ -40,7 +45,7 @@ from infra.providers.disks.programs import (
     proc_path,
     run,
 )
-from infra.providers.disks.superblock import FILESYSTEM, superblock_of
+from infra.providers.disks.superblock import FILESYSTEM, read_superblock
 from infra.providers.file_errors import mark_unknown_result, settle
 from infra.providers.file_root import is_same_file, temporary_name
 from reconciler.errors import (
@@ -64,8 +69,8 @@ BLOCK_BYTES: Final = 4096
 _T = TypeVar("_T")
 _CAP_SYS_RESOURCE: Final = 24
 _FSCK_REPAIRED: Final = 1
-_WAITS: Final = HTTPStatus.CONFLICT
-HINT_OF_LOST: Final = (
+_WAITING_STATUS: Final = HTTPStatus.CONFLICT
+DELETED_IMAGE_HINT: Final = (
     "its bytes remain only in {device}, which Reconciler never detaches; copy them (dd "
     "if={device} of=FILE), then unmount and detach the device"
 )
@@ -105,18 +110,18 @@ class DiskOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of a disk's fields: all of them."""
+    """Return the canonical form of a disk's fields, with the defaults."""
     return {"filesystem": FILESYSTEM, "label": "", **fields}
 
 
 def loses(fields: Fields | None, observed: ExternalObject) -> str:
-    """Report that a deletion loses all data. A change loses none."""
+    """Describe the data that a deletion would lose. An update loses none."""
     return f"all data of disk {observed.name}" if fields is None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Disk:
-    """An image under its name."""
+    """A disk with its image."""
 
     name: str
     image: Image
@@ -145,16 +150,16 @@ class DisksProvider(NamedObjects[_Disk]):
         return await self._folder.step(lambda: self._read(external_name))
 
     async def create_object(self, action: Action) -> _Disk:
-        """Create an image beside its place, and link it there; an earlier attempt continues."""
+        """Build an image under a temporary name, then link it, or resume an earlier attempt."""
         await self._unfinished_step(lambda: self._create_file(action))
         await self._unfinished_step(lambda: self._mark(action))
-        await self._unfinished_step(lambda: self._keep_space(action))
+        await self._unfinished_step(lambda: self._reserve_space(action))
         await self._unfinished_step(lambda: self._make_filesystem(action))
         await self._step(lambda: self._publish(action))
         return await self._step(lambda: self._finish(action))
 
     async def update_object(self, action: Action, existing: ExistingObject[_Disk]) -> _Disk:
-        """Grow the disk, or change its label or labels, unless it changed after it was found."""
+        """Grow the disk, or change its label or labels, if it has not changed since it was read."""
         version = existing.object.version
         image = await self._folder.step(lambda: self._check_change(action, version))
         if image.size_bytes < action.fields["sizeBytes"]:
@@ -172,7 +177,7 @@ class DisksProvider(NamedObjects[_Disk]):
     def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Disk]]:
-        """List the disks of a scope; an unfinished image is not a disk."""
+        """List the disks in a scope. An unfinished image is not a disk."""
         del unreadable
         return self._folder.pages(
             scope,
@@ -189,16 +194,16 @@ class DisksProvider(NamedObjects[_Disk]):
         return await self._folder.step(function, writes=True)
 
     async def _unfinished_step(self, function: Callable[[], _T]) -> _T:
-        """Execute a step on the unfinished image, which is no disk yet."""
+        """Run a step on the unfinished image, which is not a disk yet."""
         with self._permit.outside_of_action():
             return await self._step(function)
 
     # --- in a thread: creation
 
     def _create_file(self, action: Action) -> None:
-        """Create an empty file under a name of the key, or find the leftover of a crash.
+        """Create an empty file under the temporary name, unless an earlier attempt did.
 
-        Everything that can be refused is refused here, before any effect.
+        Checks every reason for a refusal first, before any effect.
         """
         name, file_name = action.external_name, _temporary_name(action)
         with self._folder.image_folder(make=True) as folder:
@@ -213,12 +218,14 @@ class DisksProvider(NamedObjects[_Disk]):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(file_name, flags, 0o600, dir_fd=folder)
             try:
-                current_size = os.fstat(file).st_size  # nothing, or everything
-                shortage = images.missing_space(file, action.fields["sizeBytes"] - current_size)
+                current_size = os.fstat(file).st_size  # zero, or the full size
+                shortage = images.describe_missing_space(
+                    file, action.fields["sizeBytes"] - current_size
+                )
                 if shortage:
                     os.unlink(file_name, dir_fd=folder)
                     raise NotDoneError(
-                        f"disk {name!r}: not enough space: {shortage}", status=_WAITS
+                        f"disk {name!r}: not enough space: {shortage}", status=_WAITING_STATUS
                     )
             finally:
                 os.close(file)
@@ -227,22 +234,22 @@ class DisksProvider(NamedObjects[_Disk]):
         with self._open_unfinished(action) as (_folder, file):
             images.write_mark(file, images.build_mark(action))
 
-    def _keep_space(self, action: Action) -> None:
+    def _reserve_space(self, action: Action) -> None:
         with self._open_unfinished(action) as (folder, file):
             if os.fstat(file).st_size == action.fields["sizeBytes"]:
                 return
             try:
-                images.keep_space(file, action.fields["sizeBytes"])
+                images.reserve_space(file, action.fields["sizeBytes"])
             except NotDoneError:
-                # now the claim that nothing was done is true
+                # the error reports that nothing was done
                 os.unlink(_temporary_name(action), dir_fd=folder)
                 raise
 
     def _make_filesystem(self, action: Action) -> None:
-        """Make the filesystem, unless it exists: mkfs writes its superblock last."""
+        """Create the filesystem, unless it is complete: mkfs writes the superblock last."""
         uuid = filesystem_uuid(action.idempotency_key)
         with self._open_unfinished(action) as (folder, file):
-            block = superblock_of(file)
+            block = read_superblock(file)
             if block is not None and block.uuid == uuid and block.is_clean:
                 return
             if os.fstat(file).st_nlink != 1:
@@ -250,7 +257,7 @@ class DisksProvider(NamedObjects[_Disk]):
                     f"disk {action.external_name!r} already exists; Reconciler never formats an "
                     "existing image"
                 )
-            # -F: it is a file and no device. nodiscard: a discard would free the reserved space.
+            # -F: it is a file, not a device. nodiscard: a discard would free the reserved space.
             options = ["-F", "-q", "-b", str(BLOCK_BYTES), "-m", "0", "-U", str(uuid)]
             options += ["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"]
             options += ["-L", action.fields["label"], "--", proc_path(file)]
@@ -261,9 +268,9 @@ class DisksProvider(NamedObjects[_Disk]):
                 files=(file,),
             )
             if result.code != 0:
-                os.unlink(_temporary_name(action), dir_fd=folder)  # no effect that a client sees
+                os.unlink(_temporary_name(action), dir_fd=folder)  # no effect visible to clients
                 error = build_program_error(result, f"disk {action.external_name!r}")
-                raise NotDoneError(str(error), status=_WAITS)
+                raise NotDoneError(str(error), status=_WAITING_STATUS)
             os.fsync(file)
 
     def _publish(self, action: Action) -> None:
@@ -312,7 +319,7 @@ class DisksProvider(NamedObjects[_Disk]):
         description = f"disk {action.external_name!r}"
         with self._folder.image_folder() as folder:
             if folder is None:
-                raise UnknownResultError("the directory of images was deleted")
+                raise UnknownResultError("the image directory was deleted")
             with lock_image(folder, _temporary_name(action), description) as file:
                 if file is None:
                     raise UnknownResultError(f"the unfinished image of {description} was deleted")
@@ -323,7 +330,7 @@ class DisksProvider(NamedObjects[_Disk]):
     def _check_change(self, action: Action, version: str | None) -> Image:
         name, desired = action.external_name, action.fields
         with self._open_own_image(action) as (_folder, file):
-            image = image_of(file, name)
+            image = read_open_image(file, name)
             observed = self._disk(name, image).as_object()
             if observed.version != version:
                 raise ConflictError(f"disk {name!r} has changed since it was read")
@@ -339,7 +346,7 @@ class DisksProvider(NamedObjects[_Disk]):
                     "and copy the data"
                 )
             if desired["sizeBytes"] > image.size_bytes:
-                shortage = images.missing_space(
+                shortage = images.describe_missing_space(
                     file, desired["sizeBytes"] - image.file_stat.st_size
                 )
                 if shortage:
@@ -352,15 +359,15 @@ class DisksProvider(NamedObjects[_Disk]):
     def _grow_image(self, action: Action) -> None:
         with self._open_own_image(action) as (_folder, file):
             if os.fstat(file).st_size < action.fields["sizeBytes"]:
-                images.keep_space(file, action.fields["sizeBytes"])
+                images.reserve_space(file, action.fields["sizeBytes"])
 
     def _grow_filesystem(self, action: Action) -> None:
         name = action.external_name
         with self._open_own_image(action) as (_folder, file):
-            image = image_of(file, action.external_name)
+            image = read_open_image(file, action.external_name)
             mounted = _check_can_grow(name, image, mounts())
             for loop in image.attached:
-                loops.take_up_size(loop.path)
+                loops.update_size(loop.path)
             path = image.attached[0].path if image.attached else proc_path(file)
             if not mounted:
                 # A filesystem that was mounted must be checked before it is resized.
@@ -376,7 +383,7 @@ class DisksProvider(NamedObjects[_Disk]):
 
     def _relabel(self, action: Action) -> None:
         with self._open_own_image(action) as (_folder, file):
-            attached = image_of(file, action.external_name).attached
+            attached = read_open_image(file, action.external_name).attached
             path = attached[0].path if attached else proc_path(file)
             result = _run(file, "tune2fs", "-L", action.fields["label"], path)
             if result.code != 0:
@@ -386,29 +393,29 @@ class DisksProvider(NamedObjects[_Disk]):
         name = action.external_name
         with self._open_own_image(action) as (_folder, file):
             mark = DiskMark(
-                uid=image_of(file, name).uid,
+                uid=read_open_image(file, name).uid,
                 key=action.idempotency_key,
                 size_bytes=action.fields["sizeBytes"],
                 labels=action.labels,
             )
             images.write_mark(file, mark)
-            return self._disk(name, image_of(file, name))
+            return self._disk(name, read_open_image(file, name))
 
     def _delete(self, action: Action) -> None:
         name = action.external_name
         with self._open_own_image(action) as (folder, file):
-            image = image_of(file, name)
+            image = read_open_image(file, name)
             if image.attached:
                 raise build_waiting_error(
-                    f"disk {name!r} is attached as {_describe_places(image, mounts())}; Reconciler "
-                    "deletes it after it is detached"
+                    f"disk {name!r} is attached as {_describe_attachment(image, mounts())}; "
+                    "Reconciler deletes it after it is detached"
                 )
             os.unlink(segment_of(name), dir_fd=folder)
             settle(folder)
 
     @contextmanager
     def _open_own_image(self, action: Action) -> Generator[tuple[int, int]]:
-        """Open and lock the disk of an action. Raises if it is missing or another one."""
+        """Open and lock the disk of an action. Raises if it is missing or was replaced."""
         name = action.external_name
         with self._folder.image_folder() as folder:
             if folder is None:
@@ -416,7 +423,7 @@ class DisksProvider(NamedObjects[_Disk]):
             with lock_image(folder, segment_of(name), f"disk {name!r}") as file:
                 if file is None:
                     raise self.missing_error(action)
-                check_uid(self._disk(name, image_of(file, name)).as_object(), action)
+                check_uid(self._disk(name, read_open_image(file, name)).as_object(), action)
                 yield folder, file
 
     # --- in a thread: reads
@@ -443,7 +450,7 @@ def _build_name_conflict(name: str) -> ConflictError:
 
 
 def _remove_temporary_name(folder: int, action: Action) -> None:
-    """Remove the name under which the image was built, if the image has its own."""
+    """Remove the image's temporary name, if it also has the disk's name."""
     if is_same_file(folder, _temporary_name(action), segment_of(action.external_name)):
         with mark_unknown_result():
             os.unlink(_temporary_name(action), dir_fd=folder)
@@ -451,7 +458,7 @@ def _remove_temporary_name(folder: int, action: Action) -> None:
 
 
 def _run(file: int, program: str, *arguments: str) -> ProgramResult:
-    """Run a program that changes a filesystem with data. It continues if the caller gives up."""
+    """Run a program that changes a filesystem with data, even if the caller times out."""
     return run(program, *arguments, timeout_seconds=None, files=(file,))
 
 
@@ -460,34 +467,34 @@ def _temporary_name(action: Action) -> str:
 
 
 def _check_not_lost(folder: int, name: str) -> None:
-    """Raise ``NotDoneError`` while the image that had the name is attached without a name.
+    """Raise ``NotDoneError`` while a deleted image with this name is still attached.
 
-    Its data still exist. A new, empty disk of the name would hide that.
+    Its data still exists, which a new, empty disk with the name would hide.
     """
-    place = f"{place_of(folder)}/{segment_of(name)}"
+    path = f"{resolve_path(folder)}/{segment_of(name)}"
     for loop in loops.loops():
-        if loop.is_deleted and loop.file == place:
-            hint = HINT_OF_LOST.format(device=loop.path)
+        if loop.is_deleted and loop.file == path:
+            hint = DELETED_IMAGE_HINT.format(device=loop.path)
             raise NotDoneError(
                 f"the image of disk {name!r} was deleted while it was attached; {hint}",
-                status=_WAITS,
+                status=_WAITING_STATUS,
             )
 
 
 def _check_can_grow(name: str, image: Image, all_mounts: list[Mount]) -> bool:
-    """Return whether it is mounted. Raises ``NotDoneError`` if it cannot grow in its state."""
+    """Return whether the disk is mounted. Raises ``NotDoneError`` if it cannot grow now."""
     numbers = {loop.number for loop in image.attached}
     mounted = [each for each in all_mounts if each.device in numbers]
     if not mounted:
         return False
     if mounted[0].is_read_only:
         raise build_waiting_error(
-            f"disk {name!r} is mounted read-only at {mounted[0].place}; it grows after it is "
+            f"disk {name!r} is mounted read-only at {mounted[0].mount_path}; it grows after it is "
             "mounted writable or detached"
         )
     if not _may_resize():
         raise build_waiting_error(
-            f"disk {name!r} is mounted at {mounted[0].place}, and the worker may not grow a "
+            f"disk {name!r} is mounted at {mounted[0].mount_path}, and the worker may not grow a "
             "mounted filesystem; give the worker CAP_SYS_RESOURCE, or detach the disk"
         )
     return True
@@ -500,12 +507,12 @@ def _may_resize() -> bool:
     return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
 
 
-def _describe_places(image: Image, all_mounts: list[Mount]) -> str:
-    places: list[str] = []
+def _describe_attachment(image: Image, all_mounts: list[Mount]) -> str:
+    devices: list[str] = []
     for loop in image.attached:
-        at = [each.place for each in all_mounts if each.device == loop.number]
-        places.append(f"{loop.path}, mounted at {' and '.join(at)}" if at else loop.path)
-    return "; ".join(places)
+        paths = [each.mount_path for each in all_mounts if each.device == loop.number]
+        devices.append(f"{loop.path}, mounted at {' and '.join(paths)}" if paths else loop.path)
+    return "; ".join(devices)
 
 
 DISK = Kind(

@@ -1,10 +1,10 @@
-"""The folder of a configuration: images, attachments and mount points, and calls to it in threads.
+"""The folder of a ProviderConfig with images, attachments and mount points, accessed in threads.
 
 ::
 
     ROOT/images/NAME.img          a disk
-    ROOT/attachments/NAME.json    what is known of an attachment
-    ROOT/mounts/NAME              where it is mounted
+    ROOT/attachments/NAME.json    the record of an attachment
+    ROOT/mounts/NAME              its mount point
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def name_problem(name: str) -> str | None:
 
 
 class DiskFolder:
-    """A root, and the threads that work in it."""
+    """A root folder, and the threads that access it."""
 
     def __init__(self, config: ProviderConfigSpec, permit: CallPermit) -> None:
         self.root = FileRoot(root_path(config.endpoint))
@@ -59,9 +59,9 @@ class DiskFolder:
         self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_CALLS, thread_name_prefix="disks")
 
     async def step(self, function: Callable[[], _T], *, writes: bool = False) -> _T:
-        """Execute one step in a thread when the permit allows.
+        """Run one step in a thread when the permit allows it.
 
-        Each is atomic, or can be repeated.
+        Each step is atomic or can be repeated.
         """
         await self._permit.before_request()
         try:
@@ -100,7 +100,7 @@ class DiskFolder:
     # --- in a thread
 
     def names(self, folder: str, suffix: str, prefix: str) -> list[str]:
-        """Return the names of a folder's regular files. Old leftovers of a crash are removed."""
+        """Return the names of a folder's regular files. Removes old leftovers of crashes."""
         start = f"{folder}/"
         files = self.root.entries(folder, start + prefix).files
         disk_names = [
@@ -110,7 +110,7 @@ class DiskFolder:
 
     @contextmanager
     def image_folder(self, *, make: bool = False) -> Generator[int | None]:
-        """Open the folder of images."""
+        """Open the folder with the images."""
         with self.root.folder_of(f"{IMAGES}/", make=make) as folder:
             yield folder
 
@@ -120,21 +120,21 @@ class DiskFolder:
 
 
 def segment_of(disk: str) -> str:
-    """Return the name of a disk's image."""
+    """Return the file name of a disk's image."""
     return f"{disk}{IMAGE_SUFFIX}"
 
 
-def place_of(folder: int) -> str:
-    """Return the path of an open folder in the form that mounts have."""
-    return os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115 - text, no path
+def resolve_path(folder: int) -> str:
+    """Return the path of an open folder as mountinfo shows it."""
+    return os.readlink(f"/proc/self/fd/{folder}")  # noqa: PTH115 - text, not a path
 
 
 @contextmanager
 def lock_image(folder: int, segment: str, description: str) -> Generator[int | None]:
-    """Open and lock an image for one step; None if there is none.
+    """Open and lock an image for one step; None if it does not exist.
 
-    A program that inherits it keeps the lock until it ends, even if this process ended before. So
-    nothing is done to an image to which a mkfs or a resize2fs of a dead worker still writes.
+    A program that inherits the file keeps the lock until it exits, even if this process exits
+    first. So no step touches an image to which a dead worker's mkfs or resize2fs still writes.
     """
     file_stat = stat_of(folder, segment)
     if file_stat is None:
@@ -160,8 +160,8 @@ def lock_image(folder: int, segment: str, description: str) -> Generator[int | N
                 raise build_waiting_error(f"{description} was deleted or replaced during the call")
             yield file
         finally:
-            # Closing is not enough, because a program that another thread is just starting inherits
-            # it too.
+            # Closing is not enough, because a program that another thread is starting may inherit
+            # the file.
             fcntl.flock(file, fcntl.LOCK_UN)
     finally:
         os.close(file)

@@ -1,7 +1,7 @@
 """Image files: their marks, their filesystems, and their reserved space.
 
-The mark is an extended attribute of the image, so it moves with it. Everything here blocks, and
-raises ``OSError`` unchanged.
+The mark is an extended attribute of the image, so it moves with it. All functions block, and
+raise ``OSError`` unchanged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from infra.providers.answers import UNDECODABLE
 from infra.providers.disks import loops
 from infra.providers.disks.folder import segment_of
 from infra.providers.disks.loops import Loop
-from infra.providers.disks.programs import build_waiting_error, is_full
-from infra.providers.disks.superblock import Superblock, superblock_of
+from infra.providers.disks.programs import build_waiting_error, is_out_of_space
+from infra.providers.disks.superblock import Superblock, read_superblock
 from infra.providers.file_attributes import MAX_ATTRIBUTE_BYTES, uid_of_inode
 from infra.providers.file_root import open_file
 from reconciler.errors import RefusedError
@@ -47,7 +47,7 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Image(NamedTuple):
-    """An image with its state."""
+    """The state of an image."""
 
     file_stat: os.stat_result
     mark: DiskMark | None
@@ -57,9 +57,9 @@ class Image(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the disk: that of its filesystem, once this is known to be complete.
+        """The size of the disk, as far as its filesystem has grown.
 
-        If a crash prevented the growth of the filesystem in a grown image, the old size counts.
+        If a crash kept the filesystem of a grown image from growing, it is the old size.
         """
         size, mark = self.file_stat.st_size, self.mark
         if mark is None or size < mark.size_bytes:
@@ -68,7 +68,7 @@ class Image(NamedTuple):
         return size if is_grown else mark.size_bytes
 
     def as_object(self, name: str, path: str) -> ExternalObject:
-        """Return it as an object."""
+        """Return the image as an object."""
         block = self.superblock
         fields: Fields = {
             "sizeBytes": self.size_bytes,
@@ -78,7 +78,7 @@ class Image(NamedTuple):
         outputs: Fields = {"path": path, "sizeBytes": self.size_bytes}
         if block is not None:
             outputs["uuid"] = str(block.uuid)
-        # No times, because writes to a mounted disk change those of its image.
+        # Without times, because writes to a mounted disk change the times of its image.
         state = _encoder.encode((self.mark, fields, self.file_stat.st_ino))
         return ExternalObject(
             name=name,
@@ -92,41 +92,41 @@ class Image(NamedTuple):
 
 
 def filesystem_uuid(key: str) -> UUID:
-    """Return the uuid of the filesystem that an action with this key makes."""
+    """Return the uuid of the filesystem that an action with this key creates."""
     return uuid5(_KEYS, key)
 
 
 def read_image(folder: int, disk: str, attached: list[Loop] | None = None) -> Image | None:
-    """Read the state of a disk's image; None if there is none."""
+    """Read the state of a disk's image; None if it does not exist."""
     file = open_file(folder, segment_of(disk))
     if file is None:
         return None
     try:
-        return image_of(file, disk, attached)
+        return read_open_image(file, disk, attached)
     finally:
         os.close(file)
 
 
-def image_of(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
+def read_open_image(file: int, disk: str, attached: list[Loop] | None = None) -> Image:
     """Read the state of an open image.
 
-    While it is attached, the superblock is that of the device.
+    While it is attached, read the superblock from the device.
     """
     file_stat = os.fstat(file)
-    mark = _mark_of(file)
+    mark = _read_mark(file)
     all_loops = loops.loops() if attached is None else attached
     attached_loops = loops.attached_of(file_stat, segment_of(disk), all_loops)
     if attached_loops:
         with loops.open_loop(attached_loops[0], file_stat) as device:
-            block = superblock_of(file if device is None else device)
+            block = read_superblock(file if device is None else device)
     else:
-        block = superblock_of(file)
+        block = read_superblock(file)
     uid = mark.uid if mark is not None else uid_of_inode(file, file_stat)
     return Image(file_stat, mark, block, attached_loops, uid)
 
 
 def write_mark(file: int, mark: DiskMark) -> None:
-    """Mark an image. Raises ``RefusedError`` where that is not possible."""
+    """Mark an image. Raises ``RefusedError`` if that is not possible."""
     encoded = _encoder.encode(mark)
     if len(encoded) > MAX_ATTRIBUTE_BYTES:
         raise RefusedError(
@@ -155,7 +155,7 @@ def build_mark(action: Action) -> DiskMark:
     )
 
 
-def _mark_of(file: int) -> DiskMark | None:
+def _read_mark(file: int) -> DiskMark | None:
     try:
         return _mark_decoder.decode(os.getxattr(file, ATTRIBUTE))
     except UNDECODABLE:
@@ -169,8 +169,8 @@ def _mark_of(file: int) -> DiskMark | None:
 # --- space
 
 
-def missing_space(file: int, more_bytes: int) -> str:
-    """Describe the free space of a folder if it is less than these bytes; None otherwise."""
+def describe_missing_space(file: int, more_bytes: int) -> str:
+    """Describe the free space if it is less than ``more_bytes``; empty if it is not."""
     space = os.fstatvfs(file)
     free_bytes = space.f_bavail * space.f_frsize
     return (
@@ -180,19 +180,19 @@ def missing_space(file: int, more_bytes: int) -> str:
     )
 
 
-def keep_space(file: int, size_bytes: int) -> None:
+def reserve_space(file: int, size_bytes: int) -> None:
     """Set the size of an image, and reserve all of its space.
 
-    Raises ``NotDoneError`` without space, and leaves the image unchanged.
+    Raises ``NotDoneError`` if space is missing, and then leaves the image unchanged.
     """
     old_size = os.fstat(file).st_size
     try:
         os.posix_fallocate(file, old_size, size_bytes - old_size)
     except OSError as error:
         os.ftruncate(file, old_size)  # unused: no filesystem extends that far
-        if is_full(error):
+        if is_out_of_space(error):
             raise build_waiting_error(
-                f"no space left in the directory of disks: {error.strerror}"
+                f"no space left in the disk directory: {error.strerror}"
             ) from None
         if error.errno == errno.EFBIG:
             raise RefusedError(

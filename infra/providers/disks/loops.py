@@ -1,8 +1,8 @@
 """Loop devices: their files, their sizes, and how to detach them.
 
-The kernel's sysfs lists them. Only the device itself shows whether it belongs to a certain file: a
-path may be of another mount namespace, or of an earlier file. Only devices whose file has the right
-name are opened, because an open device cannot be detached. Everything here blocks.
+The kernel lists them in sysfs. Only the device itself shows whether it belongs to a given file,
+because a path may belong to another mount namespace or to an earlier file. Only devices whose file
+has the right name are opened, because an open device cannot be detached. All functions block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if sys.platform != "win32":
 
 _SYSFS: Final = Path("/sys/block")
 _DELETED: Final = " (deleted)"
-_GONE: Final = frozenset({errno.ENXIO, errno.ENODEV, errno.ENOENT})
+_DETACHED_ERRORS: Final = frozenset({errno.ENXIO, errno.ENODEV, errno.ENOENT})
 
 _GET_STATUS: Final = 0x4C05  # LOOP_GET_STATUS64
 _SET_CAPACITY: Final = 0x4C07
@@ -34,13 +34,13 @@ _STATUS_BYTES: Final = 232
 
 _MAX_POLLS: Final = 50
 _POLL_SECONDS: Final = 0.02
-"""Time for which other programs, such as an observer or udev, may have a device open to read it."""
+"""Interval between polls while other programs, such as udev, may have a device open to read it."""
 
 
 class Loop(NamedTuple):
     """A loop device that has a file.
 
-    ``number`` is that of mounts, ``backing`` that of the kernel.
+    ``number`` is major:minor, as in mountinfo. ``backing`` is the file's path, as in sysfs.
     """
 
     path: str
@@ -49,12 +49,12 @@ class Loop(NamedTuple):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its file has no name any longer, so that nothing else has the data."""
+        """Whether its file was deleted, so that only the device still has the data."""
         return self.backing.endswith(_DELETED)
 
     @property
     def file(self) -> str:
-        """The path of its file, or its last one."""
+        """The path of its file, or the last path if the file was deleted."""
         return self.backing.removesuffix(_DELETED)
 
     @property
@@ -69,11 +69,11 @@ def loops() -> list[Loop]:
     for backing in _SYSFS.glob("loop*/loop/backing_file"):
         folder = backing.parents[1]
         try:
-            # A newline within the name stays. Only the one that the kernel adds is removed.
+            # Remove only the newline that the kernel adds. The name may contain others.
             file = os.fsdecode(backing.read_bytes()).removesuffix("\n")
             number = (folder / "dev").read_text().strip()
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in _DETACHED_ERRORS:
                 raise
             continue  # detached in the meantime
         if file:
@@ -82,7 +82,7 @@ def loops() -> list[Loop]:
 
 
 def attached_of(file_stat: os.stat_result, name: str, all_loops: list[Loop]) -> tuple[Loop, ...]:
-    """Return the loop devices of a file whose name is also known."""
+    """Return the loop devices of a file with this name."""
     return tuple(
         each for each in all_loops if each.file_name == name and belongs_to(each, file_stat)
     )
@@ -94,7 +94,7 @@ def belongs_to(loop: Loop, file_stat: os.stat_result) -> bool:
         with open_device(loop.path) as device:
             return _is_backed_by(device, file_stat)
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in _DETACHED_ERRORS:
             return False
         raise
 
@@ -103,7 +103,7 @@ def _is_backed_by(device: int, file_stat: os.stat_result) -> bool:
     try:
         status = fcntl.ioctl(device, _GET_STATUS, bytes(_STATUS_BYTES))
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in _DETACHED_ERRORS:
             return False
         raise
     return struct.unpack_from("=QQ", status) == (file_stat.st_dev, file_stat.st_ino)
@@ -136,8 +136,8 @@ def open_device(path: str, flags: int = os.O_RDONLY) -> Generator[int]:
         os.close(device)
 
 
-def take_up_size(path: str) -> None:
-    """Let a loop device read the new size of its file."""
+def update_size(path: str) -> None:
+    """Make a loop device adopt the new size of its file."""
     with open_device(path, os.O_RDWR) as device:
         fcntl.ioctl(device, _SET_CAPACITY, 0)
 
@@ -159,18 +159,18 @@ def _open_exclusively(loop: Loop) -> Generator[int]:
 
 
 def detach(loop: Loop, file_stat: os.stat_result) -> None:
-    """Detach a loop device of a file that is mounted in no mount namespace.
+    """Detach a file's loop device, unless it is mounted in some mount namespace.
 
     Raises ``NotDoneError`` while it is. The kernel would accept the request and detach the device
-    later. So the device is claimed first, as a mount claims it.
+    later. So the device is claimed first, as a mount would claim it.
     """
     try:
         with _open_exclusively(loop) as device:
             if not _is_backed_by(device, file_stat):
-                return  # it belongs to another file now
+                return  # it now belongs to another file
             fcntl.ioctl(device, _CLEAR, 0)
     except OSError as error:
-        if error.errno in _GONE:
+        if error.errno in _DETACHED_ERRORS:
             return
         if error.errno == errno.EBUSY:
             raise build_waiting_error(

@@ -1,7 +1,7 @@
-"""Runs programs that make, check, grow, attach and mount: without a shell, with a time limit.
+"""Runs the programs that create, check, grow, attach and mount filesystems, without a shell.
 
-A program has no terminal and gets no signals, so Ctrl-C does not interrupt a mkfs. Files that it
-inherits stay locked until it has ended, even if the worker ends earlier.
+A program has no terminal and receives no signals, so Ctrl-C does not interrupt a mkfs. Files that
+it inherits stay locked until it exits, even if the worker exits first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PACKAGES: Mapping[str, str] = {
 _MAX_OUTPUT_CHARACTERS = 300
 _MAX_OUTPUT_BYTES = 4096
 REFUSED: Final = HTTPStatus.UNPROCESSABLE_ENTITY
-"""Status of a failure of one disk, which opens no breaker because the folder is usable."""
+"""Status of a single disk's failure, which opens no breaker because the folder is usable."""
 
 _NOT_PERMITTED: Final = (
     "permission denied",
@@ -49,7 +49,7 @@ _NO_LOOP: Final = ("cannot find an unused loop device", "no such file or directo
 
 
 class ProgramResult(NamedTuple):
-    """The exit of a program, and its output."""
+    """The exit status of a program, and its output."""
 
     program: str
     code: int
@@ -59,9 +59,9 @@ class ProgramResult(NamedTuple):
 def run(
     program: str, *arguments: str, timeout_seconds: float | None, files: tuple[int, ...] = ()
 ) -> ProgramResult:
-    """Run a program to its end. It inherits ``files``, as /proc/self/fd/NUMBER and for their locks.
+    """Run a program until it exits. It inherits ``files`` and their locks as /proc/self/fd/NUMBER.
 
-    Without ``timeout_seconds`` it is never killed, because a program that moves data must finish.
+    Without ``timeout_seconds``, it is never killed, because a program that moves data must finish.
 
     Raises ``ConfigurationError`` if it is not installed, ``UnknownResultError`` if it was killed.
     """
@@ -102,12 +102,12 @@ def _read_output(file: IO[bytes]) -> str:
 
 
 def proc_path(file: int) -> str:
-    """Return a path of an open file for a program that inherits it. No link can redirect it."""
+    """Return a path to an open file, for a program that inherits it. No link can redirect it."""
     return f"/proc/self/fd/{file}"
 
 
 def build_program_error(result: ProgramResult, context: str) -> ReconcilerError:
-    """Return why a program has failed, from its output."""
+    """Return the error for a failed program, based on its output."""
     text = result.output.lower()
     if any(each in text for each in _NOT_PERMITTED):
         return ConfigurationError(
@@ -128,17 +128,17 @@ def build_program_error(result: ProgramResult, context: str) -> ReconcilerError:
 
 
 def build_waiting_error(message: str) -> NotDoneError:
-    """Return an error that waits for something. The folder is usable, so no breaker opens."""
+    """Return the error of an action that must wait. No breaker opens: the folder is usable."""
     return NotDoneError(message, status=HTTPStatus.CONFLICT)
 
 
-def is_full(error: OSError) -> bool:
-    """Return whether space is missing."""
+def is_out_of_space(error: OSError) -> bool:
+    """Return whether an error means that no space is left."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def build_permission_error(error: OSError, context: str) -> ReconcilerError | None:
-    """Return the remedy for a refusal of the kernel; None if it has another cause."""
+    """Return an error with a remedy if the kernel denied permission; None otherwise."""
     if error.errno not in {errno.EACCES, errno.EPERM}:
         return None
     return ConfigurationError(

@@ -1,4 +1,4 @@
-"""The superblock of a filesystem of the ext family: read, and never written."""
+"""The superblock of a filesystem of the ext family, which is only read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILESYSTEM: Final = "ext4"
 _OFFSET = 1024
 _BYTES = 1024
 _MAGIC = 0xEF53
-_VALID = 0x1  # state: unmounted cleanly, or made completely
+_VALID = 0x1  # state: cleanly unmounted, or completely created
 _EXTENTS = 0x40  # features that ext2 and ext3 do not have
 _64_BIT = 0x80
 _MAX_BLOCK_BITS = 6  # above 1 KiB; the maximum of ext4 is 64 KiB
@@ -28,15 +28,15 @@ class Superblock(NamedTuple):
     is_clean: bool
 
 
-def superblock_of(file: int) -> Superblock | None:
-    """Read it from an open image or device; None if there is no such filesystem.
+def read_superblock(file: int) -> Superblock | None:
+    """Read the superblock of an open image or device; None if it has no such filesystem.
 
-    For a mounted filesystem, only the device has the current data of the kernel.
+    For a mounted filesystem, only the device has the kernel's current data.
     """
     data = os.pread(file, _BYTES, _OFFSET)
     if len(data) < _BYTES or _number("<H", data, 0x38) != _MAGIC:
         return None
-    # A damaged one would give a number with half a gigabyte of digits.
+    # A damaged superblock would yield a number with half a gigabyte of digits.
     block_bits = min(_number("<I", data, 0x18), _MAX_BLOCK_BITS)
     incompatible = _number("<I", data, 0x60)
     blocks = _number("<I", data, 0x4)

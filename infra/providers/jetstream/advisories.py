@@ -1,4 +1,4 @@
-"""Counts the server's advisories of changes: hints, like every feed of changes."""
+"""Counts the server's advisories about changes. Like every change feed, they are hints."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from reconciler.errors import NotDoneError
 
 PREFIX: Final = "$JS.EVENT.ADVISORY"
 STREAM_ADVISORIES: Final = tuple(
-    f"{PREFIX}.STREAM.{what}.*" for what in ("CREATED", "UPDATED", "DELETED")
+    f"{PREFIX}.STREAM.{verb}.*" for verb in ("CREATED", "UPDATED", "DELETED")
 )
 
 _MAX_WAIT_SECONDS: Final = 30.0
-_WAITING_SHARE: Final = 0.5
-"""Share of a call's time after which it reports that nothing changed."""
+_MAX_WAIT_FRACTION: Final = 0.5
+"""Fraction of the request timeout to wait before reporting no change."""
 
 
 class Advisories:
     """Counts advisories between and during the calls of ``changes``, with one subscription each.
 
-    ``is_news``: whether an advisory concerns the objects of the kind.
+    ``is_relevant``: whether an advisory concerns the objects of the kind.
     """
 
     def __init__(
-        self, api: JetStreamApi, subjects: Sequence[str], is_news: Callable[[Incoming], bool]
+        self, api: JetStreamApi, subjects: Sequence[str], is_relevant: Callable[[Incoming], bool]
     ) -> None:
         self._api = api
         self._subjects = subjects
-        self._is_news = is_news
-        self._wait_seconds = min(api.timeout_seconds * _WAITING_SHARE, _MAX_WAIT_SECONDS)
-        self._followed_client: Client | None = None
-        self._notices = ExitStack()
+        self._is_relevant = is_relevant
+        self._wait_seconds = min(api.timeout_seconds * _MAX_WAIT_FRACTION, _MAX_WAIT_SECONDS)
+        self._subscribed_client: Client | None = None
+        self._connection_callbacks = ExitStack()
         self._feed = uuid.uuid4().hex
         self._count = 0
         self._changed = asyncio.Event()
 
     async def changes(self, after: str | None) -> str:
-        """Wait some time for an advisory after the mark ``after``, and return the newest mark."""
+        """Wait a limited time for an advisory after ``after``, and return the newest mark."""
         client = await self._api.connection()
-        if client is not self._followed_client:
-            await self._follow(client)
+        if client is not self._subscribed_client:
+            await self._subscribe(client)
         if after == self._mark:
             self._changed.clear()
             try:
@@ -63,14 +63,14 @@ class Advisories:
         return self._mark
 
     def close(self) -> None:
-        """Stop counting. The subscriptions end with their connection."""
-        self._notices.close()
+        """Stop counting. The subscriptions end with the connection."""
+        self._connection_callbacks.close()
 
     @property
     def _mark(self) -> str:
         return f"{self._feed}.{self._count}"
 
-    async def _follow(self, client: Client) -> None:
+    async def _subscribe(self, client: Client) -> None:
         denials: list[Denial] = []
 
         def deny(denial: Denial) -> bool:
@@ -84,7 +84,7 @@ class Advisories:
         try:
             with on_denial(client, deny):
                 for subject in self._subjects:
-                    subscriptions.append(await subscribe(client, subject, self._take))  # noqa: PERF401
+                    subscriptions.append(await subscribe(client, subject, self._handle_advisory))  # noqa: PERF401
                 await client.flush(max(1, round(self._api.timeout_seconds)))
             is_followed = not denials
         except (nats.errors.Error, BusError) as error:
@@ -95,16 +95,16 @@ class Advisories:
                     await unsubscribe(subscription)
         if denials:
             raise NotDoneError(f"the user may not {denials[0].verb} {denials[0].subject!r}")
-        self._notices.close()
-        self._notices.enter_context(on_connection_change(client, self._note))
-        self._followed_client = client
-        self._note()
+        self._connection_callbacks.close()
+        self._connection_callbacks.enter_context(on_connection_change(client, self._count_change))
+        self._subscribed_client = client
+        self._count_change()
 
-    def _take(self, advisory: Incoming) -> None:
-        if self._is_news(advisory):
-            self._note()
+    def _handle_advisory(self, advisory: Incoming) -> None:
+        if self._is_relevant(advisory):
+            self._count_change()
 
-    def _note(self) -> None:
-        """Count a change, or a time without a connection, in which one may have been missed."""
+    def _count_change(self) -> None:
+        """Count a change, or a gap in the connection, in which one may have been missed."""
         self._count += 1
         self._changed.set()

@@ -1,7 +1,7 @@
-"""A connection to a foreign JetStream: each request sent once, each failure classified.
+"""A connection to an external JetStream that sends each request once and classifies each failure.
 
-The provider is a separate user there: it ignores the environment of the reconciler's own bus
-(``RECONCILER_CREDENTIALS`` and the like).
+It ignores the environment of Reconciler's own bus (``RECONCILER_CREDENTIALS`` and the like),
+because the provider logs in as a separate user.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from infra.jetstream.errors import (
     StreamFullError,
 )
 from infra.jetstream.identity import Login, parse_login
-from infra.providers.jetstream.subjects import reserved_of_stream
+from infra.providers.jetstream.subjects import describe_reserved_stream
 from reconciler.errors import (
     ConfigurationError,
     ConflictError,
@@ -54,20 +54,20 @@ Config = dict[str, Any]
 """A configuration in the server's form. Unknown fields are kept."""
 
 KEY_METADATA: Final = "reconciler-key"
-"""Metadata field with the key of the action that wrote an object last. It is not shown as a label.
+"""Metadata field with the key of the action that last wrote an object. It is not shown as a label.
 """
 
 _RESERVED: Final = frozenset({KEY_METADATA, OWN_METADATA, LOG_ID_METADATA})
-_SERVERS_PREFIX: Final = "_nats."
+_SERVER_PREFIX: Final = "_nats."
 _SCHEMES: Final = frozenset({"nats", "tls"})
 _CREDENTIAL: Final = "the secret of spec.credentialsRef"
 _CHECK_ACCESS: Final = f"check {_CREDENTIAL} and the permissions of its user"
 
 _NAME_IN_USE: Final = frozenset({10058, 10148, 10013, 10105})
 _NOT_FOUND: Final = frozenset({10149})
-_ENDS_BY_ITSELF: Final = frozenset({10002, 10005, 10026, 10027, 10065, 10099, 10100})
-"""Limits of the account, unavailable peers, a foreign stream with our subjects, and a foreign
-consumer with our part of a work queue."""
+_TEMPORARY: Final = frozenset({10002, 10005, 10026, 10027, 10065, 10099, 10100})
+"""Account limits, unavailable peers, a foreign stream with our subjects, and a foreign consumer
+with our part of a work queue."""
 
 _UNAVAILABLE: Final = 503
 
@@ -83,13 +83,13 @@ class StreamCounts(msgspec.Struct, frozen=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """The leader. A single server shows none."""
+    """The leader of an object. A single server reports none."""
 
     leader: str = ""
 
 
 class StreamInfo(msgspec.Struct, frozen=True):
-    """A stream as the server shows it."""
+    """A stream as the server reports it."""
 
     config: Config
     created: str
@@ -97,17 +97,17 @@ class StreamInfo(msgspec.Struct, frozen=True):
     cluster: Cluster | None = None
 
     @property
-    def own_name(self) -> str:
-        """The name in the server, which may differ from the external name."""
+    def native_name(self) -> str:
+        """The name on the server, which may differ from the external name."""
         return str(self.config["name"])
 
     @property
-    def out_of_bounds(self) -> str:
-        """Why no resource can be this stream: it is the reconciler's own, or has its subjects."""
-        if is_own(metadata_in(self.config)):
-            return f"stream {self.own_name} belongs to Reconciler"
-        reason = reserved_of_stream(self.own_name, self.config.get("subjects") or ())
-        return f"stream {self.own_name}: {reason}" if reason else ""
+    def unmanageable_reason(self) -> str:
+        """Why no resource can manage this stream: it is Reconciler's own, or has its subjects."""
+        if is_own(read_metadata(self.config)):
+            return f"stream {self.native_name} belongs to Reconciler"
+        reason = describe_reserved_stream(self.native_name, self.config.get("subjects") or ())
+        return f"stream {self.native_name}: {reason}" if reason else ""
 
     @property
     def readings(self) -> Fields:
@@ -123,9 +123,9 @@ class StreamInfo(msgspec.Struct, frozen=True):
 
     @property
     def outputs(self) -> Fields:
-        """Stable values. A work queue that is empty now counts as one with data.
+        """Stable values. A work queue that is currently empty counts as one with data.
 
-        So does a stream without a leader, because the responding server does not know its contents.
+        So does a stream without a leader, because the responding server does not have its state.
         """
         is_led = has_leader(self.cluster)
         return {"hasData": self.state.last_seq > 0 or not is_led, "hasLeader": is_led}
@@ -135,11 +135,11 @@ _T = TypeVar("_T")
 
 
 class AnswerTooLargeError(NotDoneError):
-    """A response exceeds a limit, because of the size of some objects."""
+    """A response exceeds the limit because some objects are large."""
 
 
 class JetStreamApi:
-    """One connection, made at the first use."""
+    """A connection, opened on first use."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self.permit = permit
@@ -153,7 +153,7 @@ class JetStreamApi:
     async def query(
         self, request: str, result_type: type[_T], body: Config | None = None
     ) -> _T | None:
-        """Send a request that changes nothing; None if the server reports no such object."""
+        """Send a request that changes nothing; None if the server reports that no object exists."""
         await self.permit.before_request()
         try:
             reply = await self._request(request, body)
@@ -189,23 +189,23 @@ class JetStreamApi:
             raise UnknownResultError(f"{request}: invalid response: {error}") from None
 
     async def stream(self, name: str) -> StreamInfo | None:
-        """Return a stream, or None if there is none.
+        """Return a stream; None if it does not exist.
 
-        Raises ``RefusedError`` for one that is out of bounds: if it counted as absent, a creation
-        would follow.
+        Raises ``RefusedError`` for an unmanageable stream: if it counted as absent, it would be
+        created.
         """
         info = await self.query(f"STREAM.INFO.{name}", StreamInfo)
-        if info is not None and info.out_of_bounds:
-            raise RefusedError(f"{info.out_of_bounds}; a resource cannot manage it")
+        if info is not None and info.unmanageable_reason:
+            raise RefusedError(f"{info.unmanageable_reason}; a resource cannot manage it")
         return info
 
     async def connection(self) -> Client:
-        """Return the connection. Raises ``NotDoneError`` while there is none."""
+        """Return the connection. Raises ``NotDoneError`` while it is interrupted."""
         async with self._connect_lock:
             if self._client is None:
                 self._client = await self._connect()
         if not self._client.is_connected:
-            # The client would store the message, and send it after the next connect.
+            # The client would buffer the message, and send it after it has reconnected.
             raise NotDoneError(f"not connected to {self._endpoint}: nothing was sent")
         return self._client
 
@@ -232,7 +232,7 @@ class JetStreamApi:
 
 
 def classify_error(error: BusError, *, is_read: bool) -> ProviderError:
-    """Return the provider's error for a failure."""
+    """Classify a failure as a provider error."""
     text = str(error)
     match error:
         case BusAccessError() | BusDeniedError() | IncompatibleServerError():
@@ -242,14 +242,14 @@ def classify_error(error: BusError, *, is_read: bool) -> ProviderError:
         case StreamFullError():
             return NotDoneError(text)
         case ResponseTooLargeError() if is_read:
-            # It shows nothing about the server's health, because a tenant can cause it.
+            # It says nothing about the server's health, because a tenant can cause it.
             return AnswerTooLargeError(text, status=HTTPStatus.CONFLICT)
         case MessageTooLargeError():
             return RefusedError(text)
         case BusRefusedError():
             return _classify_refusal(error, is_read=is_read)
         case BusUnavailableError():
-            # Without a cause, the server responded, or nothing was sent.
+            # If there is no cause, the server responded or nothing was sent.
             is_certain = isinstance(error.__cause__, nats.errors.NoRespondersError | None)
             return NotDoneError(text) if is_read or is_certain else UnknownResultError(text)
         case _:
@@ -262,29 +262,29 @@ def _classify_refusal(error: BusRefusedError, *, is_read: bool) -> ProviderError
         return ConflictError(text, status=code)
     if error.err_code in _NOT_FOUND:
         return NotFoundError(text, status=code)
-    if is_read or code == _UNAVAILABLE or error.err_code in _ENDS_BY_ITSELF:
+    if is_read or code == _UNAVAILABLE or error.err_code in _TEMPORARY:
         return NotDoneError(text, status=code)
     # Also code 500, which is the server's response to an invalid configuration.
     return RefusedError(text, status=code)
 
 
 def has_leader(cluster: Cluster | None) -> bool:
-    """Return whether there is a leader. A single server has no cluster, and leads."""
+    """Return whether there is a leader. A single server has no cluster and always leads."""
     return cluster is None or bool(cluster.leader)
 
 
-def metadata_in(config: Config) -> dict[str, str]:
+def read_metadata(config: Config) -> dict[str, str]:
     """Return an object's metadata."""
     return config.get("metadata") or {}
 
 
-def metadata_of(action: Action) -> dict[str, str]:
+def build_metadata(action: Action) -> dict[str, str]:
     """Return the metadata that an action writes: its labels and its key.
 
     Raises ``RefusedError`` for a label with a reserved name.
     """
     for label in action.labels:
-        if label in _RESERVED or label.startswith(_SERVERS_PREFIX):
+        if label in _RESERVED or label.startswith(_SERVER_PREFIX):
             raise RefusedError(f"label {label!r} is reserved in JetStream; use another name")
     return {**action.labels, KEY_METADATA: action.idempotency_key}
 
@@ -292,46 +292,46 @@ def metadata_of(action: Action) -> dict[str, str]:
 def build_object(
     name: str, created: str, metadata: Mapping[str, str], fields: Fields, outputs: Fields
 ) -> ExternalObject:
-    """Return an object as a provider shows it.
+    """Return an object as a provider reports it.
 
-    Its creation time distinguishes it from namesakes.
+    Its creation time distinguishes it from other objects of the same name.
     """
     labels = {
         key: value
         for key, value in metadata.items()
-        if key != KEY_METADATA and not key.startswith(_SERVERS_PREFIX)
+        if key != KEY_METADATA and not key.startswith(_SERVER_PREFIX)
     }
     written_by = metadata.get(KEY_METADATA)
     return ExternalObject(name, fields, created, None, labels, written_by, outputs)
 
 
-def seconds(nanoseconds: int) -> float:
-    """Return a duration of the server in seconds, to the millisecond."""
+def to_seconds(nanoseconds: int) -> float:
+    """Convert the server's duration to seconds, rounded to milliseconds."""
     return round(nanoseconds / 1_000_000) / 1_000
 
 
-def nanoseconds(value: float) -> int:
-    """Return a duration in the server's form."""
-    return round(value * 1_000) * 1_000_000
+def to_nanoseconds(seconds: float) -> int:
+    """Convert seconds to the server's duration, rounded to milliseconds."""
+    return round(seconds * 1_000) * 1_000_000
 
 
 def _check_endpoint(endpoint: str) -> str:
-    """Return an endpoint of one or several servers. Raises ``ConfigurationError``."""
+    """Return a valid endpoint of one or more servers. Raises ``ConfigurationError``."""
     try:
         urls = server_urls(endpoint)
         parts = [urlsplit(url) for url in urls]
-        usable = all(
+        is_usable = all(
             part.scheme in _SCHEMES and part.hostname and (part.port or True) for part in parts
         )
         is_plain = all(not part.path.strip("/") and not part.query for part in parts)
     except (BusUnavailableError, ValueError):
-        usable = is_plain = False
+        is_usable = is_plain = False
     if "@" in endpoint:
         raise ConfigurationError(
             "spec.endpoint: the URL must not contain credentials, because the log keeps it; "
             "use spec.credentialsRef"
         )
-    if not usable or not is_plain:
+    if not is_usable or not is_plain:
         raise ConfigurationError(
             f"spec.endpoint: {endpoint[:200]!r} is not the URL of a NATS server; use "
             "nats://HOST:PORT or tls://HOST:PORT, several servers of one cluster separated by "
@@ -341,7 +341,7 @@ def _check_endpoint(endpoint: str) -> str:
 
 
 def _login(secrets: Secrets) -> Login:
-    """Return the login; none without a secret."""
+    """Return the login, which is empty without a secret."""
     if secrets.credential is None:
         return Login()
     try:

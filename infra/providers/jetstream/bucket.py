@@ -9,7 +9,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.jetstream.api import Config, nanoseconds, seconds
+from infra.providers.jetstream.api import Config, to_nanoseconds, to_seconds
 from infra.providers.jetstream.streams import (
     CAPABILITIES,
     UNLIMITED,
@@ -28,7 +28,7 @@ from infra.providers.jetstream.streams import (
     ready,
     to_milliseconds,
 )
-from infra.providers.jetstream.subjects import BUCKET_PREFIX, reserved_of_stream
+from infra.providers.jetstream.subjects import BUCKET_PREFIX, describe_reserved_stream
 from reconciler.provider.kind import Kind
 
 LIMITS = {"history": "values per key", "ttlSeconds": "seconds", "maxBytes": "bytes"}
@@ -88,11 +88,11 @@ def name_problem(name: str) -> str | None:
     """Describe what is wrong with a bucket's name; None if it is valid."""
     if _NAME.fullmatch(name) is None:
         return "use 1 to 252 of the characters A-Z a-z 0-9 _ -"
-    return reserved_of_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
+    return describe_reserved_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
 
 
 def loses(fields: Fields | None, observed: ExternalObject) -> str:
-    """Return which values a write or a deletion would lose."""
+    """Describe the values that an update or a deletion would lose; empty if none."""
     if not has_data(observed):
         return ""
     if fields is None:
@@ -102,19 +102,19 @@ def loses(fields: Fields | None, observed: ExternalObject) -> str:
 
 
 def _config_of(name: str, fields: Fields) -> Config:
-    """Return the configuration of a stream that clients of buckets expect."""
+    """Return the stream configuration that bucket clients expect."""
     ttl = fields["ttlSeconds"]
     return {
         "subjects": [f"$KV.{name}.>"],
         "description": fields["description"],
         "max_msgs_per_subject": fields["history"],
-        "max_age": nanoseconds(ttl),
+        "max_age": to_nanoseconds(ttl),
         "max_bytes": fields["maxBytes"],
         "max_msg_size": fields["maxValueBytes"],
         "storage": fields["storage"],
         "num_replicas": fields["replicas"],
         "compression": fields["compression"],
-        "duplicate_window": nanoseconds(duplicate_window(None, ttl)),
+        "duplicate_window": to_nanoseconds(duplicate_window(None, ttl)),
         "discard": "new",
         "allow_rollup_hdrs": True,
         "deny_delete": True,
@@ -127,7 +127,7 @@ def _fields_of(config: Config) -> Fields:
         {
             "description": config.get("description", ""),
             "history": config.get("max_msgs_per_subject", 1),
-            "ttlSeconds": seconds(config.get("max_age", 0)),
+            "ttlSeconds": to_seconds(config.get("max_age", 0)),
             "maxBytes": config.get("max_bytes"),
             "maxValueBytes": config.get("max_msg_size"),
             "storage": config["storage"],

@@ -1,7 +1,7 @@
 """The kind ``Consumer``: a durable pull consumer of a stream.
 
 A consumer is unique within its stream, so its external name is ``STREAM/CONSUMER``; neither name
-can contain a slash. As for streams, no write is bound to a version.
+can contain a slash. As with streams, no write is conditional on a version.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from infra.providers.jetstream.api import (
     Config,
     JetStreamApi,
     StreamInfo,
+    build_metadata,
     build_object,
     has_leader,
-    metadata_in,
-    metadata_of,
-    nanoseconds,
-    seconds,
+    read_metadata,
+    to_nanoseconds,
+    to_seconds,
 )
 from infra.providers.jetstream.listings import consumer_names, list_details
 from infra.providers.jetstream.stream import NAME
@@ -63,12 +63,12 @@ DEFAULT_MAX_ACK_PENDING = 1_000
 DEFAULT_MAX_WAITING = 512
 
 _SUBJECTS = (f"{PREFIX}.CONSUMER.CREATED.*.*", f"{PREFIX}.CONSUMER.DELETED.*.*", f"{PREFIX}.API")
-"""A change of a consumer has no advisory. The request for the change has one."""
+"""An update of a consumer has no advisory, but the API request for it has one."""
 
 _REQUESTS = ("$JS.API.CONSUMER.CREATE.", "$JS.API.CONSUMER.DURABLE.CREATE.")
 _STREAM_OF_ADVISORY = 5
 
-_WRITTEN = frozenset(
+_REMOVABLE_SETTINGS = frozenset(
     {
         "ack_wait",
         "backoff",
@@ -79,7 +79,7 @@ _WRITTEN = frozenset(
         "opt_start_time",
     }
 )
-"""Optional fields of a configuration, which an update may remove."""
+"""Optional fields of a configuration that an update may remove."""
 
 
 class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -91,7 +91,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     stream: Annotated[
         str | None,
         msgspec.Meta(
-            description="The stream of the external name. With a reference, {$ref: "
+            description="Stream in the external name. With a reference, {$ref: "
             "Stream/NAME, field: name}, Reconciler creates the consumer after the "
             "stream and deletes it before the stream."
         ),
@@ -159,7 +159,7 @@ class ConsumerFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
     ] = DEFAULT_MAX_ACK_PENDING
     max_waiting: Annotated[
         int,
-        msgspec.Meta(ge=1, le=2**31 - 1, description="Maximum number of pull requests that wait."),
+        msgspec.Meta(ge=1, le=2**31 - 1, description="Maximum number of waiting pull requests."),
     ] = DEFAULT_MAX_WAITING
     replay_policy: Annotated[
         Literal["instant", "original"],
@@ -203,11 +203,11 @@ class _Delivered(msgspec.Struct, frozen=True):
 
 
 class _Consumer(msgspec.Struct, frozen=True):
-    """A consumer as the server shows it."""
+    """A consumer as the server reports it."""
 
     config: Config
     created: str
-    own_name: str = msgspec.field(name="name")
+    native_name: str = msgspec.field(name="name")
     stream_name: str
     delivered: _Delivered = _Delivered()
     num_pending: int = 0
@@ -217,13 +217,13 @@ class _Consumer(msgspec.Struct, frozen=True):
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is durable. Others belong to a client's connection."""
+        """Whether it is durable. Ephemeral consumers belong to a client."""
         return bool(self.config.get("durable_name"))
 
     @property
     def name(self) -> str:
         """The external name."""
-        return f"{self.stream_name}/{self.own_name}"
+        return f"{self.stream_name}/{self.native_name}"
 
     @property
     def readings(self) -> Fields:
@@ -236,12 +236,12 @@ class _Consumer(msgspec.Struct, frozen=True):
         }
 
     def as_object(self) -> ExternalObject:
-        # Nearly stable: it has a position as soon as a message waits for it.
+        # Almost stable: it becomes true when the first message is pending.
         is_used = self.delivered.consumer_seq > 0 or self.num_pending > 0
         is_led = has_leader(self.cluster)
         outputs = {"hasData": is_used or not is_led, "hasLeader": is_led}
         fields = _fields_of(self.config)
-        return build_object(self.name, self.created, metadata_in(self.config), fields, outputs)
+        return build_object(self.name, self.created, read_metadata(self.config), fields, outputs)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -253,7 +253,7 @@ class _Request(msgspec.Struct, frozen=True):
 _request = msgspec.json.Decoder(_Request)
 
 
-class _Place(NamedTuple):
+class _ConsumerPath(NamedTuple):
     """The stream and name of a consumer."""
 
     stream: str
@@ -265,21 +265,21 @@ class _Place(NamedTuple):
 
 
 class ConsumersProvider(NamedObjects[_Consumer]):
-    """A client of a JetStream, for its durable consumers."""
+    """Creates, updates and deletes the durable consumers of a JetStream server."""
 
     noun = "consumer"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = JetStreamApi(config, secrets, permit)
-        self._advisories = Advisories(self._api, _SUBJECTS, self._is_news)
-        self._out_of_bounds: frozenset[str] = frozenset()
+        self._advisories = Advisories(self._api, _SUBJECTS, self._is_relevant)
+        self._unmanageable_streams: frozenset[str] = frozenset()
 
     def name_problem(self, external_name: str) -> str | None:
-        """Describe why a consumer cannot have this name, whose parts are tokens of a subject."""
+        """Describe why a consumer cannot have this name. Its parts are tokens of subjects."""
         return name_problem(external_name)
 
     async def find(self, external_name: str) -> _Consumer | None:
-        """Read a durable consumer; raises ``RefusedError`` if its stream is out of bounds."""
+        """Read a durable consumer. Raises ``RefusedError`` if its stream is unmanageable."""
         place = _place(external_name)
         if await self._api.stream(place.stream) is None:
             return None
@@ -301,7 +301,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
                 f"stream {place.stream!r} does not exist (yet)", status=HTTPStatus.CONFLICT
             )
         try:
-            return await self._put(place, "create", _config_of(place, action), read_at)
+            return await self._write_consumer(place, "create", _config_of(place, action), read_at)
         except ConflictError:
             existing = await self._info(place)
             if existing is not None and not existing.is_durable:
@@ -313,16 +313,16 @@ class ConsumersProvider(NamedObjects[_Consumer]):
             raise
 
     async def update_object(self, action: Action, existing: ExistingObject[_Consumer]) -> _Consumer:
-        """Update a consumer, and keep its position and the settings that have no field."""
+        """Update a consumer. Keeps its position, and settings that have no field."""
         place, current = _place(action.external_name), existing.native.config
         if current.get("deliver_subject"):
             raise RefusedError(
                 f"{action.external_name!r} is a push consumer (to "
                 f"{current['deliver_subject']!r}); only pull consumers can be declared"
             )
-        preserved = {key: value for key, value in current.items() if key not in _WRITTEN}
+        preserved = {key: value for key, value in current.items() if key not in _REMOVABLE_SETTINGS}
         config = {**preserved, **_config_of(place, action)}
-        return await self._put(place, "update", config, existing.read_at)
+        return await self._write_consumer(place, "update", config, existing.read_at)
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Consumer]) -> None:
         """Delete a consumer with its position."""
@@ -332,7 +332,7 @@ class ConsumersProvider(NamedObjects[_Consumer]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Consumer]]:
-        """List the durable consumers, stream by stream, in the pages of the server."""
+        """List the durable consumers, stream by stream, in the server's pages."""
         del page_size
         prefix = scope.prefix or ""
         streams, unreadable_streams = list[StreamInfo](), Unreadable()
@@ -342,26 +342,30 @@ class ConsumersProvider(NamedObjects[_Consumer]):
             for name in await consumer_names(self._api, stream):
                 unreadable.add(f"{stream}/{name}", None, "its stream cannot be read")
         for stream in streams:
-            begin = f"{stream.own_name}/"
-            if stream.out_of_bounds or not (begin.startswith(prefix) or prefix.startswith(begin)):
+            begin = f"{stream.native_name}/"
+            if stream.unmanageable_reason or not (
+                begin.startswith(prefix) or prefix.startswith(begin)
+            ):
                 continue
             async for consumers in list_details(
                 self._api,
                 "CONSUMER",
                 _Consumer,
                 unreadable,
-                stream=stream.own_name,
+                stream=stream.native_name,
                 to_name=begin.__add__,
             ):
                 yield [each for each in consumers if each.is_durable]
-        self._out_of_bounds = frozenset(each.own_name for each in streams if each.out_of_bounds)
+        self._unmanageable_streams = frozenset(
+            each.native_name for each in streams if each.unmanageable_reason
+        )
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a consumer of a stream that is listed here."""
         return await self._advisories.changes(after)
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Return the numbers of messages that wait for it."""
+        """Return its message counts, such as pending and redelivered ones."""
         self.check_name(external_name)
         consumer = await self.find(external_name)
         return None if consumer is None else consumer.readings
@@ -371,21 +375,25 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         self._advisories.close()
         await self._api.close()
 
-    async def _info(self, place: _Place) -> _Consumer | None:
+    async def _info(self, place: _ConsumerPath) -> _Consumer | None:
         return await self._api.query(f"CONSUMER.INFO.{place.tokens}", _Consumer)
 
-    async def _put(
-        self, place: _Place, verb: Literal["create", "update"], config: Config, read_at: float
+    async def _write_consumer(
+        self,
+        place: _ConsumerPath,
+        verb: Literal["create", "update"],
+        config: Config,
+        read_at: float,
     ) -> _Consumer:
         request = f"CONSUMER.CREATE.{place.tokens}"
-        if "filter_subject" in config:  # also in the subject, so that permissions can restrict it
+        if "filter_subject" in config:  # also in the subject, so that permissions apply to it
             request += f".{config['filter_subject']}"
         body = {"stream_name": place.stream, "config": config, "action": verb}
         return await self._api.write(request, _Consumer, body, read_at=read_at)
 
-    def _is_news(self, advisory: Incoming) -> bool:
+    def _is_relevant(self, advisory: Incoming) -> bool:
         stream = _stream_of_advisory(advisory)
-        return stream is not None and stream not in self._out_of_bounds
+        return stream is not None and stream not in self._unmanageable_streams
 
 
 def normalize(fields: Fields) -> Fields:
@@ -412,8 +420,8 @@ def normalize(fields: Fields) -> Fields:
     ack_wait = to_milliseconds(
         "ackWaitSeconds", fields.get("ackWaitSeconds") or DEFAULT_ACK_WAIT_SECONDS
     )
-    # The server's own conversions: the first pause of a back-off is the wait, and a consumer
-    # without acknowledgements has neither.
+    # As the server converts them: the first back-off interval is the acknowledgement wait, and a
+    # consumer without acknowledgements has neither a wait nor a limit.
     result["ackWaitSeconds"] = (*result["backoffSeconds"], ack_wait)[0]
     result["maxAckPending"] = result["maxAckPending"] or DEFAULT_MAX_ACK_PENDING
     if result["ackPolicy"] == "none":
@@ -424,14 +432,18 @@ def normalize(fields: Fields) -> Fields:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields without the stream, which is part of the external name and never differs."""
+    """Return fields without the stream, which the external name determines."""
     return {name: value for name, value in fields.items() if name != "stream"}
 
 
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with a consumer's external name; None if it is valid."""
     parts = name.split("/")
-    if len(parts) == len(_Place._fields) and all(map(NAME.fullmatch, parts)) and name.isprintable():
+    if (
+        len(parts) == len(_ConsumerPath._fields)
+        and all(map(NAME.fullmatch, parts))
+        and name.isprintable()
+    ):
         return None
     return (
         "set the annotation reconciler/external-name to STREAM/CONSUMER, without spaces or "
@@ -440,7 +452,7 @@ def name_problem(name: str) -> str | None:
 
 
 def loses(fields: Fields | None, observed: ExternalObject) -> str:
-    """Describe what would be lost: a deletion loses the position, which cannot be restored."""
+    """Describe what a deletion would lose: the position, which cannot be restored."""
     if fields is not None or not has_data(observed):
         return ""
     return (
@@ -450,7 +462,7 @@ def loses(fields: Fields | None, observed: ExternalObject) -> str:
 
 
 def _stream_of_advisory(advisory: Incoming) -> str | None:
-    """Return the stream whose consumer was changed; None if the advisory is not of a change."""
+    """Return the stream whose consumer changed; None if the advisory reports no change."""
     if advisory.subject != _SUBJECTS[-1]:
         return advisory.subject.split(".")[_STREAM_OF_ADVISORY]
     try:
@@ -461,11 +473,11 @@ def _stream_of_advisory(advisory: Incoming) -> str | None:
     return None if prefix is None else subject.removeprefix(prefix).split(".")[0]
 
 
-def _place(external_name: str) -> _Place:
-    return _Place(*external_name.split("/"))
+def _place(external_name: str) -> _ConsumerPath:
+    return _ConsumerPath(*external_name.split("/"))
 
 
-def _config_of(place: _Place, action: Action) -> Config:
+def _config_of(place: _ConsumerPath, action: Action) -> Config:
     fields = action.fields
     config: Config = {
         "name": place.consumer,
@@ -479,7 +491,7 @@ def _config_of(place: _Place, action: Action) -> Config:
         "headers_only": fields["headersOnly"],
         "mem_storage": fields["memoryStorage"],
         "num_replicas": fields["replicas"],
-        "metadata": metadata_of(action),
+        "metadata": build_metadata(action),
     }
     filters: list[str] = fields["filterSubjects"]
     optional: dict[str, Any] = {
@@ -489,24 +501,26 @@ def _config_of(place: _Place, action: Action) -> Config:
         "opt_start_time": fields["startTime"],
         "ack_wait": _optional_nanoseconds(fields.get("ackWaitSeconds")),
         "max_ack_pending": fields.get("maxAckPending"),
-        "backoff": [nanoseconds(each) for each in fields["backoffSeconds"]] or None,
+        "backoff": [to_nanoseconds(each) for each in fields["backoffSeconds"]] or None,
     }
     return config | {key: value for key, value in optional.items() if value is not None}
 
 
 def _fields_of(config: Config) -> Fields:
-    one = config.get("filter_subject")
+    single_filter = config.get("filter_subject")
     backoff: list[int] = config.get("backoff") or []
     return normalize(
         {
             "description": config.get("description", ""),
-            "filterSubjects": [one] if one else config.get("filter_subjects") or [],
+            "filterSubjects": [single_filter]
+            if single_filter
+            else config.get("filter_subjects") or [],
             "deliverPolicy": config["deliver_policy"],
             "startSequence": config.get("opt_start_seq"),
             "startTime": config.get("opt_start_time"),
             "ackPolicy": config["ack_policy"],
-            "ackWaitSeconds": seconds(config.get("ack_wait", 0)),
-            "backoffSeconds": [seconds(each) for each in backoff],
+            "ackWaitSeconds": to_seconds(config.get("ack_wait", 0)),
+            "backoffSeconds": [to_seconds(each) for each in backoff],
             "maxDeliver": config.get("max_deliver"),
             "maxAckPending": config.get("max_ack_pending"),
             "maxWaiting": config.get("max_waiting", 0),  # a push consumer has none
@@ -519,7 +533,7 @@ def _fields_of(config: Config) -> Fields:
 
 
 def _optional_nanoseconds(value: float | None) -> int | None:
-    return None if value is None else nanoseconds(value)
+    return None if value is None else to_nanoseconds(value)
 
 
 CONSUMER = Kind(

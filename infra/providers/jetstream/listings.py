@@ -1,7 +1,7 @@
-"""Listings of streams and of the consumers of a stream, page by page.
+"""Listings of streams, and of a stream's consumers, page by page.
 
-If the objects of a page are so large that the response exceeds the limit, the page is read by
-names, and then each object separately, so that large objects hide no others.
+If a page is so large that the response exceeds the limit, its names are read first, and then each
+object separately, so that large objects do not hide others.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Unreadable
 
 MAX_CONCURRENT_READS: Final = 8
-"""Of one page. An object that is read separately has up to 1 MiB."""
+"""Objects read at a time. Each has up to 1 MiB."""
 
 
-class _Named(Protocol):
+class _NamedObject(Protocol):
     @property
-    def own_name(self) -> str: ...
+    def native_name(self) -> str: ...
 
 
-_N = TypeVar("_N", bound=_Named)
+_N = TypeVar("_N", bound=_NamedObject)
 
 
 class _Objects(msgspec.Struct, Generic[_N], frozen=True):
@@ -61,11 +61,11 @@ async def list_details(
     stream: str = "",
     to_name: Callable[[str], str | None] = str,
 ) -> AsyncIterator[list[_N]]:
-    """List all streams, or the consumers of one; nothing if that stream does not exist.
+    """List all streams, or the consumers of ``stream``; nothing if it does not exist.
 
-    Unreadable objects are added to ``unreadable``, if ``named`` returns an external name for them.
-    Pages overlap by one object: a deletion in between moves the later objects forward, and one of
-    them would be skipped and count as missing.
+    Adds unreadable objects to ``unreadable``, if ``to_name`` returns an external name for them.
+    Pages overlap by one object: a deletion between two pages moves later objects forward, and one
+    of them would be skipped and count as missing.
     """
     last, offset = "", 0
     while True:
@@ -78,7 +78,7 @@ async def list_details(
         if page is None:
             return
         _check_overlap(page.names, last)
-        yield [each for each in page.objects if each.own_name != last]
+        yield [each for each in page.objects if each.native_name != last]
         offset += len(page.names)
         if offset >= page.total or not page.names:
             return
@@ -99,7 +99,7 @@ async def _objects(
             f"the listing of {subject_text} is incomplete, because some have no leader"
         )
     objects = page.streams or page.consumers or []
-    return _Page(page.total, [each.own_name for each in objects], objects)
+    return _Page(page.total, [each.native_name for each in objects], objects)
 
 
 async def _objects_by_name(
@@ -147,7 +147,7 @@ async def consumer_names(api: JetStreamApi, stream: str) -> list[str]:
 
 def _check_overlap(names: Sequence[str], last: str) -> None:
     if last and names[:1] != [last]:
-        raise NotDoneError("the listing has a gap, because an object was deleted during it")
+        raise NotDoneError("the listing has a gap, because an object was deleted meanwhile")
 
 
 def _request_subject(*tokens: str) -> str:

@@ -9,7 +9,7 @@ import msgspec
 
 from events.external import ExternalObject
 from events.manifest import Fields
-from infra.providers.jetstream.api import Config, nanoseconds, seconds
+from infra.providers.jetstream.api import Config, to_nanoseconds, to_seconds
 from infra.providers.jetstream.streams import (
     CAPABILITIES,
     UNLIMITED,
@@ -32,7 +32,7 @@ from infra.providers.jetstream.subjects import BUCKET_PREFIX, MAX_SUBJECTS, chec
 from reconciler.provider.kind import Kind
 
 NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
-"""Valid names of a stream or a consumer."""
+"""Valid names of streams and consumers."""
 
 OTHER_PREFIXES = (BUCKET_PREFIX, "OBJ_")
 """Prefixes of streams that are buckets and object stores."""
@@ -74,7 +74,8 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
         Replicas, msgspec.Meta(description="Replicas of the stream in a cluster.")
     ] = 1
     max_age_seconds: Annotated[
-        Seconds, msgspec.Meta(description="Maximum age of a message, in seconds; 0 means no limit.")
+        Seconds,
+        msgspec.Meta(description="Maximum age of a message, in seconds; 0 means no limit."),
     ] = 0.0
     max_bytes: Annotated[
         Limit,
@@ -86,7 +87,7 @@ class StreamFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     max_messages_per_subject: Annotated[
         Limit,
         msgspec.Meta(
-            description="Maximum number of messages of each subject; -1 or 0 means no limit."
+            description="Maximum number of messages for each subject; -1 or 0 means no limit."
         ),
     ] = UNLIMITED
     max_message_bytes: Annotated[
@@ -167,7 +168,7 @@ def name_problem(name: str) -> str | None:
 
 
 def loses(fields: Fields | None, observed: ExternalObject) -> str:
-    """Return which messages a write or a deletion would lose."""
+    """Describe the messages that an update or a deletion would lose; empty if none."""
     if not has_data(observed):
         return ""
     if fields is None:
@@ -185,13 +186,13 @@ def _config_of(_name: str, fields: Fields) -> Config:
         "storage": fields["storage"],
         "retention": fields["retention"],
         "num_replicas": fields["replicas"],
-        "max_age": nanoseconds(fields["maxAgeSeconds"]),
+        "max_age": to_nanoseconds(fields["maxAgeSeconds"]),
         "max_bytes": fields["maxBytes"],
         "max_msgs": fields["maxMessages"],
         "max_msgs_per_subject": fields["maxMessagesPerSubject"],
         "max_msg_size": fields["maxMessageBytes"],
         "discard": fields["discard"],
-        "duplicate_window": nanoseconds(fields["duplicateWindowSeconds"]),
+        "duplicate_window": to_nanoseconds(fields["duplicateWindowSeconds"]),
         "compression": fields["compression"],
         "allow_direct": fields["allowDirect"],
     }
@@ -205,13 +206,13 @@ def _fields_of(config: Config) -> Fields:
             "storage": config["storage"],
             "retention": config["retention"],
             "replicas": config["num_replicas"],
-            "maxAgeSeconds": seconds(config.get("max_age", 0)),
+            "maxAgeSeconds": to_seconds(config.get("max_age", 0)),
             "maxBytes": config.get("max_bytes"),
             "maxMessages": config.get("max_msgs"),
             "maxMessagesPerSubject": config.get("max_msgs_per_subject"),
             "maxMessageBytes": config.get("max_msg_size"),
             "discard": config["discard"],
-            "duplicateWindowSeconds": seconds(config.get("duplicate_window", 0)),
+            "duplicateWindowSeconds": to_seconds(config.get("duplicate_window", 0)),
             "compression": config.get("compression", "none"),
             "allowDirect": config.get("allow_direct", False),
         }

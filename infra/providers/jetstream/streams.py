@@ -1,8 +1,8 @@
 """The provider of ``Stream`` and ``Bucket``, which are both streams.
 
-A limit of the API: no write is bound to a version. An update or a deletion reads the stream first
-and compares its uid. A stream that takes the name between these two calls, seconds at most, is
-changed or deleted instead.
+The API has no conditional writes. An update or a deletion reads the stream first and compares its
+uid. If another stream takes the name between these two calls, seconds at most, it is changed or
+deleted instead.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from infra.providers.jetstream.api import (
     Config,
     JetStreamApi,
     StreamInfo,
+    build_metadata,
     build_object,
-    metadata_in,
-    metadata_of,
+    read_metadata,
 )
 from infra.providers.jetstream.listings import list_details
 from reconciler.errors import NotDoneError
@@ -42,7 +42,7 @@ from reconciler.provider.secrets import Secrets
 UNLIMITED = -1
 DEFAULT_DUPLICATE_WINDOW_SECONDS = 120.0
 MAX_SECONDS = 292 * 365 * 86_400
-"""The maximum duration of the server."""
+"""The longest duration that the server accepts."""
 
 Limit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**63 - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
@@ -60,9 +60,9 @@ CAPABILITIES = Capabilities(
 
 
 def to_milliseconds(field: str, value: float) -> float:
-    """Round a duration as the server does; 0 means no limit, so no duration is rounded to it.
+    """Round a duration as the server does, but never to 0, which means no limit.
 
-    Raises ``InvalidManifestError`` for a duration of less than a millisecond.
+    Raises ``InvalidManifestError`` for a duration below a millisecond.
     """
     seconds = round(value, 3)
     if value and not seconds:
@@ -71,7 +71,7 @@ def to_milliseconds(field: str, value: float) -> float:
 
 
 class StreamOutputs(msgspec.Struct, frozen=True, rename="camel"):
-    """Outputs of a stream or bucket; ``has_data``: whether anything was ever stored in it."""
+    """Outputs of a stream, bucket or consumer."""
 
     has_data: Annotated[
         bool,
@@ -98,9 +98,9 @@ class DeleteResponse(msgspec.Struct, frozen=True):
 class Form:
     """How the objects of a kind correspond to streams.
 
-    ``stream_of`` and ``name_of`` convert between the names of object and stream; None for a stream
-    that is no object of the kind. ``config_of`` and ``fields_of`` convert between fields and
-    configuration.
+    ``stream_of`` and ``name_of`` convert between an object's and its stream's name. ``name_of``
+    returns None for a stream that is not an object of the kind. ``config_of`` and ``fields_of``
+    convert between fields and configuration.
     """
 
     name_problem: Callable[[str], str | None]
@@ -120,48 +120,50 @@ class _Stream:
     @property
     def name(self) -> str:
         """The external name."""
-        name = self.form.name_of(self.info.own_name)
+        name = self.form.name_of(self.info.native_name)
         if name is None:
-            raise NotDoneError(f"the response describes another stream: {self.info.own_name!r}")
+            raise NotDoneError(f"the response describes another stream: {self.info.native_name!r}")
         return name
 
     def as_object(self) -> ExternalObject:
         info, fields = self.info, self.form.fields_of(self.info.config)
-        return build_object(self.name, info.created, metadata_in(info.config), fields, info.outputs)
+        return build_object(
+            self.name, info.created, read_metadata(info.config), fields, info.outputs
+        )
 
 
 class StreamsProvider(NamedObjects[_Stream]):
-    """A client of a JetStream, for the form of streams of its subclass."""
+    """Creates, updates and deletes the streams that its subclass's ``form`` describes."""
 
     form: ClassVar[Form]
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._api = JetStreamApi(config, secrets, permit)
-        self._advisories = Advisories(self._api, STREAM_ADVISORIES, self._is_news)
-        self._out_of_bounds: frozenset[str] = frozenset()
+        self._advisories = Advisories(self._api, STREAM_ADVISORIES, self._is_relevant)
+        self._unmanageable_streams: frozenset[str] = frozenset()
         self._write_lock = asyncio.Lock()
 
     def name_problem(self, external_name: str) -> str | None:
-        """Describe why a stream cannot have this name, which is a token of a subject."""
+        """Describe why a stream cannot have this name. It is a token of subjects."""
         return self.form.name_problem(external_name)
 
     async def find(self, external_name: str) -> _Stream | None:
-        """Read a stream; raises ``RefusedError`` for one that is out of bounds."""
+        """Read a stream. Raises ``RefusedError`` for an unmanageable stream."""
         info = await self._api.stream(self.form.stream_of(external_name))
         return None if info is None else _Stream(info, self.form)
 
     async def create_object(self, action: Action) -> _Stream:
         """Create a stream. The server accepts a repeat of the same configuration and key."""
-        async with self._turn():
+        async with self._exclusive_write():
             return await self._write("CREATE", action, self._config(action), read_at=None)
 
     async def update(self, action: Action) -> Effect:
-        """Update a stream, and wait for other writes before the read, not after it."""
-        async with self._turn():
+        """Update a stream. Waits for other writes before the read, not after it."""
+        async with self._exclusive_write():
             return await super().update(action)
 
     async def update_object(self, action: Action, existing: ExistingObject[_Stream]) -> _Stream:
-        """Update a stream, and keep the settings that have no field."""
+        """Update a stream. Keeps settings that have no field."""
         config = {**existing.native.info.config, **self._config(action)}
         return await self._write("UPDATE", action, config, read_at=existing.read_at)
 
@@ -173,26 +175,26 @@ class StreamsProvider(NamedObjects[_Stream]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Stream]]:
-        """List all streams of the form that are in bounds, in the pages of the server."""
+        """List the manageable streams of the form, in the server's pages."""
         del scope, page_size
-        out_of_bounds, name_of = set[str](), self.form.name_of
+        unmanageable, name_of = set[str](), self.form.name_of
         async for page in list_details(
             self._api, "STREAM", StreamInfo, unreadable, to_name=name_of
         ):
-            out_of_bounds |= {each.own_name for each in page if each.out_of_bounds}
+            unmanageable |= {each.native_name for each in page if each.unmanageable_reason}
             yield [
                 _Stream(each, self.form)
                 for each in page
-                if each.own_name not in out_of_bounds and name_of(each.own_name) is not None
+                if each.native_name not in unmanageable and name_of(each.native_name) is not None
             ]
-        self._out_of_bounds = frozenset(out_of_bounds)
+        self._unmanageable_streams = frozenset(unmanageable)
 
     async def changes(self, after: str | None) -> str:
         """Wait for the server's next advisory about a stream that is listed here."""
         return await self._advisories.changes(after)
 
     async def readings(self, external_name: str) -> Fields | None:
-        """Return the numbers and sizes of its contents."""
+        """Return the stream's message count, size and positions."""
         self.check_name(external_name)
         stream = await self.find(external_name)
         return None if stream is None else stream.info.readings
@@ -203,11 +205,11 @@ class StreamsProvider(NamedObjects[_Stream]):
         await self._api.close()
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncGenerator[None]:
+    async def _exclusive_write(self) -> AsyncGenerator[None]:
         """Wait until no other write of a configuration is in progress.
 
         The server compares its subjects with those of all streams, and processes no other request
-        meanwhile.
+        until it has finished.
         """
         try:
             async with asyncio.timeout(self._api.timeout_seconds):
@@ -223,14 +225,14 @@ class StreamsProvider(NamedObjects[_Stream]):
         finally:
             self._write_lock.release()
 
-    def _is_news(self, advisory: Incoming) -> bool:
+    def _is_relevant(self, advisory: Incoming) -> bool:
         stream = advisory.subject.split(".")[-1]
-        return stream not in self._out_of_bounds and self.form.name_of(stream) is not None
+        return stream not in self._unmanageable_streams and self.form.name_of(stream) is not None
 
     def _config(self, action: Action) -> Config:
         name, form = action.external_name, self.form
         config = form.config_of(name, action.fields)
-        return {"name": form.stream_of(name), **config, "metadata": metadata_of(action)}
+        return {"name": form.stream_of(name), **config, "metadata": build_metadata(action)}
 
     async def _write(
         self, verb: str, action: Action, config: Config, *, read_at: float | None
@@ -241,7 +243,7 @@ class StreamsProvider(NamedObjects[_Stream]):
 
 
 def ready(_fields: Fields, observed: ExternalObject) -> Readiness:
-    """Return whether it has a leader. Without one, nothing can be stored or read."""
+    """Return whether an object has a leader. Without a leader, nothing can be stored or read."""
     if observed.outputs.get("hasLeader", True):
         return READY
     return Readiness(
@@ -250,7 +252,7 @@ def ready(_fields: Fields, observed: ExternalObject) -> Readiness:
 
 
 def duplicate_window(value: float | None, max_age_seconds: float) -> float:
-    """Return a duplicate window, or the server's default: two minutes, limited by an age."""
+    """Return a duplicate window. The server's default is 120 s, or the maximum age if shorter."""
     if value is not None:
         return round(value, 3)
     longest = DEFAULT_DUPLICATE_WINDOW_SECONDS
@@ -258,23 +260,23 @@ def duplicate_window(value: float | None, max_age_seconds: float) -> float:
 
 
 def limit(value: int | None) -> int:
-    """Return the canonical form of a limit: 0 is none for the server, too."""
+    """Return the canonical form of a limit. The server also treats 0 as no limit."""
     return value or UNLIMITED
 
 
 def has_data(observed: ExternalObject) -> bool:
-    """Return whether an object may hold data. Unknown counts as yes."""
+    """Return whether an object may hold data. If that is unknown, it may."""
     return bool(observed.outputs.get("hasData", True))
 
 
 def find_lowered_limits(
     fields: Fields, observed: ExternalObject, limits: Mapping[str, str]
 ) -> list[str]:
-    """Return which limits would be lowered. Each of them deletes what exceeds it."""
-    lower: list[str] = []
+    """Describe the limits that would be lowered. Lowering one deletes what exceeds it."""
+    lowered: list[str] = []
     for name, unit in limits.items():
         desired, current = fields.get(name, 0), observed.fields.get(name, 0)
         if desired > 0 and (current <= 0 or desired < current):
             old_limit = "no limit" if current <= 0 else f"{current:g} {unit}"
-            lower.append(f"{name} from {old_limit} to {desired:g} {unit}")
-    return lower
+            lowered.append(f"{name} from {old_limit} to {desired:g} {unit}")
+    return lowered

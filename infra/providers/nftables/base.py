@@ -1,7 +1,7 @@
 """The objects that all services of a table share: base chains, a map and a set.
 
-Packets pass ``services`` before they are routed, and those of this machine when they leave. A
-connection that a service has redirected is masqueraded if its front is in ``masqueraded``.
+Incoming packets pass ``services`` before they are routed, this machine's own packets as they leave.
+A connection that a service has redirected is masqueraded if its front is in ``masqueraded``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from infra.providers.nftables.listed import (
     TableListing,
 )
 from infra.providers.nftables.nft import Command
-from infra.providers.nftables.place import FAMILY, Place
+from infra.providers.nftables.place import FAMILY, TableRef
 from infra.providers.nftables.rules import is_protocol, match, name_of
 from infra.providers.nftables.spec import Protocol
 from reconciler.errors import ConfigurationError, NotDoneError
@@ -28,16 +28,16 @@ _TYPE: Final = "nat"
 _ACCEPT: Final = "accept"
 
 
-class _Shared(NamedTuple):
-    """A base chain and its rules."""
+class _SharedChain(NamedTuple):
+    """A shared base chain and its rules."""
 
     hook: str
     priority: int
     rules: tuple[Expressions, ...]
 
 
-def _to_services() -> Expressions:
-    """Return the lookup of address, protocol and port."""
+def _look_up_service() -> Expressions:
+    """Return the lookup of an address, protocol and port in ``services``."""
     key = [
         {"payload": {"protocol": "ip", "field": "daddr"}},
         {"meta": {"key": "l4proto"}},
@@ -47,7 +47,7 @@ def _to_services() -> Expressions:
 
 
 def _masquerade(protocol: Protocol) -> Expressions:
-    """Return the lookup of the original destination; one rule per protocol, as nft requires."""
+    """Return the lookup of the original destination. nft requires one rule per protocol."""
     key = [
         {"ct": {"key": "ip daddr", "dir": "original"}},
         {"meta": {"key": "l4proto"}},
@@ -61,29 +61,30 @@ def _masquerade(protocol: Protocol) -> Expressions:
     ]
 
 
-# Numbers, because the name dstnat is unknown in the hook output.
+# Priorities are numbers, because the name dstnat is unknown in the hook output.
 _CHAINS: Final = {
-    "prerouting": _Shared("prerouting", -100, (_to_services(),)),
-    "output": _Shared("output", -100, (_to_services(),)),
-    "postrouting": _Shared("postrouting", 100, (_masquerade("tcp"), _masquerade("udp"))),
+    "prerouting": _SharedChain("prerouting", -100, (_look_up_service(),)),
+    "output": _SharedChain("output", -100, (_look_up_service(),)),
+    "postrouting": _SharedChain("postrouting", 100, (_masquerade("tcp"), _masquerade("udp"))),
 }
 
 CHAINS: Final = tuple(_CHAINS)
 
 
-def build_repairs(place: Place, listing: TableListing | None) -> list[Command]:
-    """Return the commands that create what a table lacks; None stands for no table.
+def build_repairs(table_ref: TableRef, listing: TableListing | None) -> list[Command]:
+    """Return the commands that create a table's missing shared objects.
 
-    Raises ``ConfigurationError`` for a foreign table.
+    ``listing`` is None if the table does not exist. Raises ``ConfigurationError`` for a foreign
+    table.
     """
     if listing is None:
         listing = TableListing()
     elif SERVICES not in listing.maps and (foreign_text := _describe_foreign_objects(listing)):
         raise ConfigurationError(
-            f"spec.endpoint: {place} is in use by another program, which created {foreign_text}; "
-            "use an unused table"
+            f"spec.endpoint: {table_ref} is in use by another program, which created "
+            f"{foreign_text}; use an unused table"
         )
-    table = place.table
+    table = table_ref.table
     commands: list[Command] = []
     if SERVICES not in listing.maps:
         identity = {
@@ -97,67 +98,67 @@ def build_repairs(place: Place, listing: TableListing | None) -> list[Command]:
     if MASQUERADED not in listing.sets:
         identity = {"family": FAMILY, "table": table, "name": MASQUERADED, "type": KEY}
         commands.append({"add": {"set": identity}})
-    commands += build_chain_repairs(place, listing)
-    return [build_table_command(place), *commands] if commands or listing.is_dormant else []
+    commands += build_chain_repairs(table_ref, listing)
+    return [build_table_command(table_ref), *commands] if commands or listing.is_dormant else []
 
 
-def build_table_command(place: Place) -> Command:
-    """Return the command that creates the table, or wakes a dormant one."""
-    return {"add": {"table": {"family": FAMILY, "name": place.table}}}
+def build_table_command(table_ref: TableRef) -> Command:
+    """Return the command that creates the table, or activates a dormant one."""
+    return {"add": {"table": {"family": FAMILY, "name": table_ref.table}}}
 
 
-def is_sound(place: Place, listing: TableListing) -> bool:
+def is_intact(table_ref: TableRef, listing: TableListing) -> bool:
     """Return whether packets reach the services of a table."""
     try:
-        return not build_repairs(place, listing)
+        return not build_repairs(table_ref, listing)
     except (ConfigurationError, NotDoneError):
         return False
 
 
-def build_chain_repairs(place: Place, listing: TableListing) -> list[Command]:
-    """Return the commands that repair the shared chains. Rules of other clients stay.
+def build_chain_repairs(table_ref: TableRef, listing: TableListing) -> list[Command]:
+    """Return the commands that repair the shared chains. Keeps rules of other clients.
 
     Raises ``NotDoneError`` for a chain that cannot be repaired in place.
     """
     commands: list[Command] = []
     for name, desired in _CHAINS.items():
-        commands += _repair_chain(place, name, desired, listing)
+        commands += _repair_chain(table_ref, name, desired, listing)
     return commands
 
 
 def _repair_chain(
-    place: Place, name: str, desired: _Shared, listing: TableListing
+    table_ref: TableRef, name: str, desired: _SharedChain, listing: TableListing
 ) -> Iterable[Command]:
-    identity = {"family": FAMILY, "table": place.table, "name": name}
+    identity = {"family": FAMILY, "table": table_ref.table, "name": name}
     settings = {"type": _TYPE, "hook": desired.hook, "prio": desired.priority, "policy": _ACCEPT}
     current = listing.chains.get(name)
     if current is None:
         yield {"create": {"chain": {**identity, **settings}}}
     else:
-        _check_hook(place, current, desired)
+        _check_hook(table_ref, current, desired)
         if current.policy != _ACCEPT:
             yield {"add": {"chain": {**identity, **settings}}}
     own_rules = [each for each in listing.rules.get(name, ()) if each.comment == _COMMENT]
     if [each.expr for each in own_rules] == list(desired.rules):
         return
-    location = {"family": FAMILY, "table": place.table, "chain": name}
+    location = {"family": FAMILY, "table": table_ref.table, "chain": name}
     for each in own_rules:
         yield {"delete": {"rule": {**location, "handle": each.handle}}}
     for each in desired.rules:
         yield {"add": {"rule": {**location, "expr": each, "comment": _COMMENT}}}
 
 
-def _check_hook(place: Place, current: Chain, desired: _Shared) -> None:
+def _check_hook(table_ref: TableRef, current: Chain, desired: _SharedChain) -> None:
     if (current.type, current.hook, current.prio) == (_TYPE, desired.hook, desired.priority):
         return
     raise NotDoneError(
-        f"chain {current.name} of {place} must have type {_TYPE}, hook {desired.hook} and "
+        f"chain {current.name} of {table_ref} must have type {_TYPE}, hook {desired.hook} and "
         f"priority {desired.priority}; delete it, then Reconciler recreates it"
     )
 
 
 def _describe_foreign_objects(listing: TableListing) -> str:
-    """Return the objects in a table that have not the form of ours."""
+    """Describe the objects in a table that are not ours."""
     named = (each for each in listing.chains if each not in _CHAINS and name_of(each) is None)
     chains = (f"chain {each}" for each in named)
     names = sorted({*chains, *listing.maps, *(listing.sets - {MASQUERADED})})

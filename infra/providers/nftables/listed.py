@@ -1,4 +1,4 @@
-"""The output of ``nft -j list`` for a table, one of its chains, or a map."""
+"""The output of ``nft -j list`` for a table, a chain or a map."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from infra.providers.nftables.spec import Front
 from reconciler.errors import NotDoneError
 
 Expressions = list[object]
-"""A rule in nft's JSON: its matches, and then its action."""
+"""A rule in nft's JSON: its matches, followed by its action."""
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A rule of a chain. Its handle is never used again."""
+    """A rule of a chain. Handles are never reused."""
 
     chain: str
     handle: int
@@ -51,7 +51,7 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """A key: its parts, alone or in an object with more fields."""
+    """A key: its parts, either alone or in an object with other fields."""
 
     concat: list[object] | None = None
     elem: _Value | None = None
@@ -73,7 +73,7 @@ class _Set(msgspec.Struct, frozen=True):
     elem: list[object] = []
 
     def is_own(self, name: str, map_type: object = None) -> bool:
-        """Return whether it is our object of that name."""
+        """Return whether it is our object with that name."""
         return (self.name, self.type, self.map) == (name, KEY, map_type)
 
 
@@ -96,9 +96,9 @@ class _Output(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TableListing:
-    """The listed objects by name; ``masqueraded`` has the elements of the set of that name.
+    """The listed objects by name. ``masqueraded`` contains the elements of the set with that name.
 
-    A foreign map or set of such a name does not count.
+    A foreign map or set with one of our names is listed under another name.
     """
 
     is_dormant: bool = False
@@ -124,7 +124,7 @@ _ELEMENT: Final = re.compile(
 
 
 def parse_listing(output: bytes) -> TableListing:
-    """Parse an output. Raises ``NotDoneError`` for an invalid one."""
+    """Parse nft's output. Raises ``NotDoneError`` if it is invalid."""
     try:
         items = _output_decoder.decode(output).nftables
         return _collect(items)
@@ -136,7 +136,7 @@ def _collect(items: list[_Item]) -> TableListing:
     listing = TableListing()
     for item in items:
         if item.table is not None:
-            # nft 1.0.6 prints another word in the place of the flag, and nothing without a flag.
+            # nft 1.0.6 prints another word instead of the flag, and nothing if there is no flag.
             listing.is_dormant = item.table.flags is not None
         elif item.chain is not None:
             listing.chains[item.chain.name] = item.chain
@@ -177,7 +177,7 @@ def _elements(items: list[object]) -> list[Element]:
 
 
 def _front_and_comment(item: object) -> tuple[Front | None, str]:
-    """Return a key; None for another protocol than tcp or udp, which is not ours."""
+    """Return a key and its comment. The key is None if it is not ours: neither tcp nor udp."""
     key = msgspec.convert(item, _Key)
     comment = ""
     if key.elem is not None:

@@ -1,4 +1,4 @@
-"""Events of nftables as hints: a change in our table by any client."""
+"""Events of nftables as hints that some client has changed our table."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from infra.providers.nftables.nft import Nft
 from reconciler.errors import NotDoneError
 
 MAX_WAIT_SECONDS: Final = 30.0
-WAITING_SHARE: Final = 0.5
-"""Share of a call's time after which it reports that nothing happened."""
+MAX_WAIT_FRACTION: Final = 0.5
+"""Fraction of the request timeout to wait for an event before reporting no change."""
 
 _POLL_SECONDS: Final = 0.01
-_PIECE_BYTES: Final = 65_536
+_CHUNK_BYTES: Final = 65_536
 _MAX_LINE_BYTES: Final = 1024 * 1024
-_SHOWN_BYTES: Final = 200
+_MAX_MESSAGE_BYTES: Final = 200
 _NETFILTER: Final = 12
 _EVENTS_OF_TABLES: Final = 1 << 6
 """Bit of the group NFNLGRP_NFTABLES in the groups of a socket."""
 
 
 class Monitor:
-    """Follows ``nft monitor``, which runs from the first call on. A mark counts its events."""
+    """Follows ``nft monitor``, which the first call starts. A mark counts its events."""
 
     def __init__(self, nft: Nft, timeout_seconds: float) -> None:
         self._nft = nft
         self._program = nft.program
-        table = re.escape(nft.place.table.encode())
-        # Events of elements and rules have the table in a field, events of a table in its name.
+        table = re.escape(nft.table_ref.table.encode())
+        # Events about elements and rules have the table in a field, events about a table its name.
         self._own_event = re.compile(rb'"(?:table|name)": ?"' + table + rb'"')
-        self._wait_seconds = min(timeout_seconds * WAITING_SHARE, MAX_WAIT_SECONDS)
+        self._wait_seconds = min(timeout_seconds * MAX_WAIT_FRACTION, MAX_WAIT_SECONDS)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -44,7 +44,7 @@ class Monitor:
         self._last_message = b""
 
     async def changes(self, after: str | None) -> str:
-        """Wait some time for an event after the mark ``after``, and return the newest mark."""
+        """Wait a limited time for an event after the mark ``after``, and return the newest mark."""
         await self._nft.permit.before_request()
         if self._reader is None or self._reader.done():
             if self._reader is not None:
@@ -60,7 +60,7 @@ class Monitor:
         return self._mark
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         process, self._process = self._process, None
         reader, self._reader = self._reader, None
         if process is not None and process.returncode is None:
@@ -83,13 +83,13 @@ class Monitor:
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,  # it reports lost events there
+                stderr=asyncio.subprocess.STDOUT,  # reports lost events
             )
         except OSError as error:
             raise NotDoneError(f"starting nft monitor failed: {error.strerror}") from None
         self._process, self._run, self._count = process, uuid.uuid4().hex[:12], 0
         self._reader = asyncio.create_task(self._follow(process))
-        # The listing that follows the first mark must be newer than the start of the monitor.
+        # The listing after the first mark must start after the monitor is listening.
         for _ in range(round(self._wait_seconds / _POLL_SECONDS)):
             if self._reader.done() or _is_listening(process.pid):
                 break
@@ -99,8 +99,8 @@ class Monitor:
         assert process.stdout is not None
         buffer = b""
         try:
-            while piece := await process.stdout.read(_PIECE_BYTES):
-                *lines, buffer = (buffer + piece).split(b"\n")
+            while chunk := await process.stdout.read(_CHUNK_BYTES):
+                *lines, buffer = (buffer + chunk).split(b"\n")
                 buffer = buffer[-_MAX_LINE_BYTES:]
                 for line in lines:
                     self._handle_line(line)
@@ -110,15 +110,15 @@ class Monitor:
     def _handle_line(self, line: bytes) -> None:
         is_event = line.startswith(b"{")
         if not is_event:
-            self._last_message = line[:_SHOWN_BYTES]
-        # A line that is no event is a warning: events were lost, or not understood.
+            self._last_message = line[:_MAX_MESSAGE_BYTES]
+        # A line that is not an event is a warning that events were lost or not understood.
         if (line and not is_event) or self._own_event.search(line):
             self._count += 1
             self._changed.set()
 
 
 def _is_listening(pid: int) -> bool:
-    """Return whether a process has a socket that receives the events of tables."""
+    """Return whether a process has a socket that receives nftables events."""
     try:
         sockets = Path(f"/proc/{pid}/net/netlink").read_text().splitlines()[1:]
     except OSError:

@@ -1,7 +1,7 @@
-"""The program nft: each call is one transaction of the kernel, each failure is classified.
+"""Runs the program nft: each call is one kernel transaction, and each failure is classified.
 
-It reads a file in memory that is complete before it starts. From a pipe, it would take the half
-that a killed process has written for the whole.
+It reads its script from a file in memory that is complete before it starts. From a pipe, it would
+execute the half that a killed process had written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from infra.providers.nftables.place import FAMILY, Place
+from infra.providers.nftables.place import FAMILY, TableRef
 from reconciler.answer_budget import AnswerTooLargeError, take_memory
 from reconciler.errors import (
     ConfigurationError,
@@ -32,17 +32,17 @@ Command = dict[str, object]
 """One command of a transaction, in nft's JSON."""
 
 MAX_PROCESSES: Final = 4
-"""Of one provider at a time. Each reads the names of all chains."""
+"""Concurrent processes of one provider. Each reads the names of all chains."""
 
-SEARCHED: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-"""Where nft is searched, also for users other than root."""
+SEARCH_PATH: Final = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+"""Search path for nft, which includes /usr/sbin for users other than root."""
 
 _NAMESPACES: Final = "/run/netns"
-_ENVIRONMENT: Final = {"LC_ALL": "C", "PATH": SEARCHED}
-_MESSAGE_CHARACTERS: Final = 1_000
+_ENVIRONMENT: Final = {"LC_ALL": "C", "PATH": SEARCH_PATH}
+_MAX_MESSAGE_CHARACTERS: Final = 1_000
 
-_NO_RIGHT: Final = "Operation not permitted"
-_NO_KERNEL: Final = (
+_NOT_PERMITTED: Final = "Operation not permitted"
+_NOT_SUPPORTED: Final = (
     "Protocol not supported",
     "Address family not supported",
     "Unable to initialize Netlink socket",
@@ -51,7 +51,7 @@ _NO_KERNEL: Final = (
 _MISSING: Final = "No such file or directory"
 _EXISTS: Final = "File exists"
 _IN_USE: Final = "Device or resource busy"
-_LATER: Final = (
+_TEMPORARY: Final = (
     "Interrupted system call",
     "Resource temporarily unavailable",
     "Cannot allocate memory",
@@ -63,43 +63,43 @@ _LATER: Final = (
 _encoder = msgspec.json.Encoder()
 
 MAX_OUTPUT_BYTES: Final = 32 * 1024 * 1024
-"""Of one listing; other programs may have filled the table. 5,000 services have 10 MiB."""
+"""Limit on a listing, as other programs may fill the table. 5,000 services have 10 MiB."""
 
-_PIECE_BYTES: Final = 64 * 1024
+_CHUNK_BYTES: Final = 64 * 1024
 
 
 class MissingError(NotDoneError):
-    """An object that a command names does not exist. Nothing was done."""
+    """An object that a command names does not exist, so nothing was done."""
 
 
 class ExistsError(NotDoneError):
-    """An object that a command creates exists. Nothing was done."""
+    """An object that a command creates already exists, so nothing was done."""
 
 
 class Nft:
-    """Runs nft for a place. ``Place`` has validated all arguments of the process."""
+    """Runs nft for a table. ``TableRef`` has validated all arguments of the process."""
 
-    def __init__(self, place: Place, timeout_seconds: float, permit: CallPermit) -> None:
+    def __init__(self, table_ref: TableRef, timeout_seconds: float, permit: CallPermit) -> None:
         self.permit = permit
-        self.place = place
-        self.program = _program(place)
+        self.table_ref = table_ref
+        self.program = _program(table_ref)
         self._timeout_seconds = timeout_seconds
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
 
     async def apply(self, commands: Sequence[Command], *, read_at: float | None = None) -> None:
-        """Execute all commands in one transaction, or none of them."""
+        """Execute all commands or none, in one transaction."""
         script = _encoder.encode({"nftables": commands})
         await self._run(["-j"], script, read_at=read_at, writes=True)
         self.permit.record_write()
 
     async def show(self, object_type: str, name: str | None = None) -> bytes:
-        """List one chain or map of the table, or all of it, as JSON. Raises ``MissingError``.
+        """List a chain or map of the table, or the whole table, as JSON. Raises ``MissingError``.
 
-        One object per call: of several chains, nft 1.0.6 returns only the last.
+        One object per call, because nft 1.0.6 returns only the last of several chains.
         """
-        identity: Command = {"family": FAMILY, "name": self.place.table}
+        identity: Command = {"family": FAMILY, "name": self.table_ref.table}
         if name is not None:
-            identity = {"family": FAMILY, "table": self.place.table, "name": name}
+            identity = {"family": FAMILY, "table": self.table_ref.table, "name": name}
         return await self._run(
             ["-j"], _encoder.encode({"nftables": [{"list": {object_type: identity}}]})
         )
@@ -142,7 +142,7 @@ class Nft:
         if process.returncode is not None and process.returncode < 0:
             signal_class = UnknownResultError if writes else NotDoneError
             raise signal_class(f"nft was killed by signal {-process.returncode}")
-        raise self._refusal(error_output)
+        raise self._reject(error_output)
 
     async def _start_process(self, options: list[str], script: bytes) -> asyncio.subprocess.Process:
         file = os.memfd_create("script")
@@ -165,23 +165,23 @@ class Nft:
         finally:
             os.close(file)
 
-    def _refusal(self, error_output: str) -> ProviderError:
-        """Classify nft's error. Raises ``ConfigurationError`` for an error of every call."""
+    def _reject(self, error_output: str) -> ProviderError:
+        """Classify nft's error. Raises ``ConfigurationError`` if every call would fail."""
         first_line = next((line for line in error_output.splitlines() if line.strip()), "nothing")
-        text = f"nft: {first_line.partition('Error: ')[2] or first_line}"[:_MESSAGE_CHARACTERS]
+        text = f"nft: {first_line.partition('Error: ')[2] or first_line}"[:_MAX_MESSAGE_CHARACTERS]
         if error_output.startswith("nsenter:") and _MISSING in error_output:
             return NotDoneError(
-                f"network namespace {self.place.namespace!r} does not exist; create it with ip "
+                f"network namespace {self.table_ref.namespace!r} does not exist; create it with ip "
                 "netns add"
             )
-        if _NO_RIGHT in error_output or "must be root" in error_output:
+        if _NOT_PERMITTED in error_output or "must be root" in error_output:
             raise ConfigurationError(
                 f"{text}; run the roles as root, or with CAP_NET_ADMIN in the namespace"
             )
-        if any(each in error_output for each in _NO_KERNEL):
+        if any(each in error_output for each in _NOT_SUPPORTED):
             raise ConfigurationError(
-                f"{text}; this kernel has no nftables (nf_tables), or not for address family "
-                f"{FAMILY}, so load the module, or run the roles on another machine"
+                f"{text}; this kernel does not support nftables (nf_tables), or not for address "
+                f"family {FAMILY}; load the module, or run the roles on another machine"
             )
         if _MISSING in error_output:
             return MissingError(text, status=HTTPStatus.CONFLICT)
@@ -192,38 +192,38 @@ class Nft:
                 f"{text}; a rule or an element of another program refers to it",
                 status=HTTPStatus.CONFLICT,
             )
-        if any(each in error_output for each in _LATER):
+        if any(each in error_output for each in _TEMPORARY):
             return NotDoneError(text)
         return RefusedError(text)
 
 
-def _program(place: Place) -> tuple[str, ...]:
-    """Return the command. Raises ``ConfigurationError`` if nft is not installed."""
+def _program(table_ref: TableRef) -> tuple[str, ...]:
+    """Return the command that runs nft. Raises ``ConfigurationError`` if it is not installed."""
     problem = nft_problem()
     if problem is not None:
         raise ConfigurationError(problem)
-    nft, nsenter = (shutil.which(each, path=SEARCHED) for each in ("nft", "nsenter"))
+    nft, nsenter = (shutil.which(each, path=SEARCH_PATH) for each in ("nft", "nsenter"))
     assert nft is not None
-    if place.namespace is None:
+    if table_ref.namespace is None:
         return (nft,)
     if nsenter is None:
         raise ConfigurationError(
             "the program nsenter is not installed; install the package util-linux"
         )
-    return (nsenter, f"--net={_NAMESPACES}/{place.namespace}", nft)
+    return (nsenter, f"--net={_NAMESPACES}/{table_ref.namespace}", nft)
 
 
 def nft_problem() -> str | None:
     """Describe why nft cannot run here; None if it can."""
     if sys.platform != "linux":
         return "services require nftables, which exists only on Linux"
-    if shutil.which("nft", path=SEARCHED) is None:
+    if shutil.which("nft", path=SEARCH_PATH) is None:
         return "the program nft is not installed; install the package nftables"
     return None
 
 
 async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    """Read both outputs until the process ends. Raises ``AnswerTooLargeError``."""
+    """Read both outputs until the process exits. Raises ``AnswerTooLargeError``."""
     reads = [asyncio.create_task(_read(each)) for each in (process.stdout, process.stderr)]
     try:
         output, errors = await asyncio.gather(*reads)
@@ -238,8 +238,8 @@ async def _read(output: asyncio.StreamReader | None) -> bytes:
     """Read an output of nft. Raises ``AnswerTooLargeError``."""
     assert output is not None
     content = bytearray()
-    while piece := await output.read(_PIECE_BYTES):
-        content += piece
+    while chunk := await output.read(_CHUNK_BYTES):
+        content += chunk
         if len(content) > MAX_OUTPUT_BYTES:
             raise AnswerTooLargeError(f"it is longer than {MAX_OUTPUT_BYTES // 1024**2} MiB")
     return bytes(content)

@@ -1,4 +1,4 @@
-"""Where services are: a table of nftables, in our own or a named network namespace."""
+"""The nftables table of the services, in our own or a named network namespace."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _NAMESPACE: Final = r"(?P<namespace>[A-Za-z0-9_][A-Za-z0-9_.-]{0,62})"
 _ENDPOINT: Final = re.compile(rf"(?:nft:|netns:{_NAMESPACE}/){_TABLE}")
 
 
-class Place(NamedTuple):
-    """A table; without a namespace, in that of the process."""
+class TableRef(NamedTuple):
+    """A table. If ``namespace`` is None, it is in the process's own namespace."""
 
     table: str
     namespace: str | None = None
@@ -25,7 +25,7 @@ class Place(NamedTuple):
         return f"table {FAMILY} {self.table}{suffix}"
 
 
-def place_of(endpoint: str) -> Place:
+def parse_endpoint(endpoint: str) -> TableRef:
     """Parse an endpoint. Raises ``ConfigurationError``."""
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None:
@@ -34,4 +34,4 @@ def place_of(endpoint: str) -> Place:
             "ip netns lists; use a table that no other program uses, with a name of 1 to 63 "
             "characters a-z A-Z 0-9 _ . - that starts with a letter or _"
         )
-    return Place(match["table"], match["namespace"])
+    return TableRef(match["table"], match["namespace"])

@@ -1,4 +1,4 @@
-"""A service as rules: a chain, an element that leads to it, and the commands that write both.
+"""A service as rules: a chain, the element that leads to it, and the commands that write both.
 
 A chain has one rule for each backend, and after them its mark, which no packet reaches. An
 anonymous map of backends (``dnat to numgen … map``) would be one rule with its own set, but nft
@@ -28,10 +28,10 @@ from infra.providers.nftables.listed import (
 )
 from infra.providers.nftables.marks import (
     Mark,
-    comment_of_element,
-    is_of_mark,
-    mark_in,
-    uid_in,
+    build_element_comment,
+    decode_mark,
+    decode_uid,
+    is_mark_comment,
 )
 from infra.providers.nftables.nft import Command
 from infra.providers.nftables.place import FAMILY
@@ -39,7 +39,7 @@ from infra.providers.nftables.spec import Backend, Balance, Front, Protocol, nam
 
 _PREFIX: Final = "service-"
 _SEED: Final = 0x5EC0
-"""Of the hash of a client's address. It is constant, so that a machine that takes over agrees."""
+"""Seed of the hash of client addresses. Constant, so that a standby machine computes the same."""
 
 _BALANCES: Final[tuple[Balance, ...]] = get_args(Balance)
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -51,7 +51,7 @@ def chain_of(name: str) -> str:
 
 
 def name_of(chain: str) -> str | None:
-    """Return the service of a chain's name; None if it has another form."""
+    """Return the name of a chain's service; None if it is not a service's chain."""
     name = chain.removeprefix(_PREFIX)
     return name if chain != name and name_problem(name) is None else None
 
@@ -60,8 +60,8 @@ def name_of(chain: str) -> str | None:
 class ServiceState:
     """The state of a service: its chain, and how packets reach it.
 
-    ``element`` leads to the chain. ``is_masqueraded``: the front of the element, or of the mark.
-    ``is_reached``: the shared chains of the table are sound.
+    ``element`` leads to the chain. ``is_masqueraded``: whether ``front`` is masqueraded.
+    ``is_reachable``: whether the table's shared chains are intact.
     """
 
     name: str
@@ -70,29 +70,29 @@ class ServiceState:
     mark: Mark | None
     element: Element | None
     is_masqueraded: bool
-    is_reached: bool = True
+    is_reachable: bool = True
 
     @property
     def is_empty(self) -> bool:
-        """Whether it is an empty chain to which nothing leads, and so no object."""
+        """Whether it is an empty chain to which nothing leads, and thus not an object."""
         return not self.rules and self.element is None
 
     @property
     def front(self) -> Front | None:
-        """The current or future front."""
+        """The front of the element, or else of the mark."""
         if self.element is not None:
             return self.element.front
         return None if self.mark is None else self.mark.front
 
     def as_object(self) -> ExternalObject:
-        """Return it as an object, without damaged fields, so that these differ."""
+        """Return the service as an object. Damaged fields are missing, so that they differ."""
         fields: Fields = {"masquerade": self.is_masqueraded}
         outputs: Fields = {}
-        if self.element is not None and self.element.verdict == "goto" and self.is_reached:
+        if self.element is not None and self.element.verdict == "goto" and self.is_reachable:
             address, protocol, port = self.element.front
             fields |= {"address": address, "protocol": protocol, "port": port}
             outputs = {"address": address, "port": port}
-        fields |= self._spread()
+        fields |= self._backend_fields()
         return ExternalObject(
             name=self.name,
             fields=fields,
@@ -107,50 +107,52 @@ class ServiceState:
     def _uid(self) -> str:
         if self.mark is not None:
             return self.mark.uid
-        uid = None if self.element is None else uid_in(self.element.comment)
+        uid = None if self.element is None else decode_uid(self.element.comment)
         return uid or f"chain-{self.chain.handle}"
 
     @property
     def _version(self) -> str:
-        """Handles are never used again, so later writes have others."""
+        """A digest of the state. Handles are never reused, so each write changes it."""
         handles = [each.handle for each in self.rules]
         content = (self.chain.handle, handles, self.element, self.is_masqueraded)
         return hashlib.blake2b(_encoder.encode(content), digest_size=12).hexdigest()
 
-    def _spread(self) -> Fields:
-        """Return the backends and their balance; nothing if the rules have another form."""
-        body = [each.expr for each in self.rules if not is_of_mark(each.comment)]
+    def _backend_fields(self) -> Fields:
+        """Return the backends and the balance; empty if the rules have another form."""
+        body = [each.expr for each in self.rules if not is_mark_comment(each.comment)]
         mark_rules = [each.expr for each in self.rules[len(body) :]]
         front = self.front
         if front is None or any(each != _NO_OP for each in mark_rules):
             return {}
-        if any(is_of_mark(each.comment) for each in self.rules[: len(body)]):
+        if any(is_mark_comment(each.comment) for each in self.rules[: len(body)]):
             return {}
         backends = [each for each in map(_backend_of, body) if each is not None]
-        likely = _BALANCES if self.mark is None else (self.mark.balance,)
-        for balance in likely:
+        candidates = _BALANCES if self.mark is None else (self.mark.balance,)
+        for balance in candidates:
             if body == _body(front.protocol, balance, backends):
                 addresses = [{"address": each.address, "port": each.port} for each in backends]
                 return {"backends": addresses, "balance": balance}
         return {}
 
 
-def combine_state(
+def build_state(
     listing: TableListing, name: str, element: Element | None, *, is_masqueraded: bool
 ) -> ServiceState:
     """Combine the listed parts of a service."""
     chain = chain_of(name)
     rules = listing.rules.get(chain, [])
-    return ServiceState(name, listing.chains[chain], rules, mark_of(rules), element, is_masqueraded)
+    return ServiceState(
+        name, listing.chains[chain], rules, read_mark(rules), element, is_masqueraded
+    )
 
 
-def mark_of(rules: list[Rule]) -> Mark | None:
+def read_mark(rules: list[Rule]) -> Mark | None:
     """Return the mark of a chain's rules."""
-    return mark_in([each.comment for each in rules if is_of_mark(each.comment)])
+    return decode_mark([each.comment for each in rules if is_mark_comment(each.comment)])
 
 
 def all_services(listing: TableListing) -> list[ServiceState]:
-    """Return all services of a table, in the order of their names."""
+    """Return all services of a table, ordered by chain name."""
     leading: dict[str, list[Element]] = {}
     for element in listing.elements:
         leading.setdefault(element.target, []).append(element)
@@ -159,31 +161,31 @@ def all_services(listing: TableListing) -> list[ServiceState]:
         name = name_of(chain)
         if name is None or listing.chains[chain].hook:
             continue
-        mark = mark_of(listing.rules.get(chain, []))
+        mark = read_mark(listing.rules.get(chain, []))
         element = leading_element(mark, leading.get(chain, []))
         front = element.front if element is not None else None if mark is None else mark.front
-        state = combine_state(listing, name, element, is_masqueraded=front in listing.masqueraded)
+        state = build_state(listing, name, element, is_masqueraded=front in listing.masqueraded)
         if not state.is_empty:
             states.append(state)
     return states
 
 
 def leading_element(mark: Mark | None, elements: list[Element]) -> Element | None:
-    """Return the service's element. Other elements that lead to its chain are foreign."""
+    """Return a service's element. Other elements that lead to its chain are foreign."""
     if mark is None:
         return min(elements, default=None, key=lambda each: each.front)
     return next((each for each in elements if each.front == mark.front), None)
 
 
-def target_text(element: Element) -> str:
-    """Return where a foreign element leads."""
+def describe_target(element: Element) -> str:
+    """Describe where a foreign element leads."""
     return f"chain {element.target}" if element.target else f"the verdict {element.verdict}"
 
 
 # --- writing
 
 
-def front_of_fields(fields: Fields) -> Front:
+def declared_front(fields: Fields) -> Front:
     """Return the front that an action declares."""
     return Front(fields["address"], fields["protocol"], fields["port"])
 
@@ -193,10 +195,10 @@ def build_write_commands(
 ) -> list[Command]:
     """Return the commands that replace the known state of a service.
 
-    Rules are deleted by their handles. If one was deleted in the meantime, the whole transaction is
-    refused. Raises ``RefusedError`` for labels that are too long.
+    Rules are deleted by handle. If a rule no longer exists, the whole transaction fails. Raises
+    ``RefusedError`` for labels that are too long.
     """
-    chain, front = chain_of(action.external_name), front_of_fields(action.fields)
+    chain, front = chain_of(action.external_name), declared_front(action.fields)
     balance: Balance = action.fields["balance"]
     mark = Mark(uid, action.idempotency_key, front, balance, action.labels)
     backends = [Backend(each["address"], each["port"]) for each in action.fields["backends"]]
@@ -209,7 +211,7 @@ def build_write_commands(
         commands += _delete_rules(table, current)
     commands.extend({"add": {"rule": _in_table(table, chain=chain, **each)}} for each in rules)
     old_element = None if current is None else current.element
-    new_element = Element(front, chain, comment_of_element(uid))
+    new_element = Element(front, chain, build_element_comment(uid))
     if old_element != new_element:
         if old_element is not None:
             commands.append(_delete_element(table, SERVICES, old_element.front))
@@ -277,35 +279,35 @@ def is_protocol(protocol: Protocol) -> Command:
 
 
 def _body(protocol: Protocol, balance: Balance, backends: list[Backend]) -> list[Expressions]:
-    """Return rules of which the first match redirects a connection to its backend."""
+    """Return rules, the first matching one of which redirects a connection to its backend."""
     if not backends:
-        return [[_refusal(protocol)]]
+        return [[_reject(protocol)]]
     rules: list[Expressions] = []
     for number, each in enumerate(backends):
         is_last = number == len(backends) - 1
-        is_chosen = [] if is_last else [_choice(balance, number, len(backends))]
+        conditions = [] if is_last else [_select_backend(balance, number, len(backends))]
         target = {"dnat": {"addr": each.address, "port": each.port}}
-        rules.append([is_protocol(protocol), *is_chosen, target])
+        rules.append([is_protocol(protocol), *conditions, target])
     return rules
 
 
-def _choice(balance: Balance, number: int, count: int) -> Command:
-    """Return the comparison that holds for one backend, if it held for none before it."""
+def _select_backend(balance: Balance, number: int, count: int) -> Command:
+    """Return the comparison that selects a backend if none before it was selected."""
     remaining = count - number
     match balance:
         case "Random":
             return match({"numgen": {"mode": "random", "mod": remaining, "offset": 0}}, 0)
         case "RoundRobin":
-            # Each rule counts the packets that reach it: the first takes every third, the second
-            # every other one of the rest.
+            # Each rule counts the packets that reach it. Of three, the first takes every third, the
+            # second every other one of the rest.
             return match({"numgen": {"mode": "inc", "mod": remaining, "offset": 0}}, 0)
         case "SourceAddress":
             address = {"payload": {"protocol": "ip", "field": "saddr"}}
             return match({"jhash": {"mod": count, "seed": _SEED, "expr": address}}, number)
 
 
-def _refusal(protocol: Protocol) -> Command:
-    """Return rules that inform a client immediately that no backend exists."""
+def _reject(protocol: Protocol) -> Command:
+    """Return the action that rejects a connection immediately if there is no backend."""
     if protocol == "tcp":
         return {"reject": {"type": "tcp reset"}}
     return {"reject": {"type": "icmp", "expr": "port-unreachable"}}
@@ -321,7 +323,7 @@ class _Target(msgspec.Struct, frozen=True):
 
 
 def _backend_of(rule: Expressions) -> Backend | None:
-    """Return where a rule redirects connections; None if it does something else."""
+    """Return the backend that a rule redirects to; None if it does something else."""
     try:
         target = msgspec.convert(rule[-1], _Target).dnat
         return Backend(target.addr, target.port)

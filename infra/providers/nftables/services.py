@@ -1,4 +1,4 @@
-"""The provider of ``Service``: each write is one nft transaction, based on a read before it."""
+"""The provider of ``Service``: each write is one nft transaction, based on an earlier read."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from infra.providers.nftables.listed import (
 )
 from infra.providers.nftables.monitor import Monitor
 from infra.providers.nftables.nft import Command, ExistsError, MissingError, Nft
-from infra.providers.nftables.place import FAMILY, place_of
+from infra.providers.nftables.place import FAMILY, parse_endpoint
 from infra.providers.nftables.rules import (
     ServiceState,
     all_services,
     build_delete_commands,
+    build_state,
     build_write_commands,
     chain_of,
-    combine_state,
-    front_of_fields,
+    declared_front,
+    describe_target,
     leading_element,
-    mark_of,
     name_of,
-    target_text,
+    read_mark,
 )
 from infra.providers.nftables.spec import Front, name_problem, normalize
 from reconciler.errors import (
@@ -52,22 +52,22 @@ from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
-_NOT_A_NAME: Final = "syntax error"
+_RESERVED_WORD: Final = "syntax error"
 
 
 class ServicesProvider(NamedObjects[ServiceState]):
-    """Writes services into a table, each with its own chain and element."""
+    """Writes services to a table, each with a separate chain and element."""
 
     noun = "service"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         del secrets  # the kernel checks the user of the process
-        self._place = place_of(config.endpoint)
-        self._table = self._place.table
+        self._table_ref = parse_endpoint(config.endpoint)
+        self._table = self._table_ref.table
         timeout = config.limits.request_timeout_seconds
-        self.nft = Nft(self._place, timeout, permit)
+        self.nft = Nft(self._table_ref, timeout, permit)
         self._monitor = Monitor(self.nft, timeout)
-        # The kernel runs one transaction at a time anyway, and the shared chains are created once.
+        # The kernel runs one transaction at a time, and the shared chains are created only once.
         self._write_lock = asyncio.Lock()
 
     def name_problem(self, external_name: str) -> str | None:
@@ -88,7 +88,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         uid = f"service-{hashlib.sha256(action.idempotency_key.encode()).hexdigest()[:32]}"
         commands = build_write_commands(self._table, action, uid, current)
         try:
-            await self._apply(commands, read_at=read_at, is_suspect=current is not None)
+            await self._apply(commands, read_at=read_at, may_be_damaged=current is not None)
         except ExistsError as error:
             if await self.find(name) is not None:
                 raise ConflictError(f"service {name!r} already exists") from error
@@ -102,13 +102,13 @@ class ServicesProvider(NamedObjects[ServiceState]):
         observed = existing.object
         assert observed.uid is not None
         commands = build_write_commands(self._table, action, observed.uid, existing.native)
-        # If the service has no difference, or has no rules left, the shared chains may be damaged.
+        # If the service does not differ, or has no rules left, the shared chains may be damaged.
         is_as_declared = normalize(observed.fields) == normalize(action.fields)
-        is_suspect = existing.native.mark is None or (
+        may_be_damaged = existing.native.mark is None or (
             is_as_declared and observed.labels == action.labels
         )
         try:
-            await self._apply(commands, read_at=existing.read_at, is_suspect=is_suspect)
+            await self._apply(commands, read_at=existing.read_at, may_be_damaged=may_be_damaged)
         except MissingError as error:
             raise _build_changed_error(action, error) from error
         except ExistsError as error:
@@ -128,7 +128,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[ServiceState]]:
-        """List the services of the table, which nft shows in one output; none without a table."""
+        """List the services of the table, which nft lists at once; nothing if it does not exist."""
         del scope, page_size, unreadable
         output = await self._read_table()
         if output is not None:
@@ -139,7 +139,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         return await self._monitor.changes(after)
 
     async def close(self) -> None:
-        """End the process that follows events."""
+        """Stop the process that follows events."""
         await self._monitor.close()
 
     # --- reading
@@ -151,7 +151,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
             listing = parse_listing(await self.nft.show("chain", chain))
         except MissingError:
             return None
-        mark = mark_of(listing.rules.get(chain, []))
+        mark = read_mark(listing.rules.get(chain, []))
         front = None if mark is None else mark.front
         element, is_masqueraded = await self._read_front(front) if front else (None, False)
         if element is not None and element.target != chain:
@@ -161,8 +161,8 @@ class ServicesProvider(NamedObjects[ServiceState]):
             if element is not None and element.front != front:
                 _, is_masqueraded = await self._read_front(element.front)
         if element is None and mark is None:
-            is_masqueraded = False  # there is no evidence that this front is its own
-        return combine_state(listing, name, element, is_masqueraded=is_masqueraded)
+            is_masqueraded = False  # nothing proves that this front belongs to the service
+        return build_state(listing, name, element, is_masqueraded=is_masqueraded)
 
     async def _read_front(self, front: Front) -> tuple[Element | None, bool]:
         """Return the element of a front, and whether the front is masqueraded."""
@@ -173,7 +173,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         ]
         try:
             return parse_element(await self.nft.query("\n".join(queries)), front), True
-        except MissingError:  # one of them is missing, or both are
+        except MissingError:  # one or both are missing
             pass
         outputs: list[str | None] = []
         for each in queries:
@@ -187,7 +187,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         ), masqueraded is not None
 
     async def _find_element(self, chain: str) -> Element | None:
-        """Search all elements for one that leads to a chain without a mark."""
+        """Return the element that leads to a chain without a mark, from a listing of all."""
         try:
             output = await self.nft.show("map", SERVICES)
         except MissingError:
@@ -203,32 +203,34 @@ class ServicesProvider(NamedObjects[ServiceState]):
 
     def _all_services(self, output: bytes) -> list[ServiceState]:
         listing = parse_listing(output)
-        is_reached = base.is_sound(self._place, listing)
-        return [replace(each, is_reached=is_reached) for each in all_services(listing)]
+        is_reachable = base.is_intact(self._table_ref, listing)
+        return [replace(each, is_reachable=is_reachable) for each in all_services(listing)]
 
     # --- writing
 
-    async def _apply(self, commands: list[Command], *, read_at: float, is_suspect: bool) -> None:
-        """Execute a transaction, and repair the shared objects with it if they may be missing."""
+    async def _apply(
+        self, commands: list[Command], *, read_at: float, may_be_damaged: bool
+    ) -> None:
+        """Execute a transaction, and repair the shared objects if they may be damaged."""
         async with self._write_lock:
-            repairs = await self._build_chain_repairs() if is_suspect else []
+            repairs = await self._build_chain_repairs() if may_be_damaged else []
             try:
                 await self.nft.apply([*repairs, *commands], read_at=read_at)
             except MissingError:
-                if not await self._make_table():
+                if not await self._create_table():
                     raise
                 await self.nft.apply(commands, read_at=read_at)
 
     async def _build_chain_repairs(self) -> list[Command]:
-        """Read the shared chains one by one: with many services, the whole table takes longer."""
+        """Return repairs of the shared chains. Reads them singly: a large table takes longer."""
         listing = TableListing()
         for name in base.CHAINS:
             part = await self._read_chain(name)
             listing.chains |= part.chains
             listing.rules |= part.rules
         return [
-            base.build_table_command(self._place),
-            *base.build_chain_repairs(self._place, listing),
+            base.build_table_command(self._table_ref),
+            *base.build_chain_repairs(self._table_ref, listing),
         ]
 
     async def _read_chain(self, name: str) -> TableListing:
@@ -237,13 +239,13 @@ class ServicesProvider(NamedObjects[ServiceState]):
         except MissingError:
             return TableListing()
 
-    async def _make_table(self) -> bool:
+    async def _create_table(self) -> bool:
         """Create the missing shared objects. Return whether any was missing."""
         output = await self._read_table()
         if output is None:
             await self._check_table_name()
         listing = None if output is None else await asyncio.to_thread(parse_listing, output)
-        commands = base.build_repairs(self._place, listing)
+        commands = base.build_repairs(self._table_ref, listing)
         if not commands:
             return False
         try:
@@ -262,7 +264,7 @@ class ServicesProvider(NamedObjects[ServiceState]):
         try:
             await self.nft.query(f"add table {FAMILY} {self._table}", "-c")
         except RefusedError as error:
-            if _NOT_A_NAME not in error.message:
+            if _RESERVED_WORD not in error.message:
                 raise
             raise ConfigurationError(
                 f"spec.endpoint: {self._table} is a reserved word of nft; use another name for "
@@ -287,8 +289,8 @@ class ServicesProvider(NamedObjects[ServiceState]):
     # --- obstacles
 
     async def _build_front_conflict(self, action: Action, error: ExistsError) -> ProviderError:
-        """Name the owner of the declared address and port. The action waits until they are free."""
-        front = front_of_fields(action.fields)
+        """Return an error that names the owner of the declared address and port."""
+        front = declared_front(action.fields)
         element, _ = await self._read_front(front)
         if element is None:
             return NotDoneError(
@@ -302,10 +304,10 @@ class ServicesProvider(NamedObjects[ServiceState]):
         )
 
     async def _describe_target(self, namespace: str, element: Element) -> str:
-        """Return where an element leads, without the name of a service in another namespace."""
+        """Describe where an element leads. Does not name services of other namespaces."""
         name = name_of(element.target)
         if name is None:
-            return target_text(element)
+            return describe_target(element)
         state = await self._read_state(name)
         mark = None if state is None else state.mark
         if mark is None or namespace_of(mark.labels.get(OWNER_LABEL, "")) == namespace:

@@ -77,7 +77,7 @@ class ServiceFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     balance: Annotated[
         Balance,
         msgspec.Meta(
-            description="How to select the backend of a new connection. Random: any. "
+            description="How to select the backend for a new connection. Random: any. "
             "RoundRobin: all in turn. SourceAddress: the same backend for each "
             "client address."
         ),
@@ -103,7 +103,7 @@ class ServiceOutputs(msgspec.Struct, frozen=True):
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return the addresses of the host that a service uses, as front and as backends (ADR 0060)."""
+    """Return the host addresses that a service uses as front and as backends (ADR 0060)."""
     front = HostUse("spec.address", "listen", f"{fields['address']}:{fields['port']}")
     backends: list[Fields] = fields.get("backends") or []
     hint = "use the address of another machine or of a container"
@@ -120,7 +120,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
 def normalize(fields: Fields) -> Fields:
     """Return the canonical form of a service's fields, with sorted backends.
 
-    Missing fields of a damaged object stay missing, and count as a difference.
+    A damaged object's missing fields stay missing, so that they differ.
     """
     if "backends" not in fields:
         return fields
@@ -150,8 +150,8 @@ def name_problem(name: str) -> str | None:
     )
 
 
-def front_of(text: str) -> Front | None:
-    """Parse the text of a ``Front``; None if it is invalid."""
+def parse_front(text: str) -> Front | None:
+    """Parse a ``Front``; None if the text is invalid."""
     match = _FRONT.fullmatch(text)
     if match is None:
         return None
@@ -159,8 +159,8 @@ def front_of(text: str) -> Front | None:
     return Front(address, "tcp" if protocol == "tcp" else "udp", int(port))
 
 
-def balance_of(text: str) -> Balance | None:
-    """Parse the name of a balance; None if it is unknown."""
+def parse_balance(text: str) -> Balance | None:
+    """Parse a balance; None if the text is unknown."""
     balances: tuple[Balance, ...] = get_args(Balance)
     return next((each for each in balances if each == text), None)
 

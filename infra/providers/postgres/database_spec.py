@@ -20,7 +20,7 @@ ENCODINGS = (
     *(f"WIN{number}" for number in (866, 874, *range(1250, 1259))),
     *("KOI8R", "KOI8U"),
 )
-"""Encodings of a database, as the server shows them. It accepts other names for them, too."""
+"""Encodings by the names that the server reports. It also accepts other names for them."""
 
 TRUSTED_EXTENSIONS = frozenset(
     {
@@ -30,11 +30,11 @@ TRUSTED_EXTENSIONS = frozenset(
         *("tsm_system_rows", "tsm_system_time", "unaccent", "uuid-ossp"),
     }
 )
-"""Extensions that PostgreSQL lets the owner of a database create. Others can reach the server's
-machine or its network, such as ``dblink``, ``file_fdw`` and untrusted languages."""
+"""Extensions that PostgreSQL lets a database owner create. Others, such as ``dblink``, ``file_fdw``
+and untrusted languages, can reach the server's machine or its network."""
 
 ALWAYS_INSTALLED = "plpgsql"
-"""The extension of every database. It is not compared."""
+"""An extension that every database has. It is not compared."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME_BYTES)]
 ConnectionLimit = Annotated[int, msgspec.Meta(ge=UNLIMITED, le=2**31 - 1)]
@@ -71,7 +71,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
         list[Name],
         msgspec.Meta(
             max_length=100,
-            description="Extensions to install, in any order. Other extensions stay, unless "
+            description="Extensions to install, in any order. Other extensions are kept, unless "
             "they were declared before.",
         ),
     ] = []
@@ -92,7 +92,7 @@ class DatabaseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, re
 
 
 class DatabaseOutputs(msgspec.Struct, frozen=True):
-    """Where a database is. The URL has no user and no password."""
+    """The address of a database. The URL contains no user or password."""
 
     host: Annotated[str, msgspec.Meta(description="Host name of the server.")]
     port: Annotated[int, msgspec.Meta(description="Port of the server.")]
@@ -101,14 +101,14 @@ class DatabaseOutputs(msgspec.Struct, frozen=True):
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of a database's fields: extensions by name, encodings as shown."""
+    """Return the canonical form of a database's fields, with its extensions as a mapping."""
     present = {name: value for name, value in fields.items() if value is not None}
     extensions: Any = present.get("extensions") or {}
     result: Fields = {
         "connectionLimit": UNLIMITED,
         "allowConnections": True,
         **present,
-        # By name, so that a comparison ignores the extensions of other clients.
+        # A mapping, so that a comparison ignores the extensions of other clients.
         "extensions": {
             name: True
             for name in sorted(set(cast("list[str]", extensions)))
@@ -123,9 +123,9 @@ def normalize(fields: Fields) -> Fields:
     return result
 
 
-def _encoding(present: str) -> str:
+def _encoding(encoding: str) -> str:
     """Return the canonical name of an encoding. The server compares only letters and digits."""
-    name = _plain(present)
+    name = _plain(encoding)
     return _BY_PLAIN_NAME.get(name, name)
 
 
@@ -137,12 +137,12 @@ _BY_PLAIN_NAME = {"UNICODE": "UTF8", **{_plain(each): each for each in ENCODINGS
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields without the template, because no server records it."""
+    """Return fields without the template, because the server does not record it."""
     return {name: value for name, value in fields.items() if name != "template"}
 
 
 def loses(fields: Fields | None, observed: ExternalObject) -> str:
-    """Return which data a write or a deletion would lose."""
+    """Describe the data that an update or a deletion would lose; empty if none."""
     if fields is None:
         return f"all data of database {observed.name}"
     removed = observed.fields.get("extensions", {}).keys() - fields.get("extensions", {}).keys()
@@ -152,7 +152,7 @@ def loses(fields: Fields | None, observed: ExternalObject) -> str:
 
 
 def uses(fields: Fields) -> Sequence[HostUse]:
-    """Return the extensions that reach beyond the database (ADR 0060)."""
+    """Return the extensions that can reach beyond the database (ADR 0060)."""
     return [
         HostUse("spec.extensions", "privileges", f"extension:{name}", "omit it")
         for name in fields.get("extensions") or ()

@@ -1,8 +1,8 @@
 """The provider of ``Database``.
 
-A creation is several statements, and the first cannot be in a transaction. So a database is created
-under a name made of the action's key, marked, filled, and finally renamed: a database with the
-declared name is complete (see Design in docs/kinds/database.md).
+Creating a database takes several statements, and the first cannot run in a transaction. So a
+database is created under a name derived from the action's key, marked, filled, and finally renamed:
+a database with the declared name is complete (see Design in docs/kinds/database.md).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from events.log import Action
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.postgres.database_spec import ALWAYS_INSTALLED, normalize
-from infra.providers.postgres.errors import IN_USE, NO_DATABASE, REFUSED, state_of
-from infra.providers.postgres.limits import MAX_ROWS, bounded
-from infra.providers.postgres.marks import Mark, mark_in, with_mark
+from infra.providers.postgres.errors import DATABASE_NOT_FOUND, IN_USE, REFUSED, state_of
+from infra.providers.postgres.limits import MAX_ROWS, select_bounded
+from infra.providers.postgres.marks import Mark, read_mark, replace_mark
 from infra.providers.postgres.names import (
-    INVALID,
-    INVALID_TEXT,
+    INVALID_DATABASE_LIMIT,
     PROTECTED_DATABASES,
+    REPLACEMENT_CHARACTER,
     UNFINISHED_PREFIX,
     database_problem,
     unfinished_name,
@@ -49,9 +49,9 @@ from reconciler.provider.named_objects import ExistingObject, NamedObjects, chec
 from reconciler.provider.secrets import Secrets
 
 LEFTOVER_SECONDS: Final = 3_600
-"""An older unfinished database is listed, so that an operator notices it."""
+"""Age from which an unfinished database is listed, so that an operator notices it."""
 
-_SHOWN_SESSIONS: Final = 5
+_MAX_SESSIONS_NAMED: Final = 5
 
 _SELECT = sql.SQL(
     """
@@ -69,9 +69,9 @@ _SELECT = sql.SQL(
 
 
 class DatabaseMark(Mark, frozen=True, omit_defaults=True):
-    """The mark in a database's comment. ``name`` and ``since`` belong to an unfinished one.
+    """The mark in a database's comment.
 
-    ``extensions``: the declared ones.
+    Only an unfinished database has ``name`` and ``since``. ``extensions`` are the declared ones.
     """
 
     name: str = ""
@@ -94,12 +94,12 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> DatabaseMark | None:
-        return mark_in(self.comment, DatabaseMark)
+        return read_mark(self.comment, DatabaseMark)
 
 
 @dataclass(frozen=True, slots=True)
 class _Database:
-    """A row, the extensions of the database, and where it is."""
+    """A database's row, extensions and address."""
 
     row: _Row
     extensions: Sequence[str]
@@ -133,16 +133,16 @@ class _Database:
 
 
 class DatabasesProvider(NamedObjects[_Database]):
-    """A client of a PostgreSQL server, for its databases."""
+    """Creates, updates and deletes a PostgreSQL server's databases."""
 
     noun = "database"
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
-        self._protected = PROTECTED_DATABASES | {self._server.place.database}
+        self._protected = PROTECTED_DATABASES | {self._server.address.database}
 
     def name_problem(self, external_name: str) -> str | None:
-        """Describe why a database cannot have this name; leftovers can be read and deleted."""
+        """Describe why a database cannot have this name. Leftovers may be read and deleted."""
         if external_name in self._protected:
             return (
                 f"database {external_name} belongs to the server, or Reconciler is connected to it"
@@ -152,12 +152,12 @@ class DatabasesProvider(NamedObjects[_Database]):
         return database_problem(external_name)
 
     async def find(self, external_name: str) -> _Database | None:
-        """Read a database; raises ``RefusedError`` for one that is out of bounds."""
+        """Read the database with this name."""
         rows = await self._rows(_has_name(external_name))
         return await self._database(rows[0]) if rows else None
 
     async def create_object(self, action: Action) -> _Database:
-        """Create a database, or continue where an earlier attempt of this action stopped."""
+        """Create a database, or resume where an earlier attempt at this action stopped."""
         name, unfinished = action.external_name, unfinished_name(action.idempotency_key)
         _check_declared(name)
         rows = await self._rows(
@@ -185,7 +185,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             await self._check_requirements(action)
             await self._create_unfinished(unfinished, action.fields, read_at)
         if unfinished_row is None or unfinished_row.mark is None:
-            await self._server.run(_comment_statement(unfinished, with_mark(None, mark)))
+            await self._server.run(_comment_statement(unfinished, replace_mark(None, mark)))
         if mark.extensions:
             try:
                 async with self._server.transaction(unfinished) as session:
@@ -196,11 +196,11 @@ class DatabasesProvider(NamedObjects[_Database]):
         return await self._finish(action, unfinished, mark)
 
     async def update_object(self, action: Action, existing: ExistingObject[_Database]) -> _Database:
-        """Change extensions, then the database, unless it has changed in the meantime."""
+        """Change the extensions, then the database if it has not changed since it was read."""
         name, row, observed = action.external_name, existing.native.row, existing.object
         _check_declared(name)
-        # The mark is written last: a database with the key of this action matches its declaration.
-        if _needs_opening(observed, action.fields):
+        # The mark is written last, so a database with this action's key matches its declaration.
+        if _must_allow_connections(observed, action.fields):
             row = await self._allow_connections(row)
         await self._change_extensions(observed, action.fields)
         mark = DatabaseMark(
@@ -216,7 +216,7 @@ class DatabasesProvider(NamedObjects[_Database]):
                 )
             await session.run(
                 *_alter_statements(name, current, action.fields),
-                _comment_statement(name, with_mark(current.comment, mark)),
+                _comment_statement(name, replace_mark(current.comment, mark)),
             )
             (updated,) = await session.read(_Row, _select(_has_name(name)))
         return await self._database(updated)
@@ -240,14 +240,14 @@ class DatabasesProvider(NamedObjects[_Database]):
         return Effect(None)
 
     async def delete_object(self, action: Action, existing: ExistingObject[_Database]) -> None:
-        """Drop the database; never one that has sessions."""
+        """Drop the database, unless it has sessions."""
         if not await self._drop(action.external_name, existing.read_at):
             raise self.missing_error(action)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Database]]:
-        """List the databases of a scope in the order of their ids."""
+        """List the databases in a scope, ordered by their ids."""
         last, page_size = "0", min(page_size, MAX_ROWS)
         while True:
             condition = sql.SQL("d.oid > {}::oid AND starts_with(d.datname, {})").format(
@@ -256,7 +256,7 @@ class DatabasesProvider(NamedObjects[_Database]):
             page = sql.SQL("{} ORDER BY d.oid LIMIT {}").format(condition, page_size)
             rows = await self._rows(page)
             for row in rows:
-                if INVALID_TEXT in row.name:
+                if REPLACEMENT_CHARACTER in row.name:
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
             databases = [
                 await self._complete_listed_row(row) for row in rows if self._is_object(row)
@@ -273,8 +273,8 @@ class DatabasesProvider(NamedObjects[_Database]):
     # --- reading
 
     def _is_object(self, row: _Row) -> bool:
-        """Return whether a row is an object. An unfinished database is none yet."""
-        if row.name in self._protected or INVALID_TEXT in row.name:
+        """Return whether a row is an object. An unfinished database is not one until it is old."""
+        if row.name in self._protected or REPLACEMENT_CHARACTER in row.name:
             return False
         if not row.name.startswith(UNFINISHED_PREFIX) or row.mark is None:
             return True
@@ -285,14 +285,14 @@ class DatabasesProvider(NamedObjects[_Database]):
         return await self._server.read(_Row, _select(condition))
 
     def _database_with_recorded_extensions(self, row: _Row) -> _Database:
-        """Return a database with the last written extensions."""
+        """Return a database with the extensions that were last written."""
         extensions = () if row.mark is None else row.mark.extensions
-        return _Database(row, extensions, self._server.place.outputs(row.name))
+        return _Database(row, extensions, self._server.address.outputs(row.name))
 
     async def _database(self, row: _Row) -> _Database:
-        """Read the extensions of a database, if any were ever declared.
+        """Read a database's extensions, if any were declared.
 
-        For a database that does not allow a connection, the last written ones count.
+        If it allows no connections, use the extensions that were last written.
         """
         recorded = self._database_with_recorded_extensions(row)
         if not recorded.extensions or not row.allow_connections or not row.may_connect:
@@ -303,7 +303,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         return replace(recorded, extensions=names(rows, "extname"))
 
     async def _complete_listed_row(self, row: _Row) -> _Database | None:
-        """Complete a row of a listing; None if the database was dropped in the meantime."""
+        """Complete a listed row; None if the database has since been dropped."""
         try:
             return await self._database(row)
         except ProviderError:
@@ -314,7 +314,7 @@ class DatabasesProvider(NamedObjects[_Database]):
     # --- writing
 
     async def _check_requirements(self, action: Action) -> None:
-        """Raise before any effect if the database could not be completed."""
+        """Raise before any effect if the owner or an extension is missing."""
         owner, extensions = action.fields.get("owner"), sorted(action.fields["extensions"])
         query = sql.SQL(
             "SELECT 'role' AS what, wanted AS name FROM unnest({}::text[]) AS wanted"
@@ -334,8 +334,8 @@ class DatabasesProvider(NamedObjects[_Database]):
     async def _create_unfinished(self, name: str, fields: Fields, read_at: float) -> None:
         """Create a database under its temporary name.
 
-        ``CREATE DATABASE`` is not transactional, so its error proves nothing. A missing database
-        after the end of the statement does.
+        ``CREATE DATABASE`` is not transactional, so its error does not prove that it had no effect.
+        A database that is missing after the statement has ended does.
         """
         try:
             await self._server.run(_create_statement(name, fields), read_at=read_at)
@@ -354,7 +354,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         name, target = action.external_name, sql.Identifier(unfinished)
         completed = msgspec.structs.replace(mark, name="", since=None)
         statements = [
-            _comment_statement(unfinished, with_mark(None, completed)),
+            _comment_statement(unfinished, replace_mark(None, completed)),
             sql.SQL("ALTER DATABASE {} RENAME TO {}").format(target, sql.Identifier(name)),
         ]
         if not action.fields["allowConnections"]:
@@ -373,7 +373,7 @@ class DatabasesProvider(NamedObjects[_Database]):
         return await self._database(row)
 
     async def _allow_connections(self, row: _Row) -> _Row:
-        """Allow connections to a database whose extensions are to be changed."""
+        """Allow connections to a database whose extensions must change."""
         allow = sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(row.name))
         async with self._server.transaction() as session:
             await session.run(allow)
@@ -394,9 +394,8 @@ class DatabasesProvider(NamedObjects[_Database]):
         async with self._server.session() as session:
             installable = names(await session.run(available.format(to_create)), "name")
         for extension in to_create:
-            if (
-                extension not in installable
-            ):  # an update can wait, because the next declaration ends it
+            if extension not in installable:
+                # An update can wait, because the next declaration supersedes it.
                 raise NotDoneError(_not_available(extension), status=REFUSED)
         async with self._server.transaction(observed.name) as session:
             await session.run(*_extension_statements(to_create, to_drop))
@@ -411,19 +410,19 @@ class DatabasesProvider(NamedObjects[_Database]):
         try:
             await self._server.run(statement, read_at=read_at)
         except ProviderError as error:
-            if state_of(error.__cause__) == NO_DATABASE:
+            if state_of(error.__cause__) == DATABASE_NOT_FOUND:
                 return False
             raise await self._build_in_use_error(error, name) from None
         return True
 
     async def _build_in_use_error(self, error: ProviderError, database: str) -> ProviderError:
-        """Name the sessions that block a statement, if they are the cause."""
+        """Return the error, with the sessions that blocked the statement if they are the cause."""
         if state_of(error.__cause__) != IN_USE:
             return error
         query = sql.SQL(
             "SELECT pid, usename, application_name FROM pg_stat_activity"
             " WHERE datname = {} ORDER BY pid LIMIT {}"
-        ).format(database, _SHOWN_SESSIONS)
+        ).format(database, _MAX_SESSIONS_NAMED)
         async with self._server.session() as session:
             rows = await session.run(query)
         sessions = [
@@ -438,20 +437,22 @@ class DatabasesProvider(NamedObjects[_Database]):
 
 
 def _check_declared(name: str) -> None:
-    """Raise ``RefusedError`` for the name of a leftover, which no resource may declare."""
+    """Raise ``RefusedError`` for a leftover's name, which no resource may declare."""
     problem = database_problem(name)
     if problem is not None:
         raise RefusedError(f"invalid name {name!r}: {problem}")
 
 
 def _is_leftover(row: _Row, action: Action) -> bool:
-    """Return whether an abandoned action for the same resource has left it."""
+    """Return whether it is left over from an abandoned action on the same resource."""
     mark = row.mark
     return mark is not None and (mark.name, mark.labels) == (action.external_name, action.labels)
 
 
 def _select(condition: sql.Composable) -> sql.Composed:
-    return _SELECT.format(condition=condition, comment=bounded("c.description"), invalid=INVALID)
+    return _SELECT.format(
+        condition=condition, comment=select_bounded("c.description"), invalid=INVALID_DATABASE_LIMIT
+    )
 
 
 def _has_name(name: str) -> sql.Composed:
@@ -460,9 +461,9 @@ def _has_name(name: str) -> sql.Composed:
 
 def _create_statement(name: str, fields: Fields) -> sql.Composed:
     encoding, locale = fields.get("encoding"), fields.get("locale")
-    # A template with data in another encoding cannot take another one; template0 has no data.
-    empty = "template0" if encoding or locale else "template1"
-    parts = [sql.SQL("TEMPLATE {}").format(sql.Identifier(fields.get("template") or empty))]
+    # A template with data cannot be copied to another encoding; template0 has none.
+    default = "template0" if encoding or locale else "template1"
+    parts = [sql.SQL("TEMPLATE {}").format(sql.Identifier(fields.get("template") or default))]
     if owner := fields.get("owner"):
         parts.append(sql.SQL("OWNER {}").format(sql.Identifier(owner)))
     if encoding:
@@ -495,7 +496,7 @@ def _comment_statement(name: str, comment: str) -> sql.Composed:
 
 
 def _extension_statements(to_create: Sequence[str], to_drop: Sequence[str]) -> list[sql.Composable]:
-    # In `public`, unless the extension requires another schema. Nothing else runs with that path.
+    # Create in `public`, unless the extension requires another schema. Nothing else uses this path.
     create, drop = "CREATE EXTENSION IF NOT EXISTS {} CASCADE", "DROP EXTENSION IF EXISTS {}"
     return [
         sql.SQL("SET LOCAL search_path = public"),
@@ -504,7 +505,7 @@ def _extension_statements(to_create: Sequence[str], to_drop: Sequence[str]) -> l
     ]
 
 
-def _needs_opening(observed: ExternalObject, fields: Fields) -> bool:
+def _must_allow_connections(observed: ExternalObject, fields: Fields) -> bool:
     is_closed = fields["allowConnections"] and not observed.fields["allowConnections"]
     return is_closed and fields["extensions"] != observed.fields["extensions"]
 

@@ -18,7 +18,7 @@ GRANT = Kind(
     api_version="postgres/v1",
     provider="postgres",
     schema=GrantFields,
-    # No labels, because there is no place for one. Only the log shows the owner of a grant.
+    # No labels, because a grant cannot store any. Only the log records a grant's owner.
     capabilities=Capabilities(
         idempotency_keys=False, deterministic_names=True, labels=False, conditional_writes=True
     ),

@@ -51,9 +51,9 @@ PRIVILEGES: Final[Mapping[Level, frozenset[str]]] = {
     "sequences": frozenset({"SELECT", "UPDATE", "USAGE"}),
     "functions": frozenset({"EXECUTE"}),
 }
-"""Privileges at each level; ``tables``, ``sequences`` and ``functions`` are all of a schema."""
+"""Privileges at each level. ``tables``, ``sequences`` and ``functions`` mean all in a schema."""
 
-_IN_SCHEMA: Final[Mapping[str, Level]] = {
+_SCHEMA_LEVELS: Final[Mapping[str, Level]] = {
     "tables": "tables",
     "sequences": "sequences",
     "functions": "functions",
@@ -85,7 +85,7 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Annotated[
         Name | None,
         msgspec.Meta(
-            description="The role of the external name. With a reference, {$ref: "
+            description="Role in the external name. With a reference, {$ref: "
             "DatabaseRole/NAME, field: name}, Reconciler creates the grant after "
             "the role and deletes it before the role."
         ),
@@ -93,7 +93,7 @@ class GrantFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     database: Annotated[
         Name | None,
         msgspec.Meta(
-            description="The database of the external name. With a reference, {$ref: "
+            description="Database in the external name. With a reference, {$ref: "
             "Database/NAME, field: name}, Reconciler creates the grant after the "
             "database and deletes it before the database."
         ),
@@ -111,8 +111,8 @@ class GrantOutputs(msgspec.Struct, frozen=True):
     database: Annotated[str, msgspec.Meta(description="Name of the database.")]
 
 
-class GrantPlace(NamedTuple):
-    """A grantee, and the object of the privileges."""
+class GrantTarget(NamedTuple):
+    """A grantee, and the object that it has privileges on."""
 
     grantee: str
     database: str
@@ -127,7 +127,7 @@ class GrantPlace(NamedTuple):
         return f"{self.grantee}@{end}"
 
 
-def place_of(name: str) -> GrantPlace | None:
+def parse_target(name: str) -> GrantTarget | None:
     """Parse an external name; None if it is invalid."""
     grantee, _, rest = name.partition("@")
     parts = rest.split("/")
@@ -135,33 +135,33 @@ def place_of(name: str) -> GrantPlace | None:
         return None
     match parts:
         case [database]:
-            return GrantPlace(grantee, database)
+            return GrantTarget(grantee, database)
         case [database, schema]:
-            return GrantPlace(grantee, database, schema, "schema")
-        case [database, schema, each] if each in _IN_SCHEMA:
-            return GrantPlace(grantee, database, schema, _IN_SCHEMA[each])
+            return GrantTarget(grantee, database, schema, "schema")
+        case [database, schema, each] if each in _SCHEMA_LEVELS:
+            return GrantTarget(grantee, database, schema, _SCHEMA_LEVELS[each])
         case _:
             return None
 
 
 def grant_problem(name: str) -> str | None:
     """Describe what is wrong with a grant's external name; None if it is valid."""
-    place = place_of(name)
-    if place is None:
+    target = parse_target(name)
+    if target is None:
         return (
             "set the annotation reconciler/external-name to ROLE@DATABASE, "
             "ROLE@DATABASE/SCHEMA, or ROLE@DATABASE/SCHEMA/ with one of tables, sequences and "
             "functions; the role public stands for all roles"
         )
-    grantee = None if place.grantee == PUBLIC else role_problem(place.grantee)
-    schema = name_problem(place.schema) if place.schema else None
-    if place.schema.startswith("pg_") or place.schema == "information_schema":
-        schema = f"schema {place.schema} belongs to the server"
-    return grantee or name_problem(place.database) or schema
+    grantee = None if target.grantee == PUBLIC else role_problem(target.grantee)
+    schema = name_problem(target.schema) if target.schema else None
+    if target.schema.startswith("pg_") or target.schema == "information_schema":
+        schema = f"schema {target.schema} belongs to the server"
+    return grantee or name_problem(target.database) or schema
 
 
 def normalize(fields: Fields) -> Fields:
-    """Return the canonical form of a grant's fields: sorted sets, nothing granted partially."""
+    """Return the canonical form of a grant's fields: sorted sets, and no partial privileges."""
     present = {name: value for name, value in fields.items() if value is not None}
     return {
         "partial": [],
@@ -172,5 +172,5 @@ def normalize(fields: Fields) -> Fields:
 
 
 def comparable(fields: Fields) -> Fields:
-    """Return fields without role and database, which are in the external name and never differ."""
+    """Return fields without role and database, which the external name determines."""
     return {name: value for name, value in fields.items() if name not in ("role", "database")}

@@ -1,7 +1,7 @@
-"""The provider of ``Grant``: each write is one transaction, which is complete or has no effect.
+"""The provider of ``Grant``: each write is one transaction, so it is complete or has no effect.
 
-The state is read from the access lists, with the server's defaults for a missing list. Owners are
-left out, because their privileges follow from the ownership.
+The state is read from access control lists, with the server's defaults for a missing list. Owners
+are excluded, because their privileges follow from ownership.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from events.provider_config import ProviderConfigSpec, Scope
 from infra.providers.postgres.errors import REFUSED
 from infra.providers.postgres.grant_spec import (
     PRIVILEGES,
-    GrantPlace,
+    GrantTarget,
     Level,
     grant_problem,
     normalize,
-    place_of,
+    parse_target,
 )
 from infra.providers.postgres.names import (
-    INVALID,
+    INVALID_DATABASE_LIMIT,
     PROTECTED_DATABASES,
     PUBLIC,
     UNFINISHED_PREFIX,
@@ -58,16 +58,16 @@ _DATABASES = sql.SQL(
     """
 )
 
-# For each grantee and type of object in one schema: the number of objects that the grantee does not
-# own, and on how many of them it has a privilege. Its own are counted as an entry without a
-# privilege, because a join would cost objects times entries, of which a tenant may create many.
+# For each grantee and object type in a schema: how many objects the grantee does not own, and on
+# how many of those it has each privilege. Owned objects are counted through an entry without a
+# privilege, because a join would cost objects times entries, and a tenant may create many of both.
 _SELECT = sql.SQL(
     """
     WITH objects AS (
-        SELECT found.*, count(*) OVER (PARTITION BY place, level) AS number FROM ({objects}) found
+        SELECT found.*, count(*) OVER (PARTITION BY target, level) AS number FROM ({objects}) found
     ),
     entries AS (
-        SELECT o.schema, o.level, o.place, o.number, x.grantee, x.privilege,
+        SELECT o.schema, o.level, o.target, o.number, x.grantee, x.privilege,
             count(DISTINCT o.oid) AS held,
             count(DISTINCT o.oid) FILTER (WHERE x.is_grantable) AS grantable,
             array_agg(DISTINCT x.grantor::text) AS grantors,
@@ -81,10 +81,10 @@ _SELECT = sql.SQL(
     ),
     counted AS (
         SELECT e.*, e.number - coalesce(sum(e.held) FILTER (WHERE e.privilege IS NULL)
-            OVER (PARTITION BY e.place, e.level, e.grantee), 0) AS objects
+            OVER (PARTITION BY e.target, e.level, e.grantee), 0) AS objects
         FROM entries e
     )
-    SELECT e.schema, e.level, e.place::text AS place, e.grantee::text AS grantee_uid,
+    SELECT e.schema, e.level, e.target::text AS target, e.grantee::text AS grantee_uid,
         coalesce(g.rolname::text, 'public') AS grantee, e.privilege, e.held, e.grantable,
         e.grantors, e.by_others, e.objects::bigint AS objects
     FROM counted e LEFT JOIN pg_roles g ON g.oid = e.grantee
@@ -92,16 +92,16 @@ _SELECT = sql.SQL(
     ORDER BY e.schema, e.level, grantee, e.privilege
     """
 )
-_OF_DATABASE = sql.SQL(
+_DATABASE_OBJECTS = sql.SQL(
     """
-    SELECT '' AS schema, 'database' AS level, d.oid AS place, d.oid, d.datdba AS owner,
+    SELECT '' AS schema, 'database' AS level, d.oid AS target, d.oid, d.datdba AS owner,
         coalesce(d.datacl, acldefault('d', d.datdba)) AS acl
     FROM pg_database d WHERE d.datname = {database}
     """
 )
-_OF_SCHEMAS = sql.SQL(
+_SCHEMA_OBJECTS = sql.SQL(
     """
-    SELECT n.nspname::text AS schema, 'schema' AS level, n.oid AS place, n.oid,
+    SELECT n.nspname::text AS schema, 'schema' AS level, n.oid AS target, n.oid,
         n.nspowner AS owner, coalesce(n.nspacl, acldefault('n', n.nspowner)) AS acl
     FROM pg_namespace n WHERE {schema}
     UNION ALL
@@ -118,7 +118,7 @@ _OF_SCHEMAS = sql.SQL(
 )
 _ANY_SCHEMA = sql.SQL("NOT starts_with(n.nspname, 'pg_') AND n.nspname <> 'information_schema'")
 
-_ON: Final[Mapping[Level, LiteralString]] = {
+_ALL_IN_SCHEMA: Final[Mapping[Level, LiteralString]] = {
     "tables": "ALL TABLES IN SCHEMA",
     "sequences": "ALL SEQUENCES IN SCHEMA",
     "functions": "ALL ROUTINES IN SCHEMA",
@@ -132,11 +132,11 @@ class _Database(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """One privilege of one grantee on the objects of one place."""
+    """A privilege of a grantee on the objects of one target."""
 
     schema: str
     level: Level
-    place: str
+    target: str
     grantee_uid: str
     grantee: str
     privilege: str
@@ -148,73 +148,73 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class GrantsProvider:
-    """A client of a PostgreSQL server, for the privileges of its roles."""
+    """Grants and revokes the privileges of a PostgreSQL server's roles."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
         self._server = PostgresServer(config, secrets, permit)
-        self._protected = sorted(PROTECTED_DATABASES | {self._server.place.database})
+        self._protected = sorted(PROTECTED_DATABASES | {self._server.address.database})
 
     async def create(self, action: Action) -> Effect:
-        """Grant privileges to a grantee without any there."""
-        place = self._check_action(action)
-        database = await self._database(place)
+        """Grant privileges to a grantee that has none on the target."""
+        target = self._check_action(action)
+        database = await self._database(target)
         if database is None:
-            raise NotDoneError(f"database {place.database!r} does not exist (yet)", status=REFUSED)
-        async with self._server.transaction(_session_database(place)) as session:
-            existing = await self._find(session, place, database)
+            raise NotDoneError(f"database {target.database!r} does not exist (yet)", status=REFUSED)
+        async with self._server.transaction(_session_database(target)) as session:
+            existing = await self._find(session, target, database)
             if existing is not None:
-                raise ConflictError(f"{place.name!r} already has privileges", obstacle=existing)
-            await _check_requirements(session, place)
-            return Effect(await self._write_grants(session, place, database, action, None))
+                raise ConflictError(f"{target.name!r} already has privileges", obstacle=existing)
+            await _check_requirements(session, target)
+            return Effect(await self._write_grants(session, target, database, action, None))
 
     async def update(self, action: Action) -> Effect:
         """Grant missing privileges and revoke undeclared ones, at the action's version."""
-        place = self._check_action(action)
-        database = await self._database(place)
+        target = self._check_action(action)
+        database = await self._database(target)
         if database is None:
-            raise NotFoundError(f"database {place.database!r} does not exist")
-        async with self._server.transaction(_session_database(place)) as session:
-            existing = await self._find(session, place, database)
+            raise NotFoundError(f"database {target.database!r} does not exist")
+        async with self._server.transaction(_session_database(target)) as session:
+            existing = await self._find(session, target, database)
             if existing is None:
-                raise NotFoundError(f"{place.name!r} has no privileges")
+                raise NotFoundError(f"{target.name!r} has no privileges")
             check_uid(existing, action)
             if action.version not in (None, existing.version):
                 raise ConflictError(
-                    f"{place.name!r} has changed since it was read", obstacle=existing
+                    f"{target.name!r} has changed since it was read", obstacle=existing
                 )
-            return Effect(await self._write_grants(session, place, database, action, existing))
+            return Effect(await self._write_grants(session, target, database, action, existing))
 
     async def delete(self, action: Action) -> Effect:
-        """Revoke all privileges of one grantee there."""
-        place = self._check_action(action)
-        database = await self._database(place)
+        """Revoke all of a grantee's privileges on the target."""
+        target = self._check_action(action)
+        database = await self._database(target)
         if database is None:
             return Effect(None, absent=True)
-        async with self._server.transaction(_session_database(place)) as session:
-            existing = await self._find(session, place, database)
+        async with self._server.transaction(_session_database(target)) as session:
+            existing = await self._find(session, target, database)
             if existing is None:
                 return Effect(None, absent=True)
             check_uid(existing, action)
-            await session.run(_statement("REVOKE", ["ALL PRIVILEGES"], place))
-            remaining = await self._find(session, place, database)
+            await session.run(_statement("REVOKE", ["ALL PRIVILEGES"], target))
+            remaining = await self._find(session, target, database)
             if remaining is not None:
                 raise _build_foreign_grant_error(remaining)
         return Effect(None)
 
     async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
-        """Read the privileges of one grantee at one place; None if it has none."""
+        """Read a grantee's privileges on a target; None if it has none."""
         del uid  # names are unique
-        place = self._place(external_name)
-        database = await self._database(place)
+        target = self._parse_target(external_name)
+        database = await self._database(target)
         if database is None:
             return None
-        async with self._server.session(_session_database(place)) as session:
-            return await self._find(session, place, database)
+        async with self._server.session(_session_database(target)) as session:
+            return await self._find(session, target, database)
 
     async def pages(
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
-        """List the grants of a scope, database by database, in the order of their names."""
+        """List the grants in a scope, database by database, ordered by database name."""
         last = ""
         while True:
             condition = sql.SQL("d.datname > {} AND {} ORDER BY d.datname LIMIT {}").format(
@@ -234,74 +234,74 @@ class GrantsProvider:
 
     # --- reading
 
-    def _place(self, name: str) -> GrantPlace:
-        problem, place = grant_problem(name), place_of(name)
-        if problem is not None or place is None:
+    def _parse_target(self, name: str) -> GrantTarget:
+        problem, target = grant_problem(name), parse_target(name)
+        if problem is not None or target is None:
             raise RefusedError(f"invalid name {name!r}: {problem}")
-        if place.database in self._protected or place.database.startswith(UNFINISHED_PREFIX):
+        if target.database in self._protected or target.database.startswith(UNFINISHED_PREFIX):
             raise RefusedError(
-                f"{name!r}: database {place.database} belongs to the server, or Reconciler is "
+                f"{name!r}: database {target.database} belongs to the server, or Reconciler is "
                 "connected to it"
             )
-        return place
+        return target
 
-    def _check_action(self, action: Action) -> GrantPlace:
-        place = self._place(action.external_name)
-        for field, value in (("role", place.grantee), ("database", place.database)):
+    def _check_action(self, action: Action) -> GrantTarget:
+        target = self._parse_target(action.external_name)
+        for field, value in (("role", target.grantee), ("database", target.database)):
             if action.fields.get(field, value) != value:
                 raise RefusedError(
                     f"spec.{field}: {action.fields[field]!r} does not match "
                     f"{action.external_name!r}; use {value!r}"
                 )
-        unknown = set(action.fields.get("privileges", [])) - PRIVILEGES[place.level]
+        unknown = set(action.fields.get("privileges", [])) - PRIVILEGES[target.level]
         if unknown:
             raise RefusedError(
                 f"spec.privileges: {', '.join(sorted(unknown))} cannot be granted on "
-                f"{place.name!r}; use {', '.join(sorted(PRIVILEGES[place.level]))}"
+                f"{target.name!r}; use {', '.join(sorted(PRIVILEGES[target.level]))}"
             )
-        return place
+        return target
 
     async def _databases(self, condition: sql.Composable) -> list[_Database]:
         query = _DATABASES.format(
             protected=self._protected,
             ours=UNFINISHED_PREFIX,
-            invalid=INVALID,
+            invalid=INVALID_DATABASE_LIMIT,
             condition=condition,
         )
         return await self._server.read(_Database, query)
 
-    async def _database(self, place: GrantPlace) -> _Database | None:
-        """Return the database of a grant; None if it does not exist, or grants have no effect."""
-        rows = await self._databases(sql.SQL("d.datname = {}").format(place.database))
-        if not rows or (place.schema and not rows[0].allow_connections):
+    async def _database(self, target: GrantTarget) -> _Database | None:
+        """Return a grant's database; None if it is missing, or the grant has no effect in it."""
+        rows = await self._databases(sql.SQL("d.datname = {}").format(target.database))
+        if not rows or (target.schema and not rows[0].allow_connections):
             return None
         return rows[0]
 
     async def _find(
-        self, session: Session, place: GrantPlace, database: _Database
+        self, session: Session, target: GrantTarget, database: _Database
     ) -> ExternalObject | None:
-        if place.schema:
-            objects = _OF_SCHEMAS.format(schema=sql.SQL("n.nspname = {}").format(place.schema))
+        if target.schema:
+            objects = _SCHEMA_OBJECTS.format(schema=sql.SQL("n.nspname = {}").format(target.schema))
         else:
-            objects = _OF_DATABASE.format(database=place.database)
+            objects = _DATABASE_OBJECTS.format(database=target.database)
         condition = sql.SQL("e.level = {} AND coalesce(g.rolname::text, 'public') = {}").format(
-            place.level, place.grantee
+            target.level, target.grantee
         )
         rows = await session.read(_Row, _SELECT.format(objects=objects, condition=condition))
         return _as_object(database, rows) if rows else None
 
     async def _list_grants(self, database: _Database, prefix: str) -> list[ExternalObject]:
-        """Return the grants on a database and in it."""
+        """Return the grants on a database and on its schemas."""
         condition = sql.SQL("starts_with(coalesce(g.rolname::text, 'public'), {})").format(
             prefix.partition("@")[0]
         )
-        on_database = _OF_DATABASE.format(database=database.name)
+        on_database = _DATABASE_OBJECTS.format(database=database.name)
         rows = await self._server.read(
             _Row, _SELECT.format(objects=on_database, condition=condition)
         )
         # Grants in a database without connections have no effect.
         if database.allow_connections:
-            in_schemas = _OF_SCHEMAS.format(schema=_ANY_SCHEMA)
+            in_schemas = _SCHEMA_OBJECTS.format(schema=_ANY_SCHEMA)
             try:
                 async with self._server.session(database.name) as session:
                     query = _SELECT.format(objects=in_schemas, condition=condition)
@@ -310,28 +310,30 @@ class GrantsProvider:
                 if await self._databases(sql.SQL("d.oid = {}").format(int(database.uid))):
                     raise
                 return []  # dropped in the meantime
-        grouped = groupby(rows, lambda row: _place(database, row))
-        return [_as_object(database, list(each)) for place, each in grouped if _is_named(place)]
+        grouped = groupby(rows, lambda row: _build_target(database, row))
+        return [
+            _as_object(database, list(each)) for target, each in grouped if _has_unique_name(target)
+        ]
 
     # --- writing
 
     async def _write_grants(
         self,
         session: Session,
-        place: GrantPlace,
+        target: GrantTarget,
         database: _Database,
         action: Action,
         existing: ExternalObject | None,
     ) -> ExternalObject:
         statements = _statements(
-            place, action.fields, None if existing is None else existing.fields
+            target, action.fields, None if existing is None else existing.fields
         )
         if statements:
             await session.run(*statements)
-        updated = await self._find(session, place, database)
+        updated = await self._find(session, target, database)
         if updated is None:
             raise NotDoneError(
-                f"{place.name!r}: there is no object (yet) to grant privileges on, or the role "
+                f"{target.name!r}: there is no object (yet) to grant privileges on, or the role "
                 "owns all of them",
                 status=REFUSED,
             )
@@ -342,28 +344,28 @@ class GrantsProvider:
         return updated
 
 
-async def _check_requirements(session: Session, place: GrantPlace) -> None:
+async def _check_requirements(session: Session, target: GrantTarget) -> None:
     query = sql.SQL(
         "SELECT {grantee} = 'public' OR EXISTS (SELECT FROM pg_roles WHERE rolname = {grantee})"
         " AS has_role, {schema} = '' OR EXISTS (SELECT FROM pg_namespace WHERE nspname = {schema})"
         " AS has_schema"
-    ).format(grantee=place.grantee, schema=place.schema)
+    ).format(grantee=target.grantee, schema=target.schema)
     (existence,) = await session.run(query)
     if not existence["has_role"]:
-        raise NotDoneError(f"role {place.grantee!r} does not exist (yet)", status=REFUSED)
+        raise NotDoneError(f"role {target.grantee!r} does not exist (yet)", status=REFUSED)
     if not existence["has_schema"]:
         raise NotDoneError(
-            f"schema {place.schema!r} does not exist in database {place.database!r} (yet)",
+            f"schema {target.schema!r} does not exist in database {target.database!r} (yet)",
             status=REFUSED,
         )
 
 
-def _session_database(place: GrantPlace) -> str | None:
-    return place.database if place.schema else None
+def _session_database(target: GrantTarget) -> str | None:
+    return target.database if target.schema else None
 
 
 def _databases_of(prefix: str) -> sql.Composable:
-    """Return the databases that a scope's prefix may concern."""
+    """Return a condition for the databases that a scope's prefix can match."""
     rest = prefix.partition("@")[2]
     database, slash, _ = rest.partition("/")
     if slash:
@@ -373,10 +375,10 @@ def _databases_of(prefix: str) -> sql.Composable:
 
 def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
     first = rows[0]
-    place = _place(database, first)
+    target = _build_target(database, first)
     parts = [first.grantee_uid, database.uid]
     if first.schema:
-        parts += [first.place, first.level]
+        parts += [first.target, first.level]
     fields = normalize(
         {
             "privileges": [row.privilege for row in rows if row.held == row.objects],
@@ -385,7 +387,7 @@ def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
         }
     )
     return ExternalObject(
-        place.name,
+        target.name,
         fields,
         uid=".".join(parts),
         version=_digest(rows),
@@ -393,20 +395,20 @@ def _as_object(database: _Database, rows: Sequence[_Row]) -> ExternalObject:
     )
 
 
-def _place(database: _Database, row: _Row) -> GrantPlace:
-    return GrantPlace(row.grantee, database.name, row.schema, row.level)
+def _build_target(database: _Database, row: _Row) -> GrantTarget:
+    return GrantTarget(row.grantee, database.name, row.schema, row.level)
 
 
-def _is_named(place: GrantPlace) -> bool:
-    """Return whether its name can be declared, and is not that of another place.
+def _has_unique_name(target: GrantTarget) -> bool:
+    """Return whether the target's name can be declared and is unambiguous.
 
-    The owner of a database may use a slash in names, and so give two places one name.
+    A database owner may use slashes in names, so that two targets have the same name.
     """
-    return grant_problem(place.name) is None and place_of(place.name) == place
+    return grant_problem(target.name) is None and parse_target(target.name) == target
 
 
 def _partial(rows: Iterable[_Row]) -> list[str]:
-    """Return privileges on only some of the objects, or with a grant option on only some."""
+    """Return the privileges that are held, or can be granted, on only some of the objects."""
     return [
         row.privilege for row in rows if row.held < row.objects or 0 < row.grantable < row.objects
     ]
@@ -418,7 +420,7 @@ def _digest(rows: Sequence[_Row]) -> str:
     return hashlib.blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _statements(place: GrantPlace, fields: Fields, current: Fields | None) -> list[sql.Composed]:
+def _statements(target: GrantTarget, fields: Fields, current: Fields | None) -> list[sql.Composed]:
     desired, grantable = set(fields["privileges"]), set(fields["grantable"])
     held = set[str]() if current is None else {*current["privileges"], *current["partial"]}
     held_with_option = (
@@ -427,35 +429,37 @@ def _statements(place: GrantPlace, fields: Fields, current: Fields | None) -> li
     held_on_all = (
         set[str]() if current is None else set(current["privileges"]) - set(current["partial"])
     )
-    has_grantable = set[str]() if current is None else set(current["grantable"])
+    grantable_on_all = set[str]() if current is None else set(current["grantable"])
     changes: list[tuple[LiteralString, set[str], LiteralString]] = [
         ("REVOKE", held - desired, ""),
         ("REVOKE GRANT OPTION FOR", (held_with_option & desired) - grantable, ""),
         ("GRANT", desired - grantable - held_on_all, ""),
-        ("GRANT", grantable - has_grantable, "WITH GRANT OPTION"),
+        ("GRANT", grantable - grantable_on_all, "WITH GRANT OPTION"),
     ]
     return [
-        _statement(verb, sorted(privileges), place, end)
+        _statement(verb, sorted(privileges), target, end)
         for verb, privileges, end in changes
         if privileges
     ]
 
 
 def _statement(
-    verb: LiteralString, privileges: Sequence[str], place: GrantPlace, end: LiteralString = ""
+    verb: LiteralString, privileges: Sequence[str], target: GrantTarget, end: LiteralString = ""
 ) -> sql.Composed:
-    if place.level == "database":
-        target = sql.SQL("DATABASE {}").format(sql.Identifier(place.database))
-    elif place.level == "schema":
-        target = sql.SQL("SCHEMA {}").format(sql.Identifier(place.schema))
+    if target.level == "database":
+        object_clause = sql.SQL("DATABASE {}").format(sql.Identifier(target.database))
+    elif target.level == "schema":
+        object_clause = sql.SQL("SCHEMA {}").format(sql.Identifier(target.schema))
     else:
-        target = sql.SQL(_ON[place.level] + " {}").format(sql.Identifier(place.schema))
-    grantee = sql.SQL("PUBLIC") if place.grantee == PUBLIC else sql.Identifier(place.grantee)
+        object_clause = sql.SQL(_ALL_IN_SCHEMA[target.level] + " {}").format(
+            sql.Identifier(target.schema)
+        )
+    grantee = sql.SQL("PUBLIC") if target.grantee == PUBLIC else sql.Identifier(target.grantee)
     return sql.SQL("{} {} ON {} {} {} {}").format(
         sql.SQL(verb),
-        # Keywords, which are not quoted: each comes from the schema or the server.
+        # Keywords are not quoted. Each comes from the schema or the server.
         sql.SQL(", ").join(sql.SQL(each) for each in privileges),  # pyright: ignore[reportArgumentType]
-        target,
+        object_clause,
         sql.SQL("TO" if verb == "GRANT" else "FROM"),
         grantee,
         sql.SQL(end),

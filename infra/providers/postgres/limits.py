@@ -1,6 +1,6 @@
-"""Connections that read a limited number of bytes for each call, and results of limited size.
+"""Connections that limit the bytes read per call, and the size of results.
 
-libpq keeps each message and each result completely, whatever their length. The system counts the
+libpq buffers each message and each result completely, whatever its size. The kernel counts the
 bytes that a connection has received, so the limit applies while libpq reads (ADR 0057).
 """
 
@@ -18,34 +18,34 @@ from psycopg import sql
 from psycopg.rows import DictRow
 
 MAX_RESULT_BYTES: Final = 32 * 1024 * 1024
-"""Of everything that a server sends for a call: 60,000 roles of 500 bytes each."""
+"""Limit on all that a server sends for one call: 60,000 roles of 500 bytes each."""
 
 MAX_RESULT_VALUES: Final = 2_000_000
-"""Of a result, rows by columns: about 250 MiB in memory, although a NULL takes 4 bytes when sent.
-"""
+"""Limit on the rows times columns of a result: about 250 MiB in memory, although a NULL is sent as
+4 bytes."""
 
 MAX_TEXT_BYTES: Final = 64 * 1024
-"""Of a comment or a verifier, whose owner may make it 1 GiB long. A larger one is not read, because
-reading even its end takes the server seconds."""
+"""Limit on a comment or a verifier, which its owner may make 1 GiB long. A larger text is not read,
+because reading even its end takes the server seconds."""
 
 MAX_ROWS: Final = 200
-"""Of a page with comments: together they stay below the limit of a result."""
+"""Rows in a page with comments, so that the page stays below the limit on a result."""
 
 _TCP_INFO_BYTES: Final = 192
-_RECEIVED_AT: Final = 128
-"""Offset of ``tcpi_bytes_received`` in ``struct tcp_info`` of Linux, which only grows at its end.
+_BYTES_RECEIVED_OFFSET: Final = 128
+"""Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info``, which only grows at its end.
 """
 
 _RECEIVE_BUFFER_BYTES: Final = 64 * 1024
-"""libpq reads until the system has nothing more, so that must end early."""
+"""Small, because libpq reads until the receive buffer is empty."""
 
 _T = TypeVar("_T")
 
 
-def bounded(column: LiteralString) -> sql.Composed:
-    """Return the expression for a text that is NULL where it is too large, without reading it."""
-    expression = sql.SQL("CASE WHEN octet_length({text}) <= {most} THEN {text} END")
-    return expression.format(text=sql.SQL(column), most=MAX_TEXT_BYTES)
+def select_bounded(column: LiteralString) -> sql.Composed:
+    """Return an expression for a text column that is NULL where the text is too large to read."""
+    expression = sql.SQL("CASE WHEN octet_length({text}) <= {limit} THEN {text} END")
+    return expression.format(text=sql.SQL(column), limit=MAX_TEXT_BYTES)
 
 
 class ResultTooLargeError(Exception):
@@ -57,26 +57,26 @@ class LimitedConnection(psycopg.AsyncConnection[DictRow]):
 
     @classmethod
     def connecting(cls, conninfo: str) -> Generator[Any, Any, LimitedConnection]:
-        """Connect, which reads what a server sends before its first result."""
+        """Connect, and limit what the server sends before its first result."""
         return _limit_received(cls._connect_gen(conninfo), _shrink_buffer, 0)
 
     async def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
-        """Wait for the end of a call. Raises ``ResultTooLargeError``."""
+        """Wait for a call to finish. Raises ``ResultTooLargeError``."""
         file = self.pgconn.socket
         limited = _limit_received(gen, lambda _: file, received_bytes(file))
         return await super().wait(limited, *arguments, **options)
 
 
 def check_values(rows: int, columns: int) -> None:
-    """Raise ``ResultTooLargeError`` for a result of too many values, before it is decoded."""
+    """Raise ``ResultTooLargeError`` for a result with too many values, before it is decoded."""
     if rows * max(columns, 1) > MAX_RESULT_VALUES:
         raise ResultTooLargeError(f"the result has more than {MAX_RESULT_VALUES} values")
 
 
 def received_bytes(file: int) -> int:
-    """Return how much a connection has received; 0 where the system does not count it.
+    """Return how many bytes a connection has received; 0 if the system does not count them.
 
-    That is the case for local sockets, and on systems other than Linux.
+    Linux counts them for TCP sockets. Other systems do not.
     """
     if sys.platform != "linux":
         return 0
@@ -87,11 +87,11 @@ def received_bytes(file: int) -> int:
         return 0
     if len(info) < _TCP_INFO_BYTES:
         return 0
-    return struct.unpack_from("Q", info, _RECEIVED_AT)[0]
+    return struct.unpack_from("Q", info, _BYTES_RECEIVED_OFFSET)[0]
 
 
 def _shrink_buffer(waits: tuple[int, Any]) -> int:
-    """Return the awaited connection, with a small buffer."""
+    """Shrink the receive buffer of the awaited connection, and return its file descriptor."""
     with _borrow_socket(waits[0]) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
     return waits[0]
@@ -99,7 +99,7 @@ def _shrink_buffer(waits: tuple[int, Any]) -> int:
 
 @contextmanager
 def _borrow_socket(file: int) -> Generator[socket.socket]:
-    """Use a socket of libpq, and leave it open."""
+    """Use libpq's socket without closing it."""
     connection = socket.socket(fileno=file)
     try:
         yield connection

@@ -1,7 +1,7 @@
-"""Logins to a server, which compute in their own threads.
+"""Logins to a server, computed in separate threads.
 
 For a SCRAM login, libpq computes as many iterations as the server requests, in C, and nothing can
-stop it: two thousand million take an hour or more. The same applies to a TLS handshake.
+interrupt it: two billion take an hour or more. The same applies to a TLS handshake.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from psycopg.waiting import Ready, Wait
 from infra.providers.postgres.limits import LimitedConnection
 
 SLOW_STEP_SECONDS: Final = 0.5
-"""A step of a login takes 3 ms. A slower one continues with the lowest priority."""
+"""A login step usually takes 3 ms. A slower one continues at the lowest priority."""
 
 _LOWEST_PRIORITY: Final = 19
 _T = TypeVar("_T")
 
 
 class TextLoader(Loader):
-    """Decodes text. The owner of a database without an encoding may write any bytes."""
+    """Decodes text. A database without an encoding may contain any bytes."""
 
     def load(self, data: Buffer) -> str:
         """Return text with U+FFFD instead of invalid bytes."""
@@ -44,26 +44,26 @@ class TextLoader(Loader):
 
 
 class LoginBusyError(Exception):
-    """No login begins, because the process still computes an earlier one."""
+    """No login can start, because the process is still computing an earlier one."""
 
 
 class Logins:
-    """The logins at one server, of which one computes at a time.
+    """The logins to one server, computed one at a time.
 
-    A login whose time is over is abandoned: its thread ends when it has computed, or with the
-    process. Until then no other login begins.
+    A login that times out is abandoned: its thread ends when its computation or the process ends.
+    Until then, no other login starts.
     """
 
     def __init__(self) -> None:
         self._step: Future[Any] = Future()
         self._step.set_result(None)
-        self._step_began = 0.0
+        self._step_started_at = 0.0
 
     @property
     def is_slow(self) -> bool:
-        """Whether a step takes unusually long."""
+        """Whether the current step is taking unusually long."""
         is_running = not self._step.done()
-        return is_running and time.monotonic() - self._step_began >= SLOW_STEP_SECONDS
+        return is_running and time.monotonic() - self._step_started_at >= SLOW_STEP_SECONDS
 
     async def connect(self, settings: Mapping[str, Any]) -> LimitedConnection:
         """Connect with libpq's settings.
@@ -71,7 +71,7 @@ class Logins:
         Raises ``LoginBusyError``, ``ResultTooLargeError`` or ``psycopg.Error``.
         """
         error: psycopg.Error | None = None
-        for address in await _addresses(settings):
+        for address in await _resolve_addresses(settings):
             steps = LimitedConnection.connecting(make_conninfo(**{**settings, **address}))
             try:
                 connection = await self._drive_login(steps)
@@ -94,22 +94,22 @@ class Logins:
             waits = await self._compute_in_thread(lambda ready=ready: _next(steps, ready))
             if isinstance(waits, LimitedConnection):
                 return waits
-            ready = await _until_ready(*waits)
+            ready = await _wait_until_ready(*waits)
 
     async def _compute_in_thread(self, step: Callable[[], _T]) -> _T:
-        """Return the result of a step, which a thread computes after all earlier steps."""
+        """Compute a step in a thread, after all earlier steps, and return its result."""
         while not self._step.done():
             if self.is_slow:
                 raise LoginBusyError(
-                    "the login of an earlier attempt is still computed, and no other one begins "
-                    "until it ends; check how many SCRAM iterations the server requests"
+                    "the login of an earlier attempt is still being computed, and no other login "
+                    "starts until it ends; check how many SCRAM iterations the server requests"
                 )
             previous = asyncio.wrap_future(self._step)
             await asyncio.wait((previous,), timeout=SLOW_STEP_SECONDS)
         result = self._step = Future[_T]()
-        result.set_running_or_notify_cancel()  # abandoned, it still runs
-        self._step_began = time.monotonic()
-        # Not of an executor, because the process would wait for its threads when it ends.
+        result.set_running_or_notify_cancel()  # it keeps running if it is abandoned
+        self._step_started_at = time.monotonic()
+        # Not an executor, because the process would wait for its threads on exit.
         thread = threading.Thread(target=_run, args=(step, result), daemon=True, name="login")
         thread.start()
         asyncio.get_running_loop().call_later(SLOW_STEP_SECONDS, _demote, thread, result)
@@ -123,13 +123,13 @@ class Logins:
 _logins: WeakValueDictionary[tuple[str, int], Logins] = WeakValueDictionary()
 
 
-def logins_at(host: str, port: int) -> Logins:
-    """Return the logins at a server, which all clients of this process share."""
+def logins_to(host: str, port: int) -> Logins:
+    """Return the logins to a server, which all clients in this process share."""
     return _logins.setdefault((host, port), Logins())
 
 
-async def _addresses(settings: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Resolve the host, which libpq would do synchronously. A local socket has none."""
+async def _resolve_addresses(settings: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Resolve the host, because libpq would block. A local socket needs no address."""
     host: str = settings["host"]
     if host.startswith(("/", "@")):
         return [{}]
@@ -152,7 +152,7 @@ def _run(step: Callable[[], _T], result: Future[_T]) -> None:
 def _next(
     steps: Generator[Any, Any, LimitedConnection], ready: int | None
 ) -> tuple[int, int] | LimitedConnection:
-    """Return the file and the event that a login waits for, or its connection."""
+    """Run the next step of a login. Return the file and events it waits for, or its connection."""
     try:
         return steps.send(ready)
     except StopIteration as end:
@@ -160,7 +160,7 @@ def _next(
 
 
 def _demote(thread: threading.Thread, result: Future[Any]) -> None:
-    """Give a slow step the lowest priority, and let the process end while it computes."""
+    """Give a slow step the lowest priority, and let the process exit while it runs."""
     if result.done() or thread.native_id is None or not hasattr(os, "setpriority"):
         return
     with contextlib.suppress(OSError):  # it has just ended
@@ -170,24 +170,24 @@ def _demote(thread: threading.Thread, result: Future[Any]) -> None:
 
 @functools.cache
 def _end_without_cleanup() -> None:
-    """Skip the exit handlers of C libraries: the step would crash without OpenSSL's memory."""
+    """Skip the exit handlers of C libraries: they free OpenSSL's memory, which the step uses."""
     libc = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # not glibc
         libc.on_exit(getattr(libc, "_exit"), None)  # noqa: B009 - a name of C
 
 
-async def _until_ready(file: int, events: int) -> int:
+async def _wait_until_ready(file: int, events: int) -> int:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[int] = loop.create_future()
 
-    def note(state: int) -> None:
+    def set_ready(state: int) -> None:
         if not ready.done():
             ready.set_result(state)
 
     if events & Wait.R:
-        loop.add_reader(file, note, Ready.R)
+        loop.add_reader(file, set_ready, Ready.R)
     if events & Wait.W:
-        loop.add_writer(file, note, Ready.W)
+        loop.add_writer(file, set_ready, Ready.W)
     try:
         return await ready
     finally:

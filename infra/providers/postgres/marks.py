@@ -1,7 +1,7 @@
 """Metadata of an object, in the last line of its comment.
 
-Labels, the key of the action that wrote it last, and further values of its kind. The text that
-people have written into the comment stays before it.
+It contains labels, the key of the action that last wrote the object, and values of its kind. Other
+text in the comment is kept before it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True):
 _M = TypeVar("_M", bound=Mark)
 
 
-def mark_in(comment: str | None, mark_type: type[_M]) -> _M | None:
-    """Return the mark of a comment; None if it has none, or a damaged one."""
+def read_mark(comment: str | None, mark_type: type[_M]) -> _M | None:
+    """Return the mark in a comment; None if it is missing or damaged."""
     line = (comment or "").rpartition("\n")[2]
     if not line.startswith(_BEGIN):
         return None
@@ -38,8 +38,8 @@ def mark_in(comment: str | None, mark_type: type[_M]) -> _M | None:
         return None
 
 
-def with_mark(comment: str | None, mark: Mark) -> str:
-    """Return a comment with another mark, and the same text."""
+def replace_mark(comment: str | None, mark: Mark) -> str:
+    """Return a comment with its mark replaced, and its other text unchanged."""
     text, _, line = (comment or "").rpartition("\n")
     if not line.startswith(_BEGIN):
         text = comment or ""

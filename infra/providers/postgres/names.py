@@ -10,23 +10,23 @@ UNFINISHED_PREFIX: Final = "reconciler_unfinished_"
 """Prefix of a database's name until it is complete."""
 
 PROTECTED_DATABASES: Final = frozenset({"postgres", "template0", "template1"})
-INVALID: Final = -2
+INVALID_DATABASE_LIMIT: Final = -2
 """Connection limit of a database whose deletion was interrupted. It can only be dropped."""
 
 PUBLIC: Final = "public"
-"""The name of all roles in a ``Grant``. No role can have that name."""
+"""Name that stands for all roles in a ``Grant``. No role can have it."""
 
 _SYSTEM_PREFIX: Final = "pg_"
 _RESERVED_ROLES: Final = frozenset({PUBLIC, "none"})
 
 
 def unfinished_name(key: str) -> str:
-    """Return the name under which the action of a key creates a database."""
+    """Return the name under which the action with this key creates a database."""
     return UNFINISHED_PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-INVALID_TEXT: Final = "\ufffd"
-"""Replacement of bytes that are not UTF-8. A name that contains it may be that of several objects.
+REPLACEMENT_CHARACTER: Final = "\ufffd"
+"""Replaces bytes that are not UTF-8, so several objects may have a name that contains it.
 """
 
 

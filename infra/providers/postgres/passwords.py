@@ -1,4 +1,4 @@
-"""Passwords as a server stores them: verifiers for SCRAM (RFC 5802), made and checked."""
+"""Passwords as a server stores them: creates and checks SCRAM verifiers (RFC 5802)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from typing import Final
 from psycopg.pq import PGconn
 
 MAX_ITERATIONS: Final = 20_000
-"""Of a verifier that is checked, which takes up to 40 ms. A role may store a verifier with any
-number, and 4,096 is PostgreSQL's default. A verifier with more is not checked, and replaced by
-ours."""
+"""Limit for a verifier that is checked, which takes up to 40 ms. PostgreSQL's default is 4,096, but
+a role may store a verifier with any number. One with more is not checked, but replaced by ours."""
 
 _VERIFIER = re.compile(
     r"SCRAM-SHA-256\$(?P<iterations>[0-9]{1,10}):(?P<salt>[A-Za-z0-9+/=]+)"
@@ -27,22 +26,22 @@ _VERIFIER = re.compile(
 
 
 _checks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="passwords")
-"""Separate, so that roles with slow verifiers delay no other work in threads."""
+"""A separate pool, so that slow verifiers delay no other work in threads."""
 
 
-def make_verifier(password: str) -> str:
+def build_verifier(password: str) -> str:
     """Return the verifier of a password, so that the password itself is never sent.
 
-    On a connection, libpq would use the number of iterations that its server requests.
+    With a connection, libpq would use as many iterations as its server requests.
     """
     without_server = PGconn.connect_start(b"port=none")
     return without_server.encrypt_password(password.encode(), b"", b"scram-sha-256").decode()
 
 
 async def check_password(verifier: str | None, password: str) -> bool:
-    """Return whether a verifier was made of a password. A thread computes it."""
+    """Return whether a verifier matches a password, computed in a thread."""
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_checks, is_password_of, verifier, password)
+    return await loop.run_in_executor(_checks, matches_password, verifier, password)
 
 
 def has_too_many_iterations(verifier: str | None) -> bool:
@@ -51,10 +50,10 @@ def has_too_many_iterations(verifier: str | None) -> bool:
     return match is not None and int(match["iterations"]) > MAX_ITERATIONS
 
 
-def is_password_of(verifier: str | None, password: str) -> bool:
-    """Return whether a verifier was made of a password. It takes about three milliseconds.
+def matches_password(verifier: str | None, password: str) -> bool:
+    """Return whether a verifier matches a password. It takes about 3 ms.
 
-    False for MD5, too: our passwords are always stored as SCRAM.
+    MD5 never matches, because our passwords are always stored as SCRAM.
     """
     match = _VERIFIER.fullmatch(verifier or "")
     if match is None or not 0 < int(match["iterations"]) <= MAX_ITERATIONS:
@@ -65,7 +64,7 @@ def is_password_of(verifier: str | None, password: str) -> bool:
     except (binascii.Error, ValueError):
         return False
     iterations = int(match["iterations"])
-    # Clients prepare text that is not ASCII, and use it unchanged where that fails.
+    # Clients apply SASLprep to text that is not ASCII, and use it unchanged if that fails.
     return any(
         hmac.compare_digest(_stored_key(each, salt, iterations), stored_key)
         for each in {password, _apply_saslprep(password)}

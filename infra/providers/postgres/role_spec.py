@@ -14,16 +14,16 @@ from infra.providers.postgres.database_spec import UNLIMITED, ConnectionLimit, N
 from infra.providers.times import check_time, in_utc
 from reconciler.provider.host_access import HostUse
 
-GOOD_AS_SUPERUSER = frozenset(
+SUPERUSER_EQUIVALENTS = frozenset(
     {"pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
 )
-"""Roles whose members can become superusers by means of the server's files."""
+"""Roles whose members can become superusers through the server's files."""
 
 
 class GeneratedPassword(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A secret of the role: created if it is missing, and removed with the role.
+    """A secret of the role, created if it is missing and removed with the role.
 
-    ``is_set`` is only shown: whether the role has that password. It need not be declared.
+    ``is_set`` is read-only: whether the role has this password.
     """
 
     name: Annotated[str, msgspec.Meta(description="Name of the secret.")]
@@ -105,7 +105,7 @@ class DatabaseRoleFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
             raise ValueError("password and generatedPassword: set only one of them")
         check_time("validUntil", self.valid_until)
         for role in self.member_of:
-            if role in GOOD_AS_SUPERUSER:
+            if role in SUPERUSER_EQUIVALENTS:
                 raise ValueError(
                     f"memberOf: {role} is not allowed, because it is equivalent to superuser"
                 )
@@ -152,8 +152,8 @@ def comparable(fields: Fields) -> Fields:
 def uses(fields: Fields) -> Sequence[HostUse]:
     """Return the attributes that reach beyond the databases (ADR 0060).
 
-    Up to PostgreSQL 15, a role that can create roles can let itself run programs of the host. One
-    that can start replication reads the server's files.
+    Up to PostgreSQL 15, a role that can create roles can allow itself to run programs on the host.
+    A role that can start replication can read the server's files.
     """
     return [
         HostUse(f"spec.{name}", "privileges", name, "set it to false")

@@ -1,7 +1,7 @@
 """The provider of ``DatabaseRole``: each write is one transaction that includes the mark.
 
-A password is never sent: the server gets a verifier that is made here. The stored verifier is
-compared with the current secret.
+A password is never sent: the server receives a verifier that is computed here. The stored verifier
+is compared with the current secret.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from events.names import DEFAULT_NAMESPACE
 from events.provider_config import ProviderConfigSpec, Scope
 from events.secret import SecretRef
 from infra.providers.postgres.errors import REFUSED
-from infra.providers.postgres.limits import MAX_ROWS, bounded
-from infra.providers.postgres.marks import Mark, mark_in, with_mark
-from infra.providers.postgres.names import INVALID_TEXT, role_problem
+from infra.providers.postgres.limits import MAX_ROWS, select_bounded
+from infra.providers.postgres.marks import Mark, read_mark, replace_mark
+from infra.providers.postgres.names import REPLACEMENT_CHARACTER, role_problem
 from infra.providers.postgres.passwords import (
     MAX_ITERATIONS,
+    build_verifier,
     check_password,
     has_too_many_iterations,
-    make_verifier,
 )
-from infra.providers.postgres.role_spec import GOOD_AS_SUPERUSER, normalize
+from infra.providers.postgres.role_spec import SUPERUSER_EQUIVALENTS, normalize
 from infra.providers.postgres.server import PostgresServer, Session
 from reconciler.errors import (
     ConfigurationError,
@@ -46,7 +46,7 @@ from reconciler.provider.listing import Unreadable
 from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
-ANOTHER_PASSWORD: Final = "another"  # noqa: S105 - what is shown in the place of a digest
+ANOTHER_PASSWORD: Final = "another"  # noqa: S105 - shown instead of a digest
 UNCHECKED_PASSWORD: Final = f"unchecked: more than {MAX_ITERATIONS} SCRAM iterations"
 GENERATED_BYTES: Final = 24
 _MAX_REMEMBERED: Final = 10_000
@@ -75,7 +75,7 @@ _SELECT = sql.SQL(
     """
 )
 
-_ABOVE: Final = sql.SQL(
+_REACHABLE_ROLES: Final = sql.SQL(
     """
     WITH RECURSIVE above AS (
         SELECT rolname AS parent, oid FROM pg_roles WHERE rolname = ANY({})
@@ -83,7 +83,7 @@ _ABOVE: Final = sql.SQL(
     )
     SELECT a.parent::text AS parent, r.rolname::text AS name, r.rolsuper AS superuser,
         r.rolcreaterole AS create_role, r.rolreplication AS replication,
-        r.rolname = ANY({}) AS is_good_as_superuser
+        r.rolname = ANY({}) AS is_superuser_equivalent
     FROM above a JOIN pg_roles r ON r.oid = a.oid ORDER BY a.parent, r.rolname
     """
 )
@@ -100,9 +100,9 @@ _OPTIONS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class RoleMark(Mark, frozen=True, omit_defaults=True):
-    """The mark in a role's comment: from which secret its password was last made.
+    """The mark in a role's comment, with the secret from which its password was last set.
 
-    ``namespace`` is that of the resource, whose secrets may be read.
+    ``namespace`` is the resource's namespace, whose secrets may be read.
     """
 
     password: SecretRef | None = None
@@ -130,17 +130,17 @@ class _Row(msgspec.Struct, frozen=True):
 
     @property
     def mark(self) -> RoleMark | None:
-        return mark_in(self.comment, RoleMark)
+        return read_mark(self.comment, RoleMark)
 
     @property
     def labels(self) -> dict[str, str]:
         return {} if self.mark is None else self.mark.labels
 
     @property
-    def out_of_bounds(self) -> str:
-        """Why no resource can be this role.
+    def unmanageable_reason(self) -> str:
+        """Why a resource cannot manage this role; empty if it can.
 
-        Superusers that were ours are accepted, to be repaired.
+        Superusers with our mark are accepted, so that they can be repaired.
         """
         if self.uid == _BOOTSTRAP_SUPERUSER:
             return f"role {self.name} is the server's first superuser"
@@ -152,20 +152,20 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class _ReachableRole(msgspec.Struct, frozen=True):
-    """A role that the members of ``parent`` can become: itself, or one of its own parents."""
+    """A role that members of ``parent`` can become: ``parent`` itself, or one of its parents."""
 
     parent: str
     name: str
     superuser: bool
     create_role: bool
     replication: bool
-    is_good_as_superuser: bool
+    is_superuser_equivalent: bool
 
     def describe_forbidden_rights(self, allow: Allow) -> str:
-        """Describe which forbidden rights its members would have; empty if none."""
+        """Describe the forbidden rights that its members would have; empty if none."""
         if self.superuser:
             return "is a superuser, and Reconciler does not grant membership in a superuser role"
-        if self.is_good_as_superuser:
+        if self.is_superuser_equivalent:
             return "is equivalent to a superuser"
         for name, has_it in (("createRole", self.create_role), ("replication", self.replication)):
             if has_it and not allow.permits("privileges", name):
@@ -177,7 +177,7 @@ class _ReachableRole(msgspec.Struct, frozen=True):
 
 
 class _Password(NamedTuple):
-    """The desired password of a role. Without a verifier, it stays unchanged."""
+    """The desired password of a role. If there is no verifier, the password is not changed."""
 
     reference: SecretRef | None
     is_generated: bool = False
@@ -187,7 +187,7 @@ class _Password(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A row, and the digest of the secret that is the role's password; otherwise empty."""
+    """A row, and the secret's digest, which is empty if the role has another password."""
 
     row: _Row
     digest: str
@@ -213,8 +213,8 @@ class _Role:
         outputs: Fields = {"name": row.name}
         if mark is not None and mark.password is not None:
             if mark.is_generated:
-                place = {"name": mark.password.name, "store": mark.password.store}
-                fields["generatedPassword"] = {**place, "isSet": bool(self.digest)}
+                secret = {"name": mark.password.name, "store": mark.password.store}
+                fields["generatedPassword"] = {**secret, "isSet": bool(self.digest)}
             else:
                 is_unchecked = has_too_many_iterations(row.verifier)
                 placeholder = UNCHECKED_PASSWORD if is_unchecked else ANOTHER_PASSWORD
@@ -234,7 +234,7 @@ class _Role:
 
 
 class DatabaseRolesProvider(NamedObjects[_Role]):
-    """A client of a PostgreSQL server, for its roles."""
+    """Creates, updates and deletes a PostgreSQL server's roles."""
 
     noun = "role"
 
@@ -242,7 +242,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         self._server = PostgresServer(config, secrets, permit)
         self._secrets = secrets
         self._allow = config.allow
-        self._sees_verifiers: bool | None = None
+        self._can_read_verifiers: bool | None = None
         self._password_checks: dict[tuple[str, str], bool] = {}
 
     def name_problem(self, external_name: str) -> str | None:
@@ -250,40 +250,40 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         return role_problem(external_name)
 
     async def find(self, external_name: str) -> _Role | None:
-        """Read a role; raises ``RefusedError`` for one that is out of bounds."""
+        """Read a role. Raises ``RefusedError`` if a resource cannot manage it."""
         async with self._server.session() as session:
-            row = await self._row_of(session, external_name)
+            row = await self._find_row(session, external_name)
         return None if row is None else await self._role(row)
 
     async def create_object(self, action: Action) -> _Role:
-        """Create a role with its mark; a generated password is in its store before."""
+        """Create a role with its mark, after a generated password is stored."""
         name = action.external_name
         async with self._server.transaction() as session:
-            row = await self._row_of(session, name)
+            row = await self._find_row(session, name)
             if row is None:
                 await self._check_parents(session, action.fields["memberOf"])
                 password = await self._desired_password(action, None)
                 await session.run(*_create_statements(action, password))
-                row = await self._row_of(session, name)
+                row = await self._find_row(session, name)
                 assert row is not None
                 return await self._role(row)
         raise ConflictError(f"role {name!r} already exists")
 
     async def update_object(self, action: Action, existing: ExistingObject[_Role]) -> _Role:
-        """Change the role in one transaction, unless it changed after it was found."""
+        """Change the role in one transaction, if it has not changed since it was read."""
         name, previous = action.external_name, existing.native.row
         async with self._server.transaction() as session:
-            row = await self._row_of(session, name)
+            row = await self._find_row(session, name)
             if row is None or (row.uid, row.version) != (previous.uid, previous.version):
                 raise ConflictError(f"role {name!r} has changed since it was read")
-            # Memberships that the role had before it was ours were never checked.
+            # The memberships of a role that was not ours were never checked.
             fields = existing.object.fields
             checked_parents = set[str]() if row.mark is None else set(fields["memberOf"])
             new_parents = set(action.fields["memberOf"]) - checked_parents
             await self._check_parents(session, sorted(new_parents))
             password = await self._desired_password(action, row)
             await session.run(*_alter_statements(action, row, fields, password))
-            updated = await self._row_of(session, name)
+            updated = await self._find_row(session, name)
             assert updated is not None
             role = await self._role(updated)
             await self._remove_old_secret(row.mark, password.reference, action.namespace)
@@ -292,22 +292,22 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
     async def delete_object(self, action: Action, existing: ExistingObject[_Role]) -> None:
         """Drop the role, and the secret that was generated for it.
 
-        The error names dependent objects. They are neither dropped nor given to another role.
+        Dependent objects are neither dropped nor reassigned. The error names them.
         """
         name = action.external_name
         async with self._server.transaction() as session:
-            row = await self._row_of(session, name)
+            row = await self._find_row(session, name)
             if row is None or row.uid != existing.object.uid:
                 raise ConflictError(f"role {name!r} was dropped or replaced by another client")
             await session.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
-            # Not after the end of the transaction, because the name of the secret would be lost. If
-            # this fails, the role exists without its secret, and gets another or is dropped again.
+            # Before the commit, because the secret's name is lost afterwards. If the commit fails,
+            # the role exists without its secret, and gets a new one or is dropped again.
             await self._remove_old_secret(row.mark, None, action.namespace)
 
     async def list_objects(
         self, scope: Scope, page_size: int, unreadable: Unreadable
     ) -> AsyncIterator[Sequence[_Role]]:
-        """List the roles of a scope in the order of their ids."""
+        """List the roles in a scope, ordered by their ids."""
         last, page_size = "0", min(page_size, MAX_ROWS)
         while True:
             condition = sql.SQL(
@@ -317,16 +317,15 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
             async with self._server.session() as session:
                 rows = await session.read(_Row, await self._select(session, condition))
             for row in rows:
-                if INVALID_TEXT in row.name:
+                if REPLACEMENT_CHARACTER in row.name:
                     unreadable.add(row.name, row.uid, "the name is not valid UTF-8")
-            # The scope is checked here, too, because the secrets of other roles may not be
-            # readable.
+            # Check the scope first, because the secrets of other roles may be unreadable.
             in_scope = [
                 row
                 for row in rows
-                if INVALID_TEXT not in row.name and scope.has(row.name, row.labels)
+                if REPLACEMENT_CHARACTER not in row.name and scope.has(row.name, row.labels)
             ]
-            yield [await self._role(row) for row in in_scope if not row.out_of_bounds]
+            yield [await self._role(row) for row in in_scope if not row.unmanageable_reason]
             if len(rows) < page_size:
                 return
             last = rows[-1].uid
@@ -337,24 +336,24 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
 
     # --- reading
 
-    async def _row_of(self, session: Session, name: str) -> _Row | None:
+    async def _find_row(self, session: Session, name: str) -> _Row | None:
         condition = sql.SQL("a.rolname = {}").format(name)
         rows = await session.read(_Row, await self._select(session, condition))
-        if rows and rows[0].out_of_bounds:
-            raise RefusedError(f"{rows[0].out_of_bounds}; a resource cannot manage it")
+        if rows and rows[0].unmanageable_reason:
+            raise RefusedError(f"{rows[0].unmanageable_reason}; a resource cannot manage it")
         return rows[0] if rows else None
 
     async def _select(self, session: Session, condition: sql.Composable) -> sql.Composed:
-        """Compose a query. A user without access to stored passwords reads the other fields."""
-        if self._sees_verifiers is None:
-            query = sql.SQL("SELECT has_table_privilege('pg_authid', 'SELECT') AS sees")
-            self._sees_verifiers = bool((await session.run(query))[0]["sees"])
-        sees = self._sees_verifiers
+        """Build a query. Without access to stored passwords, it reads the other fields."""
+        if self._can_read_verifiers is None:
+            query = sql.SQL("SELECT has_table_privilege('pg_authid', 'SELECT') AS can_read")
+            self._can_read_verifiers = bool((await session.run(query))[0]["can_read"])
+        can_read = self._can_read_verifiers
         return _SELECT.format(
-            comment=bounded("c.description"),
-            source=sql.SQL("pg_authid" if sees else "pg_roles"),
-            version=sql.SQL("a.xmin::text" if sees else "md5(a::text)"),
-            verifier=bounded("a.rolpassword") if sees else sql.NULL,
+            comment=select_bounded("c.description"),
+            source=sql.SQL("pg_authid" if can_read else "pg_roles"),
+            version=sql.SQL("a.xmin::text" if can_read else "md5(a::text)"),
+            verifier=select_bounded("a.rolpassword") if can_read else sql.NULL,
             condition=condition,
         )
 
@@ -362,23 +361,21 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         mark = row.mark
         if mark is None or mark.password is None:
             return _Role(row, "")
-        return _Role(row, await self._digest_of_password(row, mark.password, mark.namespace))
+        return _Role(row, await self._digest_if_current(row, mark.password, mark.namespace))
 
-    async def _digest_of_password(self, row: _Row, reference: SecretRef, namespace: str) -> str:
-        """Return the digest of the secret that is the role's password; empty for another password.
+    async def _digest_if_current(self, row: _Row, reference: SecretRef, namespace: str) -> str:
+        """Return the secret's digest; empty if the role has another password.
 
-        If the server does not show stored passwords, it is that of the last written one.
+        If the server hides stored passwords, compare the secret with the one last written.
         """
         try:
             secret = await self._secrets.find(reference, namespace)
-        except (
-            ConfigurationError,
-            ProviderError,
-        ):  # the user of the secret gets the error; other roles are listed
+        except (ConfigurationError, ProviderError):
+            # Only an action that uses the secret reports the error, so other roles are listed.
             return reference.digest
-        if secret is None:  # nothing to compare with; for a generated secret, that is a difference
+        if secret is None:  # nothing to compare with, unless it was generated
             return "" if row.mark is not None and row.mark.is_generated else reference.digest
-        if not self._sees_verifiers:
+        if not self._can_read_verifiers:
             return secret.digest if secret.digest == reference.digest else ""
         if row.verifier is None:
             return ""
@@ -393,28 +390,28 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
     # --- writing
 
     async def _check_parents(self, session: Session, parents: Sequence[str]) -> None:
-        """Raise for an impossible membership, or one that reaches beyond the allowed rights.
+        """Raise for an impossible membership, or one that grants forbidden rights.
 
-        A member can become each role of which its own roles are members.
+        Members of a role can also become every role that it is a member of.
         """
         if not parents:
             return
         rows = await session.read(
-            _ReachableRole, _ABOVE.format(list(parents), sorted(GOOD_AS_SUPERUSER))
+            _ReachableRole, _REACHABLE_ROLES.format(list(parents), sorted(SUPERUSER_EQUIVALENTS))
         )
         for parent in parents:
             reachable = [each for each in rows if each.parent == parent]
             if not reachable:
                 raise NotDoneError(f"role {parent!r} does not exist (yet)", status=REFUSED)
-            for each in reachable:  # for a short time, because of another client's change
-                if power := each.describe_forbidden_rights(self._allow):
+            for each in reachable:  # not final, because another client may change it
+                if rights := each.describe_forbidden_rights(self._allow):
                     via = "" if each.name == parent else f" is a member of {each.name!r}, which"
                     raise NotDoneError(
-                        f"spec.memberOf: role {parent!r}{via} {power}", status=REFUSED
+                        f"spec.memberOf: role {parent!r}{via} {rights}", status=REFUSED
                     )
 
     async def _desired_password(self, action: Action, row: _Row | None) -> _Password:
-        """Return the desired password. The current one is not written again."""
+        """Return the desired password, without a verifier if the role already has it."""
         mark = None if row is None else row.mark
         password = action.fields.get("password")
         generated = action.fields.get("generatedPassword")
@@ -438,13 +435,13 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
         verifier = None if row is None else row.verifier
         if await check_password(verifier, value):
             return _Password(reference, generated is not None)
-        verifier = await asyncio.to_thread(make_verifier, value)
+        verifier = await asyncio.to_thread(build_verifier, value)
         return _Password(reference, generated is not None, verifier)
 
     async def _remove_old_secret(
         self, mark: RoleMark | None, current: SecretRef | None, namespace: str
     ) -> None:
-        """Remove a secret that was generated for a role, unless the role still has it."""
+        """Remove the secret that was generated for a role, unless the role still uses it."""
         if mark is None or mark.password is None or not mark.is_generated:
             return
         if current is None or (current.name, current.store) != (
@@ -484,7 +481,7 @@ def _alter_statements(
 
 def _options(fields: Fields, current: Fields) -> list[sql.Composable]:
     options: list[sql.Composable] = [
-        sql.SQL(on if fields[name] else off)  # pyright: ignore[reportArgumentType] - of the table
+        sql.SQL(on if fields[name] else off)  # pyright: ignore[reportArgumentType] - from the table
         for name, (on, off) in _OPTIONS.items()
         if fields[name] != current.get(name) and (current or name != "superuser")
     ]
@@ -524,4 +521,4 @@ def _comment_statement(action: Action, comment: str | None, password: _Password)
         namespace=action.namespace,
     )
     role = sql.Identifier(action.external_name)
-    return sql.SQL("COMMENT ON ROLE {} IS {}").format(role, with_mark(comment, mark))
+    return sql.SQL("COMMENT ON ROLE {} IS {}").format(role, replace_mark(comment, mark))

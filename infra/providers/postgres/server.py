@@ -1,7 +1,7 @@
-"""The connections to one PostgreSQL server: each statement sent once, each failure classified.
+"""Connections to a PostgreSQL server that send each statement once and classify each failure.
 
-The provider is a separate user there: it ignores the environment of libpq (``PGPASSWORD``, a
-service file, a password file).
+They ignore libpq's environment (``PGPASSWORD``, a service file, a password file), because the
+provider logs in as a separate user.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec, Tls
 from infra.providers.postgres.errors import classify_connection_error, classify_error
 from infra.providers.postgres.limits import ResultTooLargeError, check_values
-from infra.providers.postgres.login import LoginBusyError, logins_at
+from infra.providers.postgres.login import LoginBusyError, logins_to
 from reconciler.errors import ConfigurationError, NotDoneError, UnknownResultError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 
 MAX_CONNECTIONS: Final = 4
-"""Of one provider: a server has a hundred in all, and few calls take long."""
+"""Connections of one provider. A server has a hundred in total, and few calls take long."""
 
 DEFAULT_PORT: Final = 5432
 _REQUIRE_AUTH_SINCE: Final = 160_000
-_NEWER: Final = {
+_TIMEOUT_SETTINGS: Final = {
     120_000: "tcp_user_timeout",
     140_000: "idle_session_timeout",
     170_000: "transaction_timeout",
 }
-"""Settings that would end our sessions, by the version of the server that introduced them."""
+"""Settings that would end our sessions, by the server version that introduced them."""
 
-_NO_FILE: Final = "/dev/null/none"
+_NONEXISTENT_FILE: Final = "/dev/null/none"
 _LOCK: Final = 0x7265636F
-"""Of the advisory lock for all of our writes, because two concurrent ones on one row of the catalog
-would fail and be repeated. Every role may take this lock, so a write can proceed without it."""
+"""Advisory lock for all of our writes, because concurrent writes to one catalog row would fail and
+be retried. Any role may hold this lock, so a write eventually proceeds without it."""
 
 _LOCK_TRIES: Final = 10
 _LOCK_WAIT_SECONDS: Final = 0.1
 
-_LOCKS_SHARE: Final = 4
-"""Divisor of the time of a call: a quarter may pass until other sessions release a lock."""
+_LOCK_TIMEOUT_DIVISOR: Final = 4
+"""Divisor of the request timeout: a quarter of it may pass until other sessions release a lock."""
 
 _ENDPOINT = re.compile(
     r"postgresql://(?:(?P<user>[^@:/?#]+)@)?"
@@ -63,7 +63,7 @@ _ENDPOINT = re.compile(
 _S = TypeVar("_S", bound=msgspec.Struct)
 
 
-class Place(NamedTuple):
+class ServerAddress(NamedTuple):
     """The address of a server, and our user there."""
 
     host: str
@@ -72,12 +72,12 @@ class Place(NamedTuple):
     database: str
 
     def url(self, database: str) -> str:
-        """Return the URL of a database, without a user and a password."""
+        """Return the URL of a database, without user and password."""
         host = self.host if self.host.startswith("[") else quote(self.host, safe="")
         return f"postgresql://{host}:{self.port}/{quote(database, safe='')}"
 
     def outputs(self, database: str) -> Fields:
-        """Return where a database is, for other resources."""
+        """Return the address of a database, for other resources."""
         return {
             "host": self.host.strip("[]"),
             "port": self.port,
@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 
 class Session:
-    """One connection, while one call uses it."""
+    """A connection while one call uses it."""
 
     def __init__(
         self, connection: psycopg.AsyncConnection[DictRow], timeout: float, permit: CallPermit
@@ -101,7 +101,7 @@ class Session:
     ) -> list[DictRow]:
         """Send statements in one round trip, and return the rows of the last one.
 
-        ``read_at``: when the read was made on which they rely. ``may_be_done``: they take effect
+        ``read_at``: time of the read that they rely on. ``may_be_done``: whether they take effect
         immediately.
         """
         await self._permit.before_request(read_at=read_at)
@@ -131,49 +131,49 @@ class Session:
 
 
 class PostgresServer:
-    """A few connections to one server, made when they are first needed."""
+    """A few connections to one server, opened when they are needed."""
 
     def __init__(self, config: ProviderConfigSpec, secrets: Secrets, permit: CallPermit) -> None:
-        self.place = place_of(config.endpoint)
+        self.address = parse_endpoint(config.endpoint)
         self.timeout_seconds = config.limits.request_timeout_seconds
         self._tls = _tls(config.tls)
         self._secrets = secrets
         self._permit = permit
-        self._logins = logins_at(self.place.host, self.place.port)
+        self._logins = logins_to(self.address.host, self.address.port)
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
         self._idle: list[psycopg.AsyncConnection[DictRow]] = []
         self._is_closed = False
-        self._newer_options = ""
+        self._timeout_options = ""
 
     @asynccontextmanager
     async def session(self, database: str | None = None) -> AsyncGenerator[Session]:
-        """Lend a connection. One to another database is closed afterwards, as it blocks statements.
+        """Lend a connection. One to another database is then closed, as it would block statements.
 
-        A connection with any error is closed, which rolls back uncommitted changes. A call that has
-        one must not request another, because all might wait for each other.
+        A connection is also closed after an error, which rolls back uncommitted changes. A call
+        that has a connection must not request another, because calls could deadlock.
         """
         async with self._slots:
             connection = self._take_idle() if database is None else None
             if connection is None:
-                connection = await self._connect(database or self.place.database)
-            is_good = False
+                connection = await self._connect(database or self.address.database)
+            is_reusable = False
             try:
                 yield Session(connection, self.timeout_seconds, self._permit)
-                is_good = connection.info.transaction_status == TransactionStatus.IDLE
+                is_reusable = connection.info.transaction_status == TransactionStatus.IDLE
             finally:
-                if is_good and database is None and not self._is_closed:
+                if is_reusable and database is None and not self._is_closed:
                     self._idle.append(connection)
                 else:
                     await _close_quietly(connection)
 
     @asynccontextmanager
     async def transaction(self, database: str | None = None) -> AsyncGenerator[Session]:
-        """Lend a connection in a transaction, usually one of ours at a time, and commit it."""
+        """Lend a connection in a transaction, usually only one at a time, and commit it."""
         async with self.session(database) as session:
             await session.run(sql.SQL("BEGIN"))
-            lock = sql.SQL("SELECT pg_try_advisory_xact_lock({}) AS is_ours").format(_LOCK)
+            lock = sql.SQL("SELECT pg_try_advisory_xact_lock({}) AS is_acquired").format(_LOCK)
             for _ in range(_LOCK_TRIES):
-                if (await session.run(lock))[0]["is_ours"]:
+                if (await session.run(lock))[0]["is_acquired"]:
                     break
                 await asyncio.sleep(_LOCK_WAIT_SECONDS)
             started_at = time.monotonic()
@@ -181,7 +181,7 @@ class PostgresServer:
             await session.run(sql.SQL("COMMIT"), read_at=started_at, may_be_done=True)
 
     async def read(self, row_type: type[_S], *statements: sql.Composable) -> list[_S]:
-        """Send statements that change nothing, and return the rows of the last one."""
+        """Send statements that change nothing, and return the rows of the last one as structs."""
         async with self.session() as session:
             return await session.read(row_type, *statements)
 
@@ -193,7 +193,7 @@ class PostgresServer:
             return await session.run(*statements, read_at=read_at, may_be_done=True)
 
     async def close(self) -> None:
-        """Close all unused connections. The others are closed when they are returned."""
+        """Close all idle connections. Those in use are closed when they are returned."""
         self._is_closed = True
         while self._idle:
             await _close_quietly(self._idle.pop())
@@ -207,62 +207,66 @@ class PostgresServer:
         return None
 
     async def _connect(self, database: str) -> psycopg.AsyncConnection[DictRow]:
-        place, milliseconds = self.place, max(1, round(self.timeout_seconds * 1000))
+        address, milliseconds = self.address, max(1, round(self.timeout_seconds * 1000))
         settings: dict[str, Any] = {
-            "host": place.host.strip("[]"),
-            "port": place.port,
-            "user": place.user,
+            "host": address.host.strip("[]"),
+            "port": address.port,
+            "user": address.user,
             "dbname": database,
             "password": self._secrets.credential or "",
-            "passfile": _NO_FILE,
+            "passfile": _NONEXISTENT_FILE,
             "application_name": "reconciler",
             "client_encoding": "utf-8",
             "connect_timeout": max(2, round(self.timeout_seconds)),
             "target_session_attrs": "read-write",  # a replica may lack existing objects
             "gssencmode": "disable",
-            # No schema of users is searched, because their functions would run with our rights. The
-            # owner of a database sets the defaults of its connections, which must not end ours.
+            # No user's schema is searched, because its functions would run with our privileges. A
+            # database owner sets defaults for connections, which must not end ours.
             "options": f"-c search_path=pg_catalog -c statement_timeout={milliseconds}"
-            f" -c lock_timeout={max(1, milliseconds // _LOCKS_SHARE)}"
+            f" -c lock_timeout={max(1, milliseconds // _LOCK_TIMEOUT_DIVISOR)}"
             " -c default_transaction_read_only=off -c local_preload_libraries="
             " -c datestyle=ISO -c intervalstyle=postgres -c client_min_messages=warning -c jit=off"
-            " -c idle_in_transaction_session_timeout=0" + self._newer_options,
+            " -c idle_in_transaction_session_timeout=0" + self._timeout_options,
             **self._tls,
         }
         if psycopg.pq.version() >= _REQUIRE_AUTH_SINCE and "sslrootcert" not in settings:
-            # a server must not request the password in clear
+            # A server must not request the password in cleartext.
             settings["require_auth"] = "!password"
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 connection = await self._logins.connect(settings)
         except TimeoutError:
-            hint = "; the server may ask for too many SCRAM iterations" * self._logins.is_slow
+            hint = "; the server may request too many SCRAM iterations" * self._logins.is_slow
             raise NotDoneError(
-                f"not connected to {place.host}:{place.port} within "
+                f"not connected to {address.host}:{address.port} within "
                 f"{self.timeout_seconds:g} s{hint}"
             ) from None
         except (LoginBusyError, ResultTooLargeError) as error:
-            raise NotDoneError(f"not connected to {place.host}:{place.port}: {error}") from None
+            raise NotDoneError(f"not connected to {address.host}:{address.port}: {error}") from None
         except psycopg.Error as error:
             raise classify_connection_error(error) from error
-        # An older server refuses a connection that sets these. The first one is to the operator's
-        # own database, whose defaults no tenant sets.
-        newer = (each for since, each in _NEWER.items() if connection.info.server_version >= since)
-        self._newer_options = "".join(f" -c {each}=0" for each in newer)
+        # An older server refuses a connection that sets these. The first connection is to the
+        # operator's database, whose defaults no tenant sets.
+        newer = (
+            each
+            for since, each in _TIMEOUT_SETTINGS.items()
+            if connection.info.server_version >= since
+        )
+        self._timeout_options = "".join(f" -c {each}=0" for each in newer)
         return connection
 
 
-def place_of(endpoint: str) -> Place:
+def parse_endpoint(endpoint: str) -> ServerAddress:
     """Parse an endpoint. Raises ``ConfigurationError``."""
     match = _ENDPOINT.fullmatch(endpoint)
     port = int(match["port"] or DEFAULT_PORT) if match else 0
-    if match is None or not 0 < port < 65_536:  # noqa: PLR2004 - the ports that there are
+    if match is None or not 0 < port < 65_536:  # noqa: PLR2004 - the valid ports
         raise ConfigurationError(
             "spec.endpoint: must be postgresql://USER@HOST:PORT/DATABASE, where HOST may be "
             "the directory of a socket, such as %2Frun%2Fpostgresql; put the password into "
             "spec.credentialsRef"
         )
-    return Place(
+    return ServerAddress(
         host=unquote(match["host"]),
         port=port,
         user=unquote(match["user"] or "postgres"),
@@ -271,7 +275,7 @@ def place_of(endpoint: str) -> Place:
 
 
 def as_structs(row_type: type[_S], rows: Sequence[DictRow]) -> list[_S]:
-    """Convert rows. Raises ``NotDoneError`` for rows of another form."""
+    """Convert rows to structs. Raises ``NotDoneError`` for rows that do not match."""
     try:
         return msgspec.convert(rows, list[row_type])
     except msgspec.ValidationError as error:
@@ -289,12 +293,12 @@ def _tls(tls: Tls | None) -> dict[str, str]:
     return {
         "sslmode": "verify-full",
         "sslrootcert": tls.ca_file or "system",
-        **{name: file or _NO_FILE for name, file in files.items()},
+        **{name: file or _NONEXISTENT_FILE for name, file in files.items()},
     }
 
 
 def _has_unread_data(connection: psycopg.AsyncConnection[DictRow]) -> bool:
-    """Return whether the server has sent anything since then: an idle one sends only its end."""
+    """Return whether there is unread data: on an idle connection, that is only its end."""
     try:
         readable, _, _ = select.select([connection.fileno()], [], [], 0)
     except (OSError, ValueError, psycopg.Error):
@@ -308,5 +312,5 @@ async def _close_quietly(connection: psycopg.AsyncConnection[DictRow]) -> None:
 
 
 def names(rows: Sequence[DictRow], column: str) -> list[str]:
-    """Return one column of text."""
+    """Return a text column of some rows."""
     return [cast("str", row[column]) for row in rows]
