@@ -509,7 +509,7 @@ def _build_changed_error(existing: ExternalObject | None) -> ProviderError:
     return ConflictError(f"{existing.name!r} has changed since it was read", obstacle=existing)
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return which accounts and special modes a file uses (ADR 0060)."""
     owner, group = fields.get("owner"), fields.get("group")
     host_uses: list[HostUse] = []
@@ -537,6 +537,6 @@ FILE = Kind(
     comparable=comparable,
     name_problem=name_problem,
     outputs=FileOutputs,
-    uses=uses,
+    find_host_uses=find_host_uses,
 )
 """The kind ``File``."""

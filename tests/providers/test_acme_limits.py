@@ -182,9 +182,7 @@ async def test_an_order_that_never_ends_ends_with_the_time(
     tmp_path: Path, states: tuple[str, ...], authorizations: int
 ) -> None:
     client = cast("AcmeClient", Authority(states, authorizations))
-    ordering = Ordering(
-        client, in_thread, FileRoot(tmp_path), {"folder": "x"}, patience_seconds=0.5
-    )
+    ordering = Ordering(client, in_thread, FileRoot(tmp_path), {"folder": "x"}, timeout_seconds=0.5)
     with pytest.raises(UnknownResultError, match="the next attempt reads it again"):
         await certificate_of(ordering)
 
@@ -215,7 +213,7 @@ async def test_a_token_that_is_no_token_removes_and_writes_no_file(
     of_others.write_text("a key")
     client = Asking(token.format(root=tmp_path))
     ordering = Ordering(
-        client, in_thread, FileRoot(tmp_path), {"folder": "challenges"}, patience_seconds=0.5
+        client, in_thread, FileRoot(tmp_path), {"folder": "challenges"}, timeout_seconds=0.5
     )
     with pytest.raises(RefusedError, match="invalid token"):
         await certificate_of(ordering)
@@ -229,7 +227,7 @@ async def test_an_answer_neither_replaces_nor_removes_a_file_of_others(tmp_path:
     of_others.parent.mkdir()
     of_others.write_text("a key")
     ordering = Ordering(
-        Asking("tls_key"), in_thread, FileRoot(tmp_path), {"folder": "other"}, patience_seconds=0.5
+        Asking("tls_key"), in_thread, FileRoot(tmp_path), {"folder": "other"}, timeout_seconds=0.5
     )
     with pytest.raises(RefusedError, match="other/tls_key already exists"):
         await certificate_of(ordering)
@@ -243,7 +241,7 @@ async def test_no_answer_is_written_into_the_directory_of_a_certificate(
     (tmp_path / "tls").mkdir()
     (tmp_path / "tls" / MARKER).write_text("web\n")
     ordering = Ordering(
-        Asking("token"), in_thread, FileRoot(tmp_path), {"folder": folder}, patience_seconds=0.5
+        Asking("token"), in_thread, FileRoot(tmp_path), {"folder": folder}, timeout_seconds=0.5
     )
     with pytest.raises(RefusedError, match="to a separate directory"):
         await certificate_of(ordering)

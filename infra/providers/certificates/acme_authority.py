@@ -65,7 +65,7 @@ class Ordering:
         root: FileRoot,
         solver: Mapping[str, str],
         *,
-        patience_seconds: float,
+        timeout_seconds: float,
     ) -> None:
         self._client = client
         self._step = step
@@ -73,7 +73,7 @@ class Ordering:
         self._solver = solver
         self._record_limit: Callable[[LimitedError], None] = _ignore_limit
         self.is_finalized = False
-        self._deadline = time.monotonic() + patience_seconds
+        self._deadline = time.monotonic() + timeout_seconds
 
     async def certificate(
         self,

@@ -29,7 +29,7 @@ from infra.providers.host_guard import HostGuard
 from infra.providers.http import encode_request
 from infra.providers.trust import build_ssl_context
 
-MAX_ANSWER_BYTES: Final = 1024 * 1024
+MAX_RESPONSE_BYTES: Final = 1024 * 1024
 """Of one response: a chain of certificates has less than 20 KiB."""
 
 MAX_REDIRECTS: Final = 5
@@ -75,9 +75,9 @@ class LimitedAdapter(HTTPAdapter):
             raise AnswerOutOfBoundsError(str(error), request=request) from error
         except OSError as error:
             raise requests.ConnectionError(error, request=request) from error
-        if len(received.content) > MAX_ANSWER_BYTES:
+        if len(received.content) > MAX_RESPONSE_BYTES:
             raise AnswerOutOfBoundsError(
-                f"it is longer than {MAX_ANSWER_BYTES // 1024} KiB", request=request
+                f"it is longer than {MAX_RESPONSE_BYTES // 1024} KiB", request=request
             )
         headers = {name: text for name, text in received.headers.items() if name not in _UNPACKED}
         response = HTTPResponse(

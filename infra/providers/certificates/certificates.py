@@ -216,7 +216,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             step,
             self._folder.root,
             issuer.fields["acme"]["http01"],
-            patience_seconds=max(self._folder.timeout_seconds, MIN_PATIENCE_SECONDS),
+            timeout_seconds=max(self._folder.timeout_seconds, MIN_PATIENCE_SECONDS),
         )
         try:
             return await ordering.certificate(

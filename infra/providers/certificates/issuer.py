@@ -26,7 +26,7 @@ from infra.providers.certificates.spec import (
     seconds_of,
 )
 from reconciler.provider import Capabilities
-from reconciler.provider.host_access import HostUse, names_host, place, url_host
+from reconciler.provider.host_access import HostUse, format_address, names_host, url_host
 from reconciler.provider.kind import Kind
 from reconciler.provider.lazy import lazy
 
@@ -199,7 +199,7 @@ def normalize(fields: Fields) -> Fields:
     return {"problems": [], **present, "type": "Acme" if "acme" in present else "OwnCa"}
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return where an issuer listens on the host, and the authority's address there (ADR 0060).
 
     A name is checked when it is resolved, at each connection.
@@ -211,11 +211,13 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     if listen:
         address = address_of(listen)
         assert address is not None, "the schema has checked it"
-        host_uses.append(HostUse("spec.acme.http01.listen", "listen", place(*address)))
+        host_uses.append(HostUse("spec.acme.http01.listen", "listen", format_address(*address)))
     if directory := acme.get("directory"):
         host, port = url_host(directory, 443)
         if names_host(host):
-            host_uses.append(HostUse("spec.acme.directory", "addresses", place(host, port)))
+            host_uses.append(
+                HostUse("spec.acme.directory", "addresses", format_address(host, port))
+            )
     return host_uses
 
 
@@ -247,7 +249,7 @@ def renewal_time(fields: Fields, observed: ExternalObject) -> datetime | None:
     return None if own is None else renewal_at(own.get("renewBefore"), observed)
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Report that an authority's key would be lost. An account can be recreated."""
     if fields is not None or observed.fields.get("type") != "OwnCa":
         return ""
@@ -269,9 +271,9 @@ ISSUER = Kind(
     normalize=normalize,
     name_problem=name_problem,
     outputs=IssuerOutputs,
-    uses=uses,
+    find_host_uses=find_host_uses,
     renewal_time=renewal_time,
     immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Issuer``."""

@@ -166,7 +166,7 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Return which messages a write or a deletion would lose."""
     if not has_data(observed):
         return ""
@@ -243,6 +243,6 @@ STREAM = Kind(
     outputs=StreamOutputs,
     ready=ready,
     immutable=frozenset({"storage", "isWorkQueue"}),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Stream``."""

@@ -62,7 +62,7 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         outputs=_outputs(name, protocol),
         ready=_ready if rest.ready else _always_ready,
         immutable=frozenset(immutable),
-        maps=protocol.document.of_spec,
+        map_fields=protocol.document.of_spec,
         shown_paths=protocol.document.shows,
         protocol_digest=protocol.digest,
     )
