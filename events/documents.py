@@ -45,13 +45,13 @@ class Source:
         return f"{self.file}, document {self.number}"
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The file and the line, in the form that compilers use."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadManifest:
     """A manifest and its origin."""
 
     source: Source
@@ -70,7 +70,7 @@ class Problem:
         return f"{self.source}: {shorten(self.message)}"
 
 
-def read_documents(file: str, text: str, namespace: str) -> Iterator[Read | Problem]:
+def read_documents(file: str, text: str, namespace: str) -> Iterator[ReadManifest | Problem]:
     """Read the documents of a file, without empty ones.
 
     ``namespace`` applies to documents without a namespace.
@@ -146,7 +146,7 @@ def _items(document: Any) -> Sequence[Any]:
     return [document]
 
 
-def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
+def _read(source: Source, document: Any, namespace: str) -> ReadManifest | Problem:
     if not isinstance(document, dict):
         return Problem(source, f"a manifest must be a mapping, not {type(document).__name__}")
     try:
@@ -158,7 +158,7 @@ def _read(source: Source, document: Any, namespace: str) -> Read | Problem:
         return Problem(source, str(error))
     except RecursionError:
         return Problem(source, _TOO_DEEP)
-    return Read(source, manifest, manifest.key)
+    return ReadManifest(source, manifest, manifest.key)
 
 
 def _complete_metadata(document: dict[str, Any], namespace: str) -> dict[str, Any]:

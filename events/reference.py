@@ -123,7 +123,7 @@ def secrets_in(fields: Fields) -> tuple[str, ...]:
             raise InvalidManifestError(
                 f"{path}.digest: must not be declared; omit it, Reconciler computes it"
             )
-        places[secret.place] = None
+        places[secret.path] = None
     if len(places) > MAX_SECRETS:
         raise InvalidManifestError(f"spec: names more than {MAX_SECRETS} secrets; use fewer")
     return tuple(places)
@@ -176,7 +176,7 @@ def fill_references(
             return targets[target].values[field]
         if _SECRET in place:
             secret = msgspec.convert(place, SecretRef)
-            known = {_SECRET: secret.name, "store": secret.store, "digest": digests[secret.place]}
+            known = {_SECRET: secret.name, "store": secret.store, "digest": digests[secret.path]}
             return {**known, "namespace": secret.namespace} if secret.namespace else known
         return {name: fill(each) for name, each in place.items()}
 

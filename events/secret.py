@@ -40,7 +40,7 @@ class SecretRef(
             check_token(self.namespace, what="namespace")
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         """The secret as ``store/name``, or ``store/namespace/name`` in another namespace."""
         return "/".join(filter(None, (self.store, self.namespace, self.name)))
 
@@ -53,7 +53,7 @@ class SecretRef(
         return f"{key} (store {self.store})"
 
     @classmethod
-    def at(cls, place: str) -> SecretRef:
-        """Return the reference to a ``place``. Raises ``ValueError`` if it is invalid."""
-        store, *namespace, name = place.split("/")
+    def from_path(cls, path: str) -> SecretRef:
+        """Return the reference to a ``path``. Raises ``ValueError`` if it is invalid."""
+        store, *namespace, name = path.split("/")
         return cls(name, store, namespace="/".join(namespace))

@@ -91,7 +91,7 @@ def stored_content(parent: str, parts: Sequence[Part]) -> StoredContent:
     return StoredContent(_name(index), {**documents, _name(index): index})
 
 
-def problem_of_part(parent: ResourceKey, key: ResourceKey) -> str:
+def find_part_problem(parent: ResourceKey, key: ResourceKey) -> str:
     """Return why a resource cannot be a part of another one; empty if it can.
 
     A permission to declare the set in one namespace must not apply to another one.

@@ -19,7 +19,7 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 async def owned_at(moment: datetime) -> ReadModels:
     """Fold the log up to a moment: the read models as they were then."""
     models = ReadModels()
-    async with connect(NATS_URL, source="examples/audit_replay", patience_seconds=5) as client:
+    async with connect(NATS_URL, source="examples/audit_replay", timeout_seconds=5) as client:
         async for batch in client.replay():
             for position, event in batch:
                 if event.time <= moment:

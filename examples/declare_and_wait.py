@@ -27,7 +27,7 @@ def manifest(name: str, color: str) -> dict[str, object]:
 
 async def main(name: str) -> None:
     key = f"default/Shape/{name}"
-    async with connect(NATS_URL, source="examples/declare_and_wait", patience_seconds=5) as client:
+    async with connect(NATS_URL, source="examples/declare_and_wait", timeout_seconds=5) as client:
         for color in ("Red", "Purple"):
             answer = await client.declare(manifest(name, color))
             outcome = await client.wait_for(key, generation=answer.generation)

@@ -22,7 +22,7 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 async def main(durable: str, how_many: int) -> None:
     position = 0
     async with (
-        connect(NATS_URL, source="examples/follow_outcomes", patience_seconds=5) as client,
+        connect(NATS_URL, source="examples/follow_outcomes", timeout_seconds=5) as client,
         client.outcomes(after=0, durable=durable) as outcomes,
     ):
         async for outcome in outcomes:

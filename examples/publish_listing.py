@@ -21,7 +21,7 @@ NATS_URL = os.environ.get("RECONCILER_NATS_URL") or sys.exit(
 
 async def main(provider_config: str, kind: str) -> None:
     async with (
-        connect(NATS_URL, source="examples/publish_listing", patience_seconds=5) as client,
+        connect(NATS_URL, source="examples/publish_listing", timeout_seconds=5) as client,
         client.listing(provider_config, kind) as listing,
     ):
         # Read the API inside the block: its beginning is the logical time of what is seen.

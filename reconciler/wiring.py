@@ -49,16 +49,16 @@ def process_name() -> str:
 
 @asynccontextmanager
 async def connected(
-    url: str, *, access: Access = DEFAULT_ACCESS, patience_seconds: float = 30
+    url: str, *, access: Access = DEFAULT_ACCESS, timeout_seconds: float = 30
 ) -> AsyncGenerator[Client]:
     """Connect to a JetStream server that is new enough, and close the connection at the end.
 
-    ``patience_seconds``: time to wait for a server that is still starting. Raises
+    ``timeout_seconds``: time to wait for a server that is still starting. Raises
     ``BusAccessError``, ``BusUnavailableError`` or ``IncompatibleServerError``.
     """
-    nc = await connect(url, name=process_name(), access=access, patience_seconds=patience_seconds)
+    nc = await connect(url, name=process_name(), access=access, timeout_seconds=timeout_seconds)
     try:
-        await retry_read(nc, lambda: require_jetstream(nc), seconds=patience_seconds)
+        await retry_read(nc, lambda: require_jetstream(nc), seconds=timeout_seconds)
         yield nc
     finally:
         await close(nc)

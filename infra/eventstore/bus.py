@@ -97,7 +97,7 @@ class Bus:
         access = Access(credentials=credentials)
         try:
             with library_errors():
-                nc = thread.call(connect(url, name=name, patience_seconds=timeout, access=access))
+                nc = thread.call(connect(url, name=name, timeout_seconds=timeout, access=access))
         except BaseException:
             thread.close()
             raise

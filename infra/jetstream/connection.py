@@ -177,7 +177,7 @@ class _Callbacks:
             is_message_lost = isinstance(error, _CLOSED_ERRORS) and _TOO_MANY_CONNECTIONS in known
             self._failures[server] = (attempt, known if is_message_lost else reason)
 
-    def describe(self, url: str, patience_seconds: float) -> str:
+    def describe(self, url: str, timeout_seconds: float) -> str:
         """Return an error message: the unreachable servers, the reasons, and a remedy."""
         urls = server_urls(url)
         reasons = {server: reason for server, (_, reason) in self._failures.items()}
@@ -190,7 +190,7 @@ class _Callbacks:
                 f"{server} ({reasons.get(server, 'no response')})" for server in map(_address, urls)
             )
             return f"cannot reach any server in the cluster: {server_list}; {remedy}"
-        no_response = f"no response within {patience_seconds:g} s"
+        no_response = f"no response within {timeout_seconds:g} s"
         reason = self.last if _TOO_MANY_CONNECTIONS not in all_reasons else all_reasons
         return f"cannot reach {without_secrets(url)}: {reason or no_response}; {remedy}"
 
@@ -339,7 +339,7 @@ async def connect(
     url: str,
     *,
     name: str,
-    patience_seconds: float = 30,
+    timeout_seconds: float = 30,
     access: Access = DEFAULT_ACCESS,
     login: Login | None = None,
 ) -> Client:
@@ -352,14 +352,14 @@ async def connect(
         url: one server, or several of a cluster, separated by commas. Any that responds is used,
             and another one replaces it after a loss. `tls://` requires TLS.
         name: shown by the server's monitoring.
-        patience_seconds: time limit for the first connection; the server may still be starting.
+        timeout_seconds: time limit for the first connection; the server may still be starting.
         access: user and trusted CA certificates. Missing options are read from the environment.
         login: user on a server other than the bus. If given, the environment is ignored.
 
     Raises:
         BusAccessError: a key or certificate cannot be used, the server rejects the user, or the
             server's certificate is not trusted.
-        BusUnavailableError: no connection within `patience_seconds`.
+        BusUnavailableError: no connection within `timeout_seconds`.
     """
     if login is None:
         access = access.with_environment()
@@ -374,7 +374,7 @@ async def connect(
         return connect(
             other_servers(urls, client),
             name=f"{name} (comparison)",
-            patience_seconds=_CHECK_SECONDS,
+            timeout_seconds=_CHECK_SECONDS,
             access=access,
             login=login,
         )
@@ -392,7 +392,7 @@ async def connect(
             connect_timeout=(  # leave time to try each server once
                 _CONNECT_SECONDS
                 if len(urls) == 1
-                else min(_CLUSTER_WAIT_SECONDS, patience_seconds / len(urls))  # type: ignore[arg-type]
+                else min(_CLUSTER_WAIT_SECONDS, timeout_seconds / len(urls))  # type: ignore[arg-type]
             ),
             ping_interval=_PING_SECONDS if len(urls) == 1 else _CLUSTER_WAIT_SECONDS,
             pending_size=PENDING_BYTES,
@@ -405,7 +405,7 @@ async def connect(
     refused = asyncio.ensure_future(callbacks.refused.wait())
     try:
         await asyncio.wait(
-            (connecting, refused), timeout=patience_seconds, return_when=asyncio.FIRST_COMPLETED
+            (connecting, refused), timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
         )
         if connecting.done():
             connecting.result()
@@ -416,7 +416,7 @@ async def connect(
             return client
     except (OSError, ValueError, nats.errors.Error) as error:
         callbacks.last = callbacks.last or str(error)
-        raise BusUnavailableError(callbacks.describe(url, patience_seconds)) from error
+        raise BusUnavailableError(callbacks.describe(url, timeout_seconds)) from error
     finally:
         refused.cancel()
         if not connecting.done():
@@ -428,7 +428,7 @@ async def connect(
                 await client.close()
     if callbacks.refused.is_set():
         raise BusAccessError(f"cannot use {without_secrets(url)}: {callbacks.last}")
-    raise BusUnavailableError(callbacks.describe(url, patience_seconds))
+    raise BusUnavailableError(callbacks.describe(url, timeout_seconds))
 
 
 def server_urls(url: str) -> list[str]:

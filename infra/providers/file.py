@@ -537,6 +537,6 @@ FILE = Kind(
     comparable=comparable,
     name_problem=name_problem,
     outputs=FileOutputs,
-    uses=find_host_uses,
+    find_host_uses=find_host_uses,
 )
 """The kind ``File``."""

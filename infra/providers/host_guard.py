@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from events.allow import Allow, matches
-from reconciler.provider.host_access import is_host_address, names_host, place
+from reconciler.provider.host_access import format_address, is_host_address, names_host
 
 _A = TypeVar("_A", bound=tuple[Any, ...])
 
@@ -45,8 +45,8 @@ class HostGuard(msgspec.Struct, frozen=True):
             text = ", ".join(dict.fromkeys(str(each[4][0]) for each in addresses))
             description = "is an address" if names_host(host) else f"resolves to {text}, an address"
             raise HostAddressError(
-                f"{place(host, port)} {description} of the host itself, which is not allowed; an "
-                "operator can add it to spec.allow.addresses of the ProviderConfig"
+                f"{format_address(host, port)} {description} of the host itself, which is not "
+                "allowed; an operator can add it to spec.allow.addresses of the ProviderConfig"
             )
         return allowed
 
@@ -74,5 +74,5 @@ class HostGuard(msgspec.Struct, frozen=True):
         family, address = info[0], str(info[4][0])
         if family in _IP and not is_host_address(address):
             return True
-        names = {place(host, port), place(address, port)}
+        names = {format_address(host, port), format_address(address, port)}
         return any(matches(each, self.allow.addresses) for each in names)

@@ -16,7 +16,6 @@ from infra.providers.connections import Connections, InvalidResponseError, NotSe
 from infra.providers.endpoint import authorization, checked_endpoint, socket_path
 from infra.providers.host_guard import HostGuard
 from infra.providers.trust import build_ssl_context, certificate_problem
-from reconciler.answer_budget import AnswerTooLargeError, take_memory
 from reconciler.errors import (
     ConfigurationError,
     NotDoneError,
@@ -25,6 +24,7 @@ from reconciler.errors import (
     UntrustedApiError,
 )
 from reconciler.provider.call_permit import CallPermit
+from reconciler.response_budget import MemoryLimitError, take_memory
 from reconciler.secrecy import Secrecy
 
 KEEP_ALIVE_SECONDS = 3.0
@@ -146,7 +146,7 @@ class HttpApi:
         except TimeoutError as error:
             reason = f"no response within {self._timeout_seconds:g} s"
             raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error
-        except (OSError, InvalidResponseError, AnswerTooLargeError) as error:
+        except (OSError, InvalidResponseError, MemoryLimitError) as error:
             reason = f"invalid response: {error}"
             raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error
         if writes and received.status < HTTPStatus.MULTIPLE_CHOICES:

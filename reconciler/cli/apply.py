@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from events.documents import Problem, Read
+from events.documents import Problem, ReadManifest
 from events.excerpt import some
 from events.field_hints import closest
 from events.manifest import InvalidManifestError
@@ -160,7 +160,11 @@ def _status(documents: Documents, results: list[Result], good: tuple[str, ...] |
 
 
 async def _declare(
-    connection: Connection, good: list[Read], reason: str, wait: bool, timeout_seconds: float
+    connection: Connection,
+    good: list[ReadManifest],
+    reason: str,
+    wait: bool,
+    timeout_seconds: float,
 ) -> list[Result]:
     """Declare definitions, then configurations, then the resources that may require them."""
     if not good:
@@ -176,7 +180,7 @@ async def _declare(
 
 
 async def _declare_group(
-    client: Client, group: list[Read], reason: str, timeout_seconds: float
+    client: Client, group: list[ReadManifest], reason: str, timeout_seconds: float
 ) -> list[Result]:
     replies = await client.declare_many(
         [read.manifest for read in group], reason=reason, timeout_seconds=timeout_seconds
@@ -271,7 +275,7 @@ def _check_all(
     ``accept_unknown``: accept kinds that are not installed here, because the decider may have them,
     unless they look misspelled.
     """
-    usable: list[Read] = []
+    usable: list[ReadManifest] = []
     for read in documents.good:
         try:
             kind = read.key.kind

@@ -49,7 +49,7 @@ def apply_set(
         key = ResourceKey.checked(namespace, MANIFEST_SET_KIND, name)
     except InvalidNameError as error:
         raise UsageError(f"--set: {error}") from None
-    parts = [Part(each.manifest, each.source.place) for each in documents.good]
+    parts = [Part(each.manifest, each.source.location) for each in documents.good]
     result, change = run_async(
         _apply(
             connection,

@@ -53,7 +53,7 @@ async def connect_client(connection: Connection, *, sends: bool = True) -> Async
         connection.url,
         source=command_actor(),
         access=connection.access,
-        patience_seconds=CONNECT_TIMEOUT_SECONDS,
+        timeout_seconds=CONNECT_TIMEOUT_SECONDS,
         on_retry=RetryNotice(),
     ) as client:
         await warn_of_clock_difference(client.read_clock)

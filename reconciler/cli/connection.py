@@ -193,7 +193,7 @@ async def bus(connection: Connection, *, sends: bool = False) -> AsyncGenerator[
         connection.url,
         name="reconciler-cli",
         access=connection.access,
-        patience_seconds=CONNECT_TIMEOUT_SECONDS,
+        timeout_seconds=CONNECT_TIMEOUT_SECONDS,
     )
     try:
         try:

@@ -203,7 +203,7 @@ async def _start_and_serve(plan: UpOptions) -> None:
 async def _serve(plan: UpOptions, stack: Stack) -> None:
     async with (
         connected(
-            stack.nats_url, access=plan.access, patience_seconds=_CONNECT_TIMEOUT_SECONDS
+            stack.nats_url, access=plan.access, timeout_seconds=_CONNECT_TIMEOUT_SECONDS
         ) as nc,
         contextlib.AsyncExitStack() as exits,
     ):

@@ -23,7 +23,7 @@ from events.secret import SecretRef
 from events.stored_content import CONTENT, HEAD
 from reconciler.composites import stored
 from reconciler.composites.stored import StoredOutputs
-from reconciler.provider.host_access import HostUse, names_host, place, url_host
+from reconciler.provider.host_access import HostUse, format_address, names_host, url_host
 from reconciler.provider.kind import Readiness, Removal
 
 KIND: Final = "GitSource"
@@ -169,7 +169,7 @@ def compose(_key: ResourceKey, spec: Fields, observed: ExternalObject | None) ->
     return {SOURCE: source, CHILDREN: {}}
 
 
-def uses(spec: Fields) -> Sequence[HostUse]:
+def find_host_uses(spec: Fields) -> Sequence[HostUse]:
     """Return the host's repositories and renderers that a source uses (ADR 0060).
 
     A host name is checked again at each connection, when it is resolved.
@@ -187,7 +187,9 @@ def repository_uses(url: str) -> Sequence[HostUse]:
         host = "" if parts.netloc in ("", "localhost") else parts.netloc
         return (HostUse("spec.url", "addresses", f"file://{host}{unquote(parts.path)}"),)
     host, port = url_host(url, PORTS.get(parts.scheme, 0))
-    return (HostUse("spec.url", "addresses", place(host, port)),) if names_host(host) else ()
+    return (
+        (HostUse("spec.url", "addresses", format_address(host, port)),) if names_host(host) else ()
+    )
 
 
 def summary(fields: Fields, children: Mapping[str, Child]) -> Fields:
@@ -219,7 +221,7 @@ def removes(fields: Fields, existing: ExternalObject) -> Removal:
     return Removal(changes.get("removed", 0), changes.get("of", 0), by)
 
 
-def refers(fields: Fields, namespace: str) -> Sequence[Reference]:
+def find_references(fields: Fields, namespace: str) -> Sequence[Reference]:
     """Return the resources that must be ready first. Raises ``InvalidManifestError``."""
     references: list[Reference] = []
     for each in fields.get(_DEPENDS_ON, ()):

@@ -77,7 +77,7 @@ def kind_of(name: str, spec: KindDefinitionSpec, generation: int, underlying: Ki
         **values,
         underlying=underlying,
         source=DefinitionRef(generation, spec.digest),
-        maps=document if spec.over is None else over_fields,
+        map_fields=document if spec.over is None else over_fields,
         name_prefix=spec.name_prefix,
     )
 

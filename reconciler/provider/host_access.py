@@ -47,7 +47,7 @@ def uses_nothing(_fields: Fields) -> Sequence[HostUse]:
     return ()
 
 
-def first_refused(uses: Sequence[HostUse], allow: Allow) -> HostUse | None:
+def find_refused_use(uses: Sequence[HostUse], allow: Allow) -> HostUse | None:
     """Return the first use that a configuration does not allow."""
     return next((use for use in uses if not allow.permits(use.category, use.value)), None)
 
@@ -105,7 +105,7 @@ def url_host(url: str, default_port: int) -> tuple[str, int]:
     return parts.hostname or "", port
 
 
-def place(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """Return HOST:PORT, with an IPv6 address in brackets."""
     plain_host = host.strip("[]")
     return f"[{plain_host}]:{port}" if ":" in plain_host else f"{plain_host}:{port}"

@@ -154,7 +154,9 @@ class Kind:
     outputs: type[msgspec.Struct] | None = None
     """Struct of the outputs, which other resources can reference."""
 
-    refers: Callable[[Fields, str], Sequence[Reference]] | None = field(default=references_in)
+    find_references: Callable[[Fields, str], Sequence[Reference]] | None = field(
+        default=references_in
+    )
     """Returns the references of a spec in a namespace.
 
     It is None if the references in a spec belong to the parts of a composition.
@@ -179,13 +181,15 @@ class Kind:
     has_second_name: bool = False
     """Whether an object and its replacement can exist side by side, under different names."""
 
-    loses: Callable[[Fields | None, ExternalObject], str] = field(default=_loses_nothing)
+    describe_data_loss: Callable[[Fields | None, ExternalObject], str] = field(
+        default=_loses_nothing
+    )
     """Describes the data of an object that writing fields destroys. Fields are None to delete it.
 
     An action that destroys data requires approval.
     """
 
-    uses: Callable[[Fields], Sequence[HostUse]] = field(default=uses_nothing)
+    find_host_uses: Callable[[Fields], Sequence[HostUse]] = field(default=uses_nothing)
     """Returns the host access that fields need, which ``ProviderConfig.spec.allow`` must permit."""
 
     @property
@@ -199,7 +203,7 @@ class Kind:
         return None
 
     @property
-    def shows(self) -> frozenset[str]:
+    def visible_paths(self) -> frozenset[str]:
         """Paths that its provider shows in every object, as null if they have no value.
 
         An object without them was read under an older definition, and is not compared.
@@ -212,7 +216,7 @@ class Kind:
         return ""
 
     @property
-    def has_spec_of_its_own(self) -> bool:
+    def has_unmapped_spec(self) -> bool:
         """Whether ``spec`` has the fields of the object itself, without a mapping."""
         return True
 
@@ -231,7 +235,7 @@ class Kind:
 
         Raises ``InvalidManifestError``.
         """
-        return () if self.refers is None else self.refers(fields, namespace)
+        return () if self.find_references is None else self.find_references(fields, namespace)
 
     @property
     def watches(self) -> bool:
@@ -252,7 +256,7 @@ class Kind:
         try:
             # As the log returns them: a tuple would differ from the list that is read.
             canonical = cast("Fields", msgspec.json.decode(msgspec.json.encode(canonical)))
-            canonical = self.normalize(canonical) if self.has_spec_of_its_own else canonical
+            canonical = self.normalize(canonical) if self.has_unmapped_spec else canonical
         except OverflowError as error:  # a time near the year 1 or 9999, in another zone
             raise InvalidManifestError(f"spec: {error}") from None
         check_growth(fields, canonical)
@@ -281,7 +285,7 @@ class Kind:
         A defined kind also refuses what its underlying kind refuses.
         """
         if (
-            self.refers is not None
+            self.find_references is not None
             and has_reference_or_secret(fields)
             and (secrets_in(fields) or has_reference(fields))
         ):
@@ -330,7 +334,7 @@ class ComposedKind(Kind):
         return self
 
     @property
-    def has_spec_of_its_own(self) -> bool:
+    def has_unmapped_spec(self) -> bool:
         """Always false, because the set is composed from ``spec``."""
         return False
 
@@ -343,17 +347,17 @@ class ComposedKind(Kind):
 class EngineKind(Kind):
     """A kind that an engine provides. Its ``KindDefinition`` describes how to call the API."""
 
-    maps: Callable[[Fields], Fields]
+    map_fields: Callable[[Fields], Fields]
     """Returns the fields of the object for the fields of the spec."""
 
     shown_paths: frozenset[str]
-    """See ``shows``."""
+    """See ``visible_paths``."""
 
     protocol_digest: str
     """See ``protocol``."""
 
     @property
-    def shows(self) -> frozenset[str]:
+    def visible_paths(self) -> frozenset[str]:
         """Paths that its provider shows in every object."""
         return self.shown_paths
 
@@ -363,13 +367,13 @@ class EngineKind(Kind):
         return self.protocol_digest
 
     @property
-    def has_spec_of_its_own(self) -> bool:
+    def has_unmapped_spec(self) -> bool:
         """Always false, because the fields are mapped."""
         return False
 
     def object_fields(self, fields: Fields) -> Fields:
         """Map the fields. Raises ``InvalidManifestError`` if the result is too large."""
-        return _map_fields(self.maps, fields)
+        return _map_fields(self.map_fields, fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +386,7 @@ class DefinedKind(Kind):
     source: DefinitionRef
     """Generation and digest of its definition."""
 
-    maps: Callable[[Fields], Fields]
+    map_fields: Callable[[Fields], Fields]
     """Returns the fields of the object for the fields of the spec."""
 
     name_prefix: str = ""
@@ -402,9 +406,9 @@ class DefinedKind(Kind):
         return self.underlying.composition
 
     @property
-    def shows(self) -> frozenset[str]:
+    def visible_paths(self) -> frozenset[str]:
         """Paths that its provider shows in every object."""
-        return self.underlying.shows
+        return self.underlying.visible_paths
 
     @property
     def protocol(self) -> str:
@@ -412,7 +416,7 @@ class DefinedKind(Kind):
         return self.underlying.protocol
 
     @property
-    def has_spec_of_its_own(self) -> bool:
+    def has_unmapped_spec(self) -> bool:
         """Always false, because the fields are mapped."""
         return False
 
@@ -422,11 +426,11 @@ class DefinedKind(Kind):
 
     def object_fields(self, fields: Fields) -> Fields:
         """Map the fields. Raises ``InvalidManifestError`` if the result is too large."""
-        return _map_fields(self.maps, fields)
+        return _map_fields(self.map_fields, fields)
 
 
-def _map_fields(maps: Callable[[Fields], Fields], fields: Fields) -> Fields:
-    mapped = maps(fields)
+def _map_fields(map_fields: Callable[[Fields], Fields], fields: Fields) -> Fields:
+    mapped = map_fields(fields)
     check_growth(fields, mapped)
     return mapped
 
@@ -505,7 +509,7 @@ COMPOSED_SET = Kind(
     name=COMPOSED_SET_KIND,
     api_version=RECONCILER_API_VERSION,
     schema=ComposedSetSpec,
-    refers=None,
+    find_references=None,
 )
 """The parts of a composed resource, written by its provider. It exists in the log only."""
 
@@ -513,7 +517,7 @@ COMPOSED_CONTENT = Kind(
     name=COMPOSED_CONTENT_KIND,
     api_version=RECONCILER_API_VERSION,
     schema=ComposedContentSpec,
-    refers=None,
+    find_references=None,
 )
 """A chunk of the parts of a large composed resource; see ``ComposedSet``."""
 
@@ -522,7 +526,7 @@ KIND_DEFINITION = Kind(
     api_version=RECONCILER_API_VERSION,
     schema=KindDefinitionSpec,
     namespace=SYSTEM_NAMESPACE,
-    refers=None,
+    find_references=None,
 )
 """A kind that is defined at run time. It is itself a kind, and declared like any other."""
 
@@ -530,7 +534,7 @@ REFERENCE = Kind(
     name=REFERENCE_KIND,
     api_version=RECONCILER_API_VERSION,
     schema=ReferenceSpec,
-    refers=shape_reference,
+    find_references=shape_reference,
 )
 """The dependency of a client on a resource of another client."""
 
@@ -568,7 +572,7 @@ class KindRegistry(Mapping[str, Kind]):
             self._definitions[kind.name, kind.protocol] = kind
         self._find_providers()
 
-    def as_defined(self, name: str, digest: str) -> Kind:
+    def with_definition(self, name: str, digest: str) -> Kind:
         """Return a kind whose API calls follow the definition with this digest.
 
         Without a digest, or if an installed kind makes the calls, return the newest kind. Raises

@@ -110,7 +110,7 @@ class Secrets:
         value = await self._value(reference, namespace)
         return None if value is None else replace(reference, digest=self.digest(value))
 
-    async def keep(self, reference: SecretRef, value: str, namespace: str) -> SecretRef:
+    async def store(self, reference: SecretRef, value: str, namespace: str) -> SecretRef:
         """Store a generated secret of a namespace, and return the reference with its digest."""
         self._check_key()
         key = _own(reference, namespace)
@@ -172,7 +172,7 @@ def _own(reference: SecretRef, namespace: str) -> SecretKey:
     key = _key(reference, namespace)
     if key.namespace != namespace:
         raise ConfigurationError(
-            f"secret {reference.place!r} does not belong to namespace {namespace!r}; only the "
+            f"secret {reference.path!r} does not belong to namespace {namespace!r}; only the "
             "namespace of a secret may write it"
         )
     return key

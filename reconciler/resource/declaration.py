@@ -165,7 +165,7 @@ def _build_spec_declared(
     annotations = dict(manifest.metadata.annotations)
     annotation_reason = annotations.pop(REASON_ANNOTATION, "")  # the reason is not desired state
     fields = kind.check_declared(declaration.fields)
-    has_secrets = kind.refers is not None and has_reference_or_secret(declaration.fields)
+    has_secrets = kind.find_references is not None and has_reference_or_secret(declaration.fields)
     secrets = secrets_in(declaration.fields) if has_secrets else ()
     references = tuple(kind.references(fields, context.key.namespace))
     if any(each.target == str(context.key) for each in references):

@@ -47,7 +47,7 @@ def differences(
     desired, actual, applied = wanted.fields, kind.normalize(observed.fields), wanted.applied_fields
     if kind.comparable is not None:
         desired, actual, applied = map(kind.comparable, (desired, actual, applied))
-    field_differences = _compare(desired, actual, applied, wanted.ignored, "", kind.shows)
+    field_differences = _compare(desired, actual, applied, wanted.ignored, "", kind.visible_paths)
     # The name of a label may contain dots, so labels are one level deep.
     label_differences = _compare(
         wanted.labels, observed.labels, wanted.applied_labels, wanted.ignored, f"{LABELS}."
@@ -267,7 +267,7 @@ def _compare(
     applied: Mapping[str, object],
     ignored: frozenset[str],
     prefix: str,
-    shows: frozenset[str] = frozenset(),
+    visible_paths: frozenset[str] = frozenset(),
 ) -> Iterator[FieldDifference]:
     for name in sorted(desired.keys() | (applied.keys() & observed.keys())):
         path = prefix + name
@@ -279,7 +279,7 @@ def _compare(
                 yield FieldDifference(path, None, have)
         elif want == have or (want is None and have is _MISSING):
             continue
-        elif have is _MISSING and path in shows:
+        elif have is _MISSING and path in visible_paths:
             continue  # the object was read under an older definition, without this field
         elif _is_mapping(want) and _is_mapping(have):
             yield from _compare(
@@ -288,7 +288,7 @@ def _compare(
                 _mapping(applied.get(name)),
                 ignored,
                 path + ".",
-                shows,
+                visible_paths,
             )
         else:
             yield FieldDifference(path, want, None if have is _MISSING else have)

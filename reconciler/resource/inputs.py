@@ -25,7 +25,7 @@ def resolve(spec: Spec, situation: Situation) -> Step | None:
             return waiting
     for secret in spec.secrets:
         if not desired.secrets.get(secret):
-            ref = SecretRef.at(secret)
+            ref = SecretRef.from_path(secret)
             label = ref.label(key.namespace)
             message = f"waits for secret {label}: {_why_missing(ref)}"
             return Conclusion("Waiting", "SecretMissing", message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from events.hold import Hold
 from events.provider_config import ProviderConfigSpec
-from reconciler.provider.host_access import first_refused
+from reconciler.provider.host_access import find_refused_use
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Conclusion, Context, on_hold
 
@@ -33,7 +33,7 @@ def host_access_not_permitted(
     if kind is None or spec is None or spec.policy.mode not in ("Present", "CreateOnly"):
         return None
     fields = spec.fields if kind.composition is not None else state.desired.fields
-    refused = first_refused(kind.uses(fields), config.allow)
+    refused = find_refused_use(kind.find_host_uses(fields), config.allow)
     if refused is None:
         return None
     hint = f" {refused.hint}" if refused.hint else ""

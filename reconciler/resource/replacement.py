@@ -69,7 +69,7 @@ def hold_for_data_loss(fields: Fields | None, situation: Situation) -> Conclusio
     existing = situation.comparison.existing
     if existing is None or situation.state.holds.approved == Hold.DATA_LOSS:
         return None
-    lost = situation.kind.loses(fields, existing)
+    lost = situation.kind.describe_data_loss(fields, existing)
     return (
         on_hold(
             Hold.DATA_LOSS,

@@ -90,22 +90,20 @@ async def connect(
     *,
     source: str,
     access: Access = DEFAULT_ACCESS,
-    patience_seconds: float = 30.0,
+    timeout_seconds: float = 30.0,
     on_retry: OnRetry = log_retry,
 ) -> AsyncGenerator[Client]:
     """Connect to the bus of a reconciler; lost connections are restored.
 
     ``source`` names your service: it is the actor in the history. ``access``: the key to use and
     the CAs to trust. Unset fields come from the environment (``RECONCILER_CREDENTIALS``,
-    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``patience_seconds``: timeout of the first
+    ``RECONCILER_NKEY``, ``RECONCILER_TLS_CA``, ...). ``timeout_seconds``: timeout of the first
     connection. ``on_retry`` is called with the number of messages that the server did not confirm
     within five seconds, before they are sent again. Raises ``BusError`` if the bus is unavailable,
     and ``ConfigurationError`` for an invalid source or a bus without a reconciler.
     """
     _check_source(source)
-    nc = await connection.connect(
-        url, name=source, access=access, patience_seconds=patience_seconds
-    )
+    nc = await connection.connect(url, name=source, access=access, timeout_seconds=timeout_seconds)
     try:
         await connection.require_jetstream(nc)
         async with client_on(nc, source=source, on_retry=on_retry) as client:

@@ -12,7 +12,7 @@ from events.composition import digest_of, without_name
 from events.intake import Reply
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
-from events.stored_content import CONTENT, Part, StoredContent, problem_of_part, stored_content
+from events.stored_content import CONTENT, Part, StoredContent, find_part_problem, stored_content
 from infra.jetstream.errors import BusError
 from infra.providers.composition.children import Publish
 from infra.providers.composition.contents import Contents
@@ -66,7 +66,7 @@ class ManifestSets:
         """
         desired = {str(each.manifest.key): each for each in parts}
         for each in desired.values():
-            problem = problem_of_part(key, each.manifest.key)
+            problem = find_part_problem(key, each.manifest.key)
             if problem:
                 raise InvalidManifestError(f"{each.origin or each.manifest.key}: {problem}")
         generation, current_parts = await self._parts(key)

@@ -13,7 +13,7 @@ import pytest
 from events.intake import Withdrawn
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
-from events.stored_content import COMPOSED_CONTENT_KIND, problem_of_part
+from events.stored_content import COMPOSED_CONTENT_KIND, find_part_problem
 from infra.providers.git import heads
 from tests.git.repositories import Repository
 from tests.git.test_source import (
@@ -134,7 +134,7 @@ async def test_a_released_source_is_not_followed(world: World, repository: Repos
 
 
 def test_nothing_is_a_part_of_itself_or_of_the_reconcilers_own():
-    assert "cannot be a part of itself" in problem_of_part(SHOP, SHOP)
+    assert "cannot be a part of itself" in find_part_problem(SHOP, SHOP)
     own = ResourceKey("default", COMPOSED_CONTENT_KIND, "x")
-    assert "only Reconciler itself declares" in problem_of_part(SHOP, own)
-    assert problem_of_part(SHOP, ResourceKey("default", "Shape", "a")) == ""
+    assert "only Reconciler itself declares" in find_part_problem(SHOP, own)
+    assert find_part_problem(SHOP, ResourceKey("default", "Shape", "a")) == ""

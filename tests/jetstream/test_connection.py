@@ -40,7 +40,7 @@ from tests.jetstream.helpers import until
 
 async def test_no_server_is_reachable() -> None:
     with pytest.raises(BusUnavailableError, match=r"cannot reach nats://127.0.0.1:1: .*running"):
-        await connect("nats://127.0.0.1:1", name="test", patience_seconds=0.3)
+        await connect("nats://127.0.0.1:1", name="test", timeout_seconds=0.3)
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ async def test_each_server_gets_its_share_of_the_time_before_the_first_connectio
     def keep_order(_servers: object) -> None: ...
 
     monkeypatch.setattr("nats.aio.client.shuffle", keep_order)
-    nc = await connect(f"{silent},{silent},{nats_server.url}", name="test", patience_seconds=1.5)
+    nc = await connect(f"{silent},{silent},{nats_server.url}", name="test", timeout_seconds=1.5)
     await nc.close()
 
 
 async def test_of_several_servers_each_is_named_with_what_is_wrong(silent: str) -> None:
     with pytest.raises(BusUnavailableError) as caught:
-        await connect(f"{silent},nats://127.0.0.1:1", name="test", patience_seconds=1.0)
+        await connect(f"{silent},nats://127.0.0.1:1", name="test", timeout_seconds=1.0)
     text = str(caught.value)
     assert text.startswith("cannot reach any server in the cluster: ")
     assert f"{silent.removeprefix('nats://')} (no response)" in text
@@ -81,7 +81,7 @@ async def test_a_server_at_its_connection_limit_is_named_in_the_error(tmp_path: 
     nc = await connect(server.url, name="first")
     for url in (server.url, f"{server.url},nats://127.0.0.1:1"):
         with pytest.raises(BusUnavailableError, match="maximum connections exceeded") as caught:
-            await connect(url, name="test", patience_seconds=1.0)
+            await connect(url, name="test", timeout_seconds=1.0)
         assert "raise the server's max_connections" in str(caught.value)
         assert "check that" not in str(caught.value)
     await nc.close()
@@ -99,7 +99,7 @@ async def test_a_connection_that_is_cut_does_not_hide_what_the_server_said() -> 
     async with await asyncio.start_server(say_once, "127.0.0.1", 0) as listening:
         url = f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         with pytest.raises(BusUnavailableError, match="raise the server's max_connections"):
-            await connect(url, name="test", patience_seconds=1.0)
+            await connect(url, name="test", timeout_seconds=1.0)
 
 
 async def test_the_first_connection_waits_for_the_server(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ async def test_wrong_credentials_fail_at_once(tmp_path: Path) -> None:
     await server.start(tmp_path, extra_config="authorization { user: u, password: p }")
     try:
         with pytest.raises(BusAccessError, match="Authorization"):
-            await connect(server.url, name="test", patience_seconds=20)
+            await connect(server.url, name="test", timeout_seconds=20)
         nc = await connect(server.url.replace("//", "//u:p@"), name="test")
         await nc.close()
     finally:
@@ -137,7 +137,7 @@ async def test_a_client_that_connects_during_a_reload_is_accepted(tmp_path: Path
     async with proxied(server.port) as proxy:
         proxy.held = {"to server"}  # connected, and has not said yet who it is
         connecting = asyncio.ensure_future(
-            connect(proxy.url.replace("//", "//u:p@"), name="test", patience_seconds=60)
+            connect(proxy.url.replace("//", "//u:p@"), name="test", timeout_seconds=60)
         )
         await _until_logged(server, "Client connection created", connections + 1)
         config = server.data_dir / "nats.conf"
@@ -159,7 +159,7 @@ async def test_a_client_too_slow_to_authenticate_tries_again(tmp_path: Path) -> 
     async with proxied(server.port) as proxy:
         proxy.held = {"to server"}
         connecting = asyncio.ensure_future(
-            connect(proxy.url.replace("//", "//u:p@"), name="test", patience_seconds=60)
+            connect(proxy.url.replace("//", "//u:p@"), name="test", timeout_seconds=60)
         )
         await _until_logged(server, "Authentication Timeout", 5)
         proxy.heal()

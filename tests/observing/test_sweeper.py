@@ -293,7 +293,7 @@ def _defined(kind: Kind, source: DefinitionRef) -> DefinedKind:
         schema=kind.schema,
         underlying=kind,
         source=source,
-        maps=dict,
+        map_fields=dict,
     )
 
 

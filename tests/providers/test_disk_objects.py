@@ -25,7 +25,7 @@ from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.providers.disks import disk as disk_module
 from infra.providers.disks import programs
 from infra.providers.disks.attachment import ATTACHMENT, AttachmentsProvider, ready
-from infra.providers.disks.disk import DISK, DisksProvider, loses
+from infra.providers.disks.disk import DISK, DisksProvider, describe_data_loss
 from infra.providers.disks.images import filesystem_uuid
 from infra.providers.disks.mounts import mount_at, mounts
 from infra.providers.disks.superblock import read_superblock
@@ -205,8 +205,8 @@ async def test_a_disk_is_whole_has_its_space_and_only_its_owner_reads_it(case: C
     assert (status.st_size, status.st_mode & 0o777, status.st_nlink) == (8 * MIB, 0o600, 1)
     assert status.st_blocks * 512 >= 8 * MIB, "the space is kept for it"
     run("e2fsck", "-f", "-n", case.image())
-    assert loses(None, disk) == "all data of disk data"
-    assert loses(disk.fields, disk) == ""
+    assert describe_data_loss(None, disk) == "all data of disk data"
+    assert describe_data_loss(disk.fields, disk) == ""
 
 
 async def test_many_at_once_do_not_wait_for_each_other(case: Case) -> None:

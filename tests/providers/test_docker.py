@@ -519,7 +519,7 @@ async def test_a_tmpfs_has_the_size_that_was_declared(case: Case) -> None:
     create = action("Create", case.prefix, VOLUME.checked_fields({"options": options}))
     container = (await case.volumes.create(create)).object
     assert container is not None
-    assert VOLUME.loses(None, container) == ""
+    assert VOLUME.describe_data_loss(None, container) == ""
     command = ["sh", "-c", "dd if=/dev/zero of=/d/x bs=65536 count=64; sleep 9999"]
     await case.create_container(
         "-user", mounts=[{"target": "/d", "source": case.prefix}], command=command

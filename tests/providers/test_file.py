@@ -553,7 +553,7 @@ async def test_a_mark_that_is_none_makes_a_foreign_object(
 async def test_a_secret_is_in_its_file_and_nowhere_else(
     files: FileProvider, root: Path, secrets: Secrets
 ) -> None:
-    reference = await secrets.keep(SecretRef("db"), PLANTED, "default")
+    reference = await secrets.store(SecretRef("db"), PLANTED, "default")
     fields = {**SECRET, "content": msgspec.to_builtins(reference)}
     file, path = await create_file(files, fields=fields), root / "etc/app.ini"
     assert path.read_text() == PLANTED
@@ -562,7 +562,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
     assert drift(file, fields) == []
     assert PLANTED.encode() not in os.getxattr(path, ATTRIBUTE)
 
-    rotated = await secrets.keep(SecretRef("db"), f"{PLANTED}-2", "default")
+    rotated = await secrets.store(SecretRef("db"), f"{PLANTED}-2", "default")
     expected = {**SECRET, "content": msgspec.to_builtins(rotated)}
     assert drift(file, expected) == ["content.secret"]
     to_write, _labels = merge_desired(
@@ -587,7 +587,7 @@ async def test_a_secret_is_in_its_file_and_nowhere_else(
 async def test_no_error_repeats_a_secret(
     files: FileProvider, secrets: Secrets, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    await secrets.keep(SecretRef("db"), PLANTED, "default")
+    await secrets.store(SecretRef("db"), PLANTED, "default")
 
     def full(*_args: Any, **_options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -601,7 +601,7 @@ async def test_no_error_repeats_a_secret(
 async def test_a_secret_whose_mark_is_gone_is_not_shown_by_a_plain_digest(
     files: FileProvider, root: Path, secrets: Secrets
 ) -> None:
-    reference = await secrets.keep(SecretRef("db"), PLANTED, "default")
+    reference = await secrets.store(SecretRef("db"), PLANTED, "default")
     path = root / "etc/app.ini"
     for mode in ("0600", "0640", "0400"):
         file = await create_file(files, fields={**SECRET, "mode": mode})
@@ -813,7 +813,7 @@ async def test_without_attributes_the_name_is_the_identity(bare: Path, files: Fi
 async def test_without_attributes_no_secret_is_written(
     bare: Path, files: FileProvider, secrets: Secrets
 ) -> None:
-    await secrets.keep(SecretRef("db"), PLANTED, "default")
+    await secrets.store(SecretRef("db"), PLANTED, "default")
     with pytest.raises(RefusedError, match="no extended attributes") as caught:
         await files.create(create(fields=SECRET))
     assert PLANTED not in "".join(traceback.format_exception(caught.value))

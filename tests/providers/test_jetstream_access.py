@@ -228,5 +228,5 @@ async def test_a_role_without_a_login_is_still_asked_from_the_environment(
 ) -> None:
     monkeypatch.setenv("RECONCILER_CREDENTIALS", "/not/there.creds")
     with pytest.raises(BusAccessError, match=r"not/there\.creds"):
-        await connect_as(nats_server.url, name="role", patience_seconds=1)
+        await connect_as(nats_server.url, name="role", timeout_seconds=1)
     await close(await connect_as(nats_server.url, name="provider", login=Login()))

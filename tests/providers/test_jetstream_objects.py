@@ -265,20 +265,22 @@ def test_a_write_that_shrinks_says_what_is_lost(
     kind: Kind, before: Fields, after: Fields, lost: str
 ) -> None:
     expected = existing_object(kind, after).fields
-    loss = kind.loses(expected, existing_object(kind, before))
+    loss = kind.describe_data_loss(expected, existing_object(kind, before))
     assert lost in loss
     assert bool(loss) == bool(lost)
-    assert bool(kind.loses(expected, existing_object(kind, before, has_data=None))) == bool(lost)
-    assert kind.loses(expected, existing_object(kind, before, has_data=False)) == ""
+    assert bool(
+        kind.describe_data_loss(expected, existing_object(kind, before, has_data=None))
+    ) == bool(lost)
+    assert kind.describe_data_loss(expected, existing_object(kind, before, has_data=False)) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_deletion_says_what_is_lost_unless_nothing_ever_was_there(kind: Kind) -> None:
-    assert "x" in kind.loses(None, existing_object(kind, {}))
-    assert kind.loses(None, existing_object(kind, {}, has_data=None)), (
+    assert "x" in kind.describe_data_loss(None, existing_object(kind, {}))
+    assert kind.describe_data_loss(None, existing_object(kind, {}, has_data=None)), (
         "what is not known counts as data"
     )
-    assert kind.loses(None, existing_object(kind, {}, has_data=False)) == ""
+    assert kind.describe_data_loss(None, existing_object(kind, {}, has_data=False)) == ""
 
 
 async def test_data_is_seen_and_stays_seen(

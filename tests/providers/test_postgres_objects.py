@@ -144,7 +144,7 @@ async def run(hands: Hands, statement: str, *names: str) -> list[tuple[Any, ...]
 async def test_a_password_is_set_and_shown_nowhere(
     roles: Provider, secrets: Secrets, postgres_server: Postgres, hands: Hands, unique: str
 ) -> None:
-    reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
     expected = DATABASE_ROLE.checked_fields({"login": True, "password": {"$secret": "app"}})
     expected["password"]["digest"] = reference.digest
     role = await create_object(roles, DATABASE_ROLE, unique, expected)
@@ -171,7 +171,7 @@ async def test_a_password_is_set_and_shown_nowhere(
 async def test_what_is_right_is_not_written_again_and_a_digest_keeps_it(
     roles: Provider, secrets: Secrets, hands: Hands, unique: str
 ) -> None:
-    await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    await secrets.store(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     role = await create_object(roles, DATABASE_ROLE, unique, fields)
     query = sql.SQL("SELECT rolpassword FROM pg_authid WHERE rolname = {}").format(unique)
@@ -213,7 +213,7 @@ async def test_a_generated_password_is_the_roles_own(
 async def test_another_kind_of_password_removes_the_generated_one(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
-    await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    await secrets.store(SecretRef("app"), PASSWORD, "default")
     role = await create_object(
         roles, DATABASE_ROLE, unique, {"generatedPassword": {"name": "made"}}
     )
@@ -225,7 +225,7 @@ async def test_another_kind_of_password_removes_the_generated_one(
 async def test_a_secret_that_is_missing_ends_no_listing(
     roles: Provider, secrets: Secrets, unique: str
 ) -> None:
-    reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
     await create_object(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
     await secrets.remove(SecretRef("app"), "default")
     (role,) = await listing(roles, Scope(prefix=unique))
@@ -236,7 +236,7 @@ async def test_a_secret_that_cannot_be_read_ends_no_listing(
     roles: Provider, secrets: Secrets, tmp_path: Path, unique: str
 ) -> None:
     """Such as one whose mode an operator has changed: the roles of other tenants are listed too."""
-    reference = await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    reference = await secrets.store(SecretRef("app"), PASSWORD, "default")
     await create_object(roles, DATABASE_ROLE, unique, {"password": {"$secret": "app"}})
     (tmp_path / "secrets/default/app").chmod(0o644)
     (role,) = await listing(roles, Scope(prefix=unique))
@@ -274,7 +274,7 @@ async def test_a_verifier_of_too_many_iterations_is_replaced_without_a_check(
 ) -> None:
     """A role may store any verifier of its own, and the check would take seconds."""
     verifier = f"SCRAM-SHA-256$2000000000:c2FsdA==${'A' * 43}=:{'A' * 43}="
-    await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    await secrets.store(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     await create_object(roles, DATABASE_ROLE, unique, fields)
     # By ALTER ROLE, PostgreSQL would compute whether it is the verifier of an empty password.
@@ -527,7 +527,7 @@ async def test_an_update_waits_for_an_extension_and_opens_a_closed_database(
         databases, DATABASE, existing, {"extensions": ["hstore"], "allowConnections": False}
     )
     assert closed.fields["extensions"] == {"hstore": True}, "as it was last written"
-    assert DATABASE.loses(DATABASE.checked_fields({}), closed).endswith(": hstore")
+    assert DATABASE.describe_data_loss(DATABASE.checked_fields({}), closed).endswith(": hstore")
 
 
 async def test_text_that_users_write_into_a_comment_stays(
@@ -956,12 +956,12 @@ async def test_without_access_to_verifiers_the_last_written_digest_counts(
         Secrets("x", stores.by_name, key=stores.key),
         CallPermit(),
     )
-    first = await secrets.keep(SecretRef("app"), PASSWORD, "default")
+    first = await secrets.store(SecretRef("app"), PASSWORD, "default")
     fields: Fields = {"login": True, "password": {"$secret": "app"}}
     role = await create_object(provider, DATABASE_ROLE, unique, fields)
     assert role.fields["password"] == {"secret": first.digest}
     assert await hands.logs_in(unique, PASSWORD, "postgres")
-    await secrets.keep(SecretRef("app"), OTHER, "default")
+    await secrets.store(SecretRef("app"), OTHER, "default")
     role = await updated(provider, DATABASE_ROLE, await read_object(provider, unique), fields)
     assert await hands.logs_in(unique, OTHER, "postgres")
     assert role.fields["password"] != {"secret": first.digest}

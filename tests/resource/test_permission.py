@@ -30,7 +30,7 @@ def _uses(fields: Fields) -> Sequence[HostUse]:
     return [HostUse("spec.color", "binds", f"/{fields.get('color', '')}", "paint it Red")]
 
 
-PAINTED = other_kind(BLOCK, uses=_uses)
+PAINTED = other_kind(BLOCK, find_host_uses=_uses)
 RED_ALLOWED = replace(SHARED, allow=Allow(binds=("/Red",)))
 FOR_OTHERS = replace(SHARED, namespaces=("team-*", "billing"))
 

@@ -474,7 +474,7 @@ def _loses(fields: Fields | None, observed_object: ExternalObject) -> str:
     return "the data of 3 tables would be lost" if fields is None or is_smaller else ""
 
 
-PROTECTED = replace(BESIDE, loses=_loses)
+PROTECTED = replace(BESIDE, describe_data_loss=_loses)
 
 
 def test_a_replacement_that_would_lose_data_waits_for_a_person():

@@ -86,7 +86,7 @@ async def test_a_lost_answer_is_requested_again(bus: EmbeddedServer) -> None:
 
 async def test_bus_that_is_away_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BusError, match="cannot reach"):
-        async with connect("nats://127.0.0.1:1", source="test", patience_seconds=0.3):
+        async with connect("nats://127.0.0.1:1", source="test", timeout_seconds=0.3):
             pass
 
 

@@ -35,7 +35,7 @@ def _mode(path: Path) -> int:
 
 
 async def test_a_generated_secret_is_a_file_that_only_its_owner_may_read(folder: Path) -> None:
-    reference = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
+    reference = await secrets(folder).store(SecretRef("db"), "s3cr3t-value", "billing")
     assert [_mode(path) for path in (folder / "billing" / "db", folder / "billing", folder)] == [
         0o600,
         0o700,
@@ -51,16 +51,16 @@ async def test_a_generated_secret_is_a_file_that_only_its_owner_may_read(folder:
 async def test_a_digest_is_the_same_in_each_process_and_another_in_each_folder(
     folder: Path, tmp_path: Path
 ) -> None:
-    one = await secrets(folder).keep(SecretRef("db"), "s3cr3t-value", "billing")
+    one = await secrets(folder).store(SecretRef("db"), "s3cr3t-value", "billing")
     again = await secrets(folder).find(SecretRef("db"), "billing")
     assert again == one
-    other_reference = await secrets(tmp_path / "other").keep(
+    other_reference = await secrets(tmp_path / "other").store(
         SecretRef("db"), "s3cr3t-value", "billing"
     )
     assert other_reference.digest != one.digest, (
         "without the key nobody can try passwords against it"
     )
-    rotated = await secrets(folder).keep(SecretRef("db"), "another-value", "billing")
+    rotated = await secrets(folder).store(SecretRef("db"), "another-value", "billing")
     assert rotated.digest != one.digest
 
 
@@ -103,7 +103,7 @@ async def test_a_listed_variable_is_read_for_its_namespace_and_never_written(
     with pytest.raises(ConfigurationError, match="add shop/DB_PASSWORD to RECONCILER_SECRET_ENV"):
         await stores.value(reference, "shop")
     with pytest.raises(ConfigurationError, match="use store 'files'") as caught:
-        await stores.keep(SecretRef("OTHER", "env"), "s3cr3t-value", "shop")
+        await stores.store(SecretRef("OTHER", "env"), "s3cr3t-value", "shop")
     assert "s3cr3t" not in str(caught.value)
     assert stores.secrecy.is_in("s3cr3t-value")
 
@@ -159,8 +159,8 @@ def test_an_entry_that_names_no_variable_of_a_namespace_is_refused(entry: str) -
 async def test_a_restarted_process_hides_the_values_that_were_replaced_or_removed(
     folder: Path,
 ) -> None:
-    first = await secrets(folder).keep(SecretRef("db"), "first-s3cr3t-value", "billing")
-    await secrets(folder).keep(SecretRef("db"), "second-s3cr3t-value", "billing")
+    first = await secrets(folder).store(SecretRef("db"), "first-s3cr3t-value", "billing")
+    await secrets(folder).store(SecretRef("db"), "second-s3cr3t-value", "billing")
     await secrets(folder).remove(first, "billing")
     assert await secrets(folder).find(first, "billing") is None
     assert FileSecrets(folder).list_keys() == []
@@ -244,7 +244,7 @@ async def test_no_namespace_writes_or_removes_a_secret_of_another(folder: Path) 
     store.grants.add(DB, "shop")
     foreign = SecretRef("db", namespace="billing")
     with pytest.raises(ConfigurationError, match="only the namespace of a secret may write it"):
-        await secrets(folder).keep(foreign, "another-value", "shop")
+        await secrets(folder).store(foreign, "another-value", "shop")
     with pytest.raises(ConfigurationError, match="only the namespace of a secret may write it"):
         await secrets(folder).remove(foreign, "shop")
     assert await secrets(folder).value(foreign, "billing") == "s3cr3t-value"
@@ -301,5 +301,5 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
 
 async def test_an_error_never_repeats_what_was_read(folder: Path) -> None:
     stores = secrets(folder)
-    await stores.keep(SecretRef("db"), "s3cr3t-value", "billing")
+    await stores.store(SecretRef("db"), "s3cr3t-value", "billing")
     assert stores.secrecy.hide("refused: s3cr3t-value") == "refused: ***"

@@ -26,7 +26,7 @@ from infra.providers.postgres.database import DATABASE
 from infra.providers.postgres.role import DATABASE_ROLE
 from reconciler.cli.components import BUS_APIS, COMPONENTS
 from reconciler.provider.host_access import (
-    first_refused,
+    find_refused_use,
     is_host_address,
     names_host,
     uses_nothing,
@@ -38,7 +38,7 @@ from tests.cli.runner import REPOSITORY
 def refused(kind: Kind, fields: Fields, **allow: tuple[str, ...]) -> str | None:
     """Return the field that is refused, as ``FIELD: CATEGORY VALUE``; None if all is allowed."""
     checked = kind.check_declared(fields)
-    use = first_refused(kind.uses(checked), Allow(**allow))
+    use = find_refused_use(kind.find_host_uses(checked), Allow(**allow))
     return None if use is None else f"{use.path}: {use.category} {use.value}"
 
 
@@ -257,7 +257,7 @@ def test_every_page_and_example_allows_what_it_uses(page: Path):
             fields = kind.checked_fields(resolved_fields)
         except InvalidManifestError:
             continue  # a required field is a reference
-        use = first_refused(kind.uses(fields), allowed[declared.provider_config])
+        use = find_refused_use(kind.find_host_uses(fields), allowed[declared.provider_config])
         assert use is None, f"{each.kind}/{each.metadata.name}: {use}"
 
 
@@ -290,7 +290,7 @@ def test_no_field_of_a_container_is_overlooked():
 def test_no_kind_is_overlooked():
     """A new kind needs a decision here: does it reach the host?"""
     kinds = [kind for kind in installed_kinds().values() if kind.is_external]
-    using = {kind.name for kind in kinds if kind.uses is not uses_nothing}
+    using = {kind.name for kind in kinds if kind.find_host_uses is not uses_nothing}
     assert using == {
         *(
             "Container",

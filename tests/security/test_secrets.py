@@ -210,7 +210,7 @@ def test_a_url_is_shown_without_its_secrets() -> None:
 
 async def test_a_server_that_is_away_is_named_without_the_password() -> None:
     with pytest.raises(BusError) as away:
-        await connect(f"nats://u:{PASSWORD}@127.0.0.1:1", name="t", patience_seconds=0.2)
+        await connect(f"nats://u:{PASSWORD}@127.0.0.1:1", name="t", timeout_seconds=0.2)
     assert PASSWORD not in str(away.value)
 
 

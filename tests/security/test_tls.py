@@ -168,7 +168,7 @@ async def test_a_server_that_requires_a_certificate_refuses_clients_without_one(
     papers: Papers, bus: str
 ) -> None:
     with pytest.raises((BusUnavailableError, BusAccessError)):
-        await connect(bus, name="t", patience_seconds=1, access=Access(tls_ca=papers.ca))
+        await connect(bus, name="t", timeout_seconds=1, access=Access(tls_ca=papers.ca))
 
 
 async def test_a_connection_in_vain_comes_to_its_end(papers: Papers, bus: str) -> None:
@@ -176,7 +176,7 @@ async def test_a_connection_in_vain_comes_to_its_end(papers: Papers, bus: str) -
 
     async def in_vain(patience: float) -> None:
         with pytest.raises((BusUnavailableError, BusAccessError)):
-            await connect(bus, name="t", patience_seconds=patience, access=Access(tls_ca=papers.ca))
+            await connect(bus, name="t", timeout_seconds=patience, access=Access(tls_ca=papers.ca))
 
     await asyncio.gather(*(in_vain(number / 50) for number in range(1, 31)))
 

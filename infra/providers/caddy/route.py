@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.providers.caddy.configuration import name_problem
-from infra.providers.caddy.spec import RouteFields, RouteOutputs, normalize, ready, uses
+from infra.providers.caddy.spec import RouteFields, RouteOutputs, find_host_uses, normalize, ready
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
 from reconciler.provider.lazy import lazy
@@ -25,7 +25,7 @@ ROUTE = Kind(
     name_problem=name_problem,
     outputs=RouteOutputs,
     ready=ready,
-    uses=uses,
+    find_host_uses=find_host_uses,
     immutable=frozenset({"server"}),
 )
 """The kind ``Route``."""

@@ -12,7 +12,7 @@ import msgspec
 from events.external import ExternalObject
 from events.manifest import Fields
 from infra.providers.caddy.order import MAX_PAIRS
-from reconciler.provider.host_access import HostUse, is_address, names_host, place
+from reconciler.provider.host_access import HostUse, format_address, is_address, names_host
 from reconciler.provider.kind import READY, Readiness
 
 HTTP: Final = "http"
@@ -185,7 +185,7 @@ def dial_address(backend: str | Backend) -> str:
     return f"{match[1].lower()}:{int(match[2])}"
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return which addresses and certificate files of the host a route uses (ADR 0060).
 
     Caddy resolves the names of backends itself, on each connection.
@@ -195,7 +195,9 @@ def uses(fields: Fields) -> Sequence[HostUse]:
         host, _, port = str(backend).rpartition(":")
         if names_host(host) or not is_address(host):
             hint = "use the IP address of another machine or of a container"
-            host_uses.append(HostUse("spec.backends", "addresses", place(host, int(port)), hint))
+            host_uses.append(
+                HostUse("spec.backends", "addresses", format_address(host, int(port)), hint)
+            )
     tls: Fields = fields.get("tls") or {}
     return [
         *host_uses,

@@ -26,7 +26,7 @@ from infra.providers.certificates.spec import (
     seconds_of,
 )
 from reconciler.provider import Capabilities
-from reconciler.provider.host_access import HostUse, names_host, place, url_host
+from reconciler.provider.host_access import HostUse, format_address, names_host, url_host
 from reconciler.provider.kind import Kind
 from reconciler.provider.lazy import lazy
 
@@ -204,11 +204,13 @@ def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     if listen:
         address = address_of(listen)
         assert address is not None, "the schema has checked it"
-        host_uses.append(HostUse("spec.acme.http01.listen", "listen", place(*address)))
+        host_uses.append(HostUse("spec.acme.http01.listen", "listen", format_address(*address)))
     if directory := acme.get("directory"):
         host, port = url_host(directory, 443)
         if names_host(host):
-            host_uses.append(HostUse("spec.acme.directory", "addresses", place(host, port)))
+            host_uses.append(
+                HostUse("spec.acme.directory", "addresses", format_address(host, port))
+            )
     return host_uses
 
 
@@ -261,9 +263,9 @@ ISSUER = Kind(
     normalize=normalize,
     name_problem=name_problem,
     outputs=IssuerOutputs,
-    uses=find_host_uses,
+    find_host_uses=find_host_uses,
     renewal_time=renewal_time,
     immutable=frozenset({"type", "ownCa.commonName", "ownCa.keyAlgorithm", "acme.directory"}),
-    loses=describe_data_loss,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Issuer``."""

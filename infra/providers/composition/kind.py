@@ -52,9 +52,9 @@ def composed_kind(
     progress: Callable[[Fields, ExternalObject], Progress | None] | None = None,
     provider: str = "infra.providers.composition.provider:CompositionProvider",
     extra: str = "",
-    refers: Callable[[Fields, str], Sequence[Reference]] | None = None,
+    find_references: Callable[[Fields, str], Sequence[Reference]] | None = None,
     removes: Callable[[Fields, ExternalObject], Removal] = removes_nothing,
-    uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
+    find_host_uses: Callable[[Fields], Sequence[HostUse]] = uses_nothing,
 ) -> ComposedKind:
     """Build a kind whose objects are sets of other resources. See ``lazy`` for ``provider``."""
     return ComposedKind(
@@ -66,9 +66,9 @@ def composed_kind(
         connect=lazy(provider, extra=extra, kind=name, summary=summary),
         name_problem=partial(name_problem, max_characters=MAX_NAME_CHARACTERS),
         outputs=outputs,
-        refers=refers,
+        find_references=find_references,
         removes=removes,
-        uses=uses,
+        find_host_uses=find_host_uses,
         ready=ready,
         renewal_time=_renewal_time,
         progress=progress,

@@ -29,7 +29,7 @@ from events.log import Action
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, Scope
-from events.stored_content import CONTENT, Part, problem_of_part
+from events.stored_content import CONTENT, Part, find_part_problem
 from events.subjects import outcome_filter
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.streams import LOG
@@ -155,7 +155,7 @@ class CompositionProvider:
         parent = parent_of(self.kind, action.external_name)
         parts = await self._parts(action.external_name, action.fields)
         for each in parts:
-            problem = problem_of_part(ResourceKey.parse(parent), each.manifest.key)
+            problem = find_part_problem(ResourceKey.parse(parent), each.manifest.key)
             if problem:
                 raise RefusedError(problem)
         previous = existing.spec

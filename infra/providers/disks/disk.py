@@ -114,7 +114,7 @@ def normalize(fields: Fields) -> Fields:
     return {"filesystem": FILESYSTEM, "label": "", **fields}
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe the data that a deletion would lose. An update loses none."""
     return f"all data of disk {observed.name}" if fields is None else ""
 
@@ -528,6 +528,6 @@ DISK = Kind(
     name_problem=name_problem,
     outputs=DiskOutputs,
     immutable=frozenset({"filesystem"}),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Disk``."""

@@ -12,8 +12,8 @@ from infra.providers.docker.spec import (
     ContainerFields,
     ContainerOutputs,
     comparable,
+    find_host_uses,
     normalize,
-    uses,
 )
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import READY, Kind, Readiness
@@ -54,7 +54,7 @@ CONTAINER = Kind(
     name_problem=name_problem,
     outputs=ContainerOutputs,
     ready=ready,
-    uses=uses,
+    find_host_uses=find_host_uses,
     immutable=frozenset({*_immutable, "labels"}),
 )
 """The kind ``Container``."""

@@ -13,7 +13,7 @@ import msgspec
 from events.allow import ROOT, has_parent
 from events.manifest import Fields
 from events.secret import SecretRef
-from reconciler.provider.host_access import HostUse, place
+from reconciler.provider.host_access import HostUse, format_address
 
 CPU_PERIOD_MICROSECONDS: Final = 100_000
 MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
@@ -316,7 +316,7 @@ def comparable(fields: Fields) -> Fields:
     return {**fields, "env": {name: _replace_by_digest(value) for name, value in env.items()}}
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return which parts of the Engine's host a container uses (ADR 0060)."""
     host_uses = [HostUse("spec.image", "images", fields["image"])]
     if (user := fields.get("user")) is None:
@@ -336,7 +336,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
         HostUse(
             "spec.ports.host",
             "listen",
-            place(each.get("address") or ALL_ADDRESSES, each["host"]),
+            format_address(each.get("address") or ALL_ADDRESSES, each["host"]),
             "omit host, so that the Engine selects a free port",
         )
         for each in ports

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from infra.providers.docker.names import name_problem
-from infra.providers.docker.volume_spec import VolumeFields, VolumeOutputs, loses, normalize, uses
+from infra.providers.docker.volume_spec import (
+    VolumeFields,
+    VolumeOutputs,
+    describe_data_loss,
+    find_host_uses,
+    normalize,
+)
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
 from reconciler.provider.lazy import lazy
@@ -24,8 +30,8 @@ VOLUME = Kind(
     normalize=normalize,
     name_problem=name_problem,
     outputs=VolumeOutputs,
-    uses=uses,
+    find_host_uses=find_host_uses,
     immutable=frozenset({"driver", "options", "labels"}),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Volume``."""

@@ -51,7 +51,7 @@ def normalize(fields: Fields) -> Fields:
     return {"driver": DEFAULT_DRIVER, **fields, "options": fields.get("options") or {}}
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return what a volume uses of the Engine's host (ADR 0060): nothing if plain or a tmpfs."""
     driver = fields.get("driver", DEFAULT_DRIVER)
     options: dict[str, str] = fields.get("options") or {}
@@ -78,7 +78,7 @@ def uses(fields: Fields) -> Sequence[HostUse]:
     return (HostUse("spec.options", "devices", ",".join(texts)),)
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe the data that a deletion would lose; empty if the data is stored elsewhere."""
     options: Fields = observed.fields.get("options") or {}
     if fields is not None or options.get("type") == "tmpfs" or "device" in options:

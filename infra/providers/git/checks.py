@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from events.documents import SUFFIXES, Problem, Read, Source, read_documents
+from events.documents import SUFFIXES, Problem, ReadManifest, Source, read_documents
 from events.manifest import InvalidManifestError, Manifest
 from events.names import InvalidNameError, ResourceKey, system_rank
-from events.stored_content import Part, problem_of_part
+from events.stored_content import Part, find_part_problem
 from infra.providers.git.problems import GitError
 from reconciler.errors import UnknownKindError
 from reconciler.secrecy import Secrecy
@@ -26,7 +26,9 @@ _MAX_REPORTED_PROBLEMS: Final = 5
 _encoder = msgspec.json.Encoder()
 
 
-def check_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Check) -> list[Part]:
+def check_parts(
+    reads: Sequence[ReadManifest | Problem], parent: ResourceKey, check: Check
+) -> list[Part]:
     """Return manifests as parts with their locations. Raises ``GitError`` with the problems.
 
     They must be in the source's namespace, unless that is the system namespace.
@@ -36,8 +38,8 @@ def check_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Che
     for read in sorted(reads, key=_rank):
         problem = _problem(read, parent, check, declared)
         if problem:
-            problems[read.source] = f"{read.source.place}: {problem}"
-        elif isinstance(read, Read):
+            problems[read.source] = f"{read.source.location}: {problem}"
+        elif isinstance(read, ReadManifest):
             declared[read.key] = read.source
     if problems:
         messages = [problems[read.source] for read in reads if read.source in problems]
@@ -48,10 +50,14 @@ def check_parts(reads: Sequence[Read | Problem], parent: ResourceKey, check: Che
         raise GitError(
             "BadCommit", f"no manifests: no file has one of the suffixes {', '.join(SUFFIXES)}"
         )
-    return [Part(read.manifest, read.source.place) for read in reads if isinstance(read, Read)]
+    return [
+        Part(read.manifest, read.source.location)
+        for read in reads
+        if isinstance(read, ReadManifest)
+    ]
 
 
-def check_credential(read: Read | Problem, secrecy: Secrecy) -> None:
+def check_credential(read: ReadManifest | Problem, secrecy: Secrecy) -> None:
     """Raise ``GitError`` if a server put the credential that it received into a manifest.
 
     The parsed manifest is searched, because YAML joins lines. So is its file name, which the log
@@ -60,13 +66,13 @@ def check_credential(read: Read | Problem, secrecy: Secrecy) -> None:
     name = read.source.file
     if secrecy.is_in(name):
         raise GitError("BadCommit", "the name of a file contains the credential of this source")
-    if isinstance(read, Read) and secrecy.is_in_json(_encoder.encode(read.manifest)):
+    if isinstance(read, ReadManifest) and secrecy.is_in_json(_encoder.encode(read.manifest)):
         raise GitError("BadCommit", f"{name} contains the credential of this source")
 
 
 def documents_in(
     files: Mapping[str, bytes], namespace: str, *, is_rendered: bool = False
-) -> Iterator[Read | Problem]:
+) -> Iterator[ReadManifest | Problem]:
     """Read the manifests of a commit's files, each with its file and line."""
     for file, content in sorted(files.items()):
         if PurePosixPath(file).suffix.lower() not in SUFFIXES and not is_rendered:
@@ -79,20 +85,23 @@ def documents_in(
         yield from read_documents(file, text, namespace)
 
 
-def _rank(read: Read | Problem) -> int:
+def _rank(read: ReadManifest | Problem) -> int:
     """Return the rank of a check: definitions precede the resources of their kinds."""
-    return system_rank(read.key.kind) if isinstance(read, Read) else 0
+    return system_rank(read.key.kind) if isinstance(read, ReadManifest) else 0
 
 
 def _problem(
-    read: Read | Problem, parent: ResourceKey, check: Check, declared: Mapping[ResourceKey, Source]
+    read: ReadManifest | Problem,
+    parent: ResourceKey,
+    check: Check,
+    declared: Mapping[ResourceKey, Source],
 ) -> str:
     if isinstance(read, Problem):
         return read.message
     key = read.key
     if key in declared:
-        return f"{key} is already declared in {declared[key].place}; remove one of the two"
-    if problem := problem_of_part(parent, key):  # first, because checking a definition is slow
+        return f"{key} is already declared in {declared[key].location}; remove one of the two"
+    if problem := find_part_problem(parent, key):  # first, because checking a definition is slow
         return problem
     try:
         check(read.manifest)

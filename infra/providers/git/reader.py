@@ -18,16 +18,16 @@ from typing import Any, Final
 
 import msgspec
 
-from events.documents import Read
+from events.documents import ReadManifest
 from infra.providers.git.checks import check_credential, documents_in
 from infra.providers.git.problems import GitError
 from infra.providers.git.reader_process import Document, Failure, Reply, Request
 from infra.providers.git.rendering import read_renderers, run_renderer
 from infra.providers.git.repository import Remote, fetch, find_commit
 from infra.providers.git.signatures import check_signature
-from reconciler.answer_budget import MAX_ANSWER_BYTES, decoded_bytes
 from reconciler.composites.git_source import describe_revision
 from reconciler.errors import ConfigurationError
+from reconciler.response_budget import MAX_RESPONSE_BYTES, decoded_bytes
 from reconciler.secrecy import Secrecy
 
 _MIB: Final = 1024 * 1024
@@ -141,15 +141,15 @@ def _documents(files: dict[str, bytes], request: Request, *, is_rendered: bool) 
         location = (source.file, source.number, source.line)
         document = (
             Document(*location, each.manifest)
-            if isinstance(each, Read)
+            if isinstance(each, ReadManifest)
             else Document(*location, None, each.message)
         )
         size += len(_encoder.encode(document))
         memory += decoded_bytes(_json_encoder.encode(document))
-        if memory > MAX_ANSWER_BYTES:
+        if memory > MAX_RESPONSE_BYTES:
             raise GitError(
                 "BadCommit",
-                f"its manifests exceed the limit of {MAX_ANSWER_BYTES // _MIB} MiB of memory",
+                f"its manifests exceed the limit of {MAX_RESPONSE_BYTES // _MIB} MiB of memory",
             )
         if size > MAX_REPLY_BYTES:
             raise GitError(

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from events.allow import Allow
-from events.documents import Problem, Read, Source
+from events.documents import Problem, ReadManifest, Source
 from events.manifest import Fields, Manifest
 from infra.providers.git.problems import GitError, Reason
 
@@ -60,12 +60,12 @@ class Document(msgspec.Struct, frozen=True, array_like=True):
     problem: str = ""
 
     @property
-    def as_read(self) -> Read | Problem:
+    def as_read(self) -> ReadManifest | Problem:
         """The document in the format that ``check_parts`` accepts."""
         source = Source(self.file, self.number, self.line)
         if self.manifest is None:
             return Problem(source, self.problem)
-        return Read(source, self.manifest, self.manifest.key)
+        return ReadManifest(source, self.manifest, self.manifest.key)
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ from infra.providers.git.problems import GitError
 from infra.providers.guarded_urllib3 import guard_pools
 from infra.providers.host_guard import HostGuard
 from reconciler.composites.git_source import PORTS, repository_uses
-from reconciler.provider.host_access import first_refused, url_host
+from reconciler.provider.host_access import find_refused_use, url_host
 
 MAX_FETCHED_COMMITS: Final = 50
 """Number of commits to fetch in order to find the previous commit among the new one's ancestors."""
@@ -207,7 +207,7 @@ class Checkout:
 @contextmanager
 def _client(remote: Remote) -> Generator[tuple[GitClient, bytes]]:
     """Open a client. Failures and forbidden addresses raise ``GitError`` as ``Unreachable``."""
-    forbidden = first_refused(repository_uses(remote.url), remote.allow)
+    forbidden = find_refused_use(repository_uses(remote.url), remote.allow)
     if forbidden is not None:
         raise GitError(
             "Unreachable",

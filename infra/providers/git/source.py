@@ -8,11 +8,11 @@ from reconciler.composites.git_source import (
     GitSourceFields,
     GitSourceOutputs,
     compose,
+    find_host_uses,
+    find_references,
     ready,
-    refers,
     removes,
     summary,
-    uses,
 )
 
 GIT_SOURCE = composed_kind(
@@ -25,7 +25,7 @@ GIT_SOURCE = composed_kind(
     outputs=GitSourceOutputs,
     provider="infra.providers.git.sources:GitSourceProvider",
     extra="git",
-    refers=refers,
+    find_references=find_references,
     removes=removes,
-    uses=uses,
+    find_host_uses=find_host_uses,
 )

@@ -220,7 +220,7 @@ class JetStreamApi:
             return await connect(
                 self._endpoint,
                 name="reconciler provider jetstream",
-                patience_seconds=self.timeout_seconds,
+                timeout_seconds=self.timeout_seconds,
                 access=self._access,
                 login=self._login,
             )

@@ -91,7 +91,7 @@ def name_problem(name: str) -> str | None:
     return describe_reserved_stream(_stream_of(name), [f"$KV.{name}.>"]) or None
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe the values that an update or a deletion would lose; empty if none."""
     if not has_data(observed):
         return ""
@@ -162,6 +162,6 @@ BUCKET = Kind(
     outputs=StreamOutputs,
     ready=ready,
     immutable=frozenset({"storage"}),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Bucket``."""

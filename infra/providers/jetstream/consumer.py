@@ -451,7 +451,7 @@ def name_problem(name: str) -> str | None:
     )
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe what a deletion would lose: the position, which cannot be restored."""
     if fields is not None or not has_data(observed):
         return ""
@@ -558,7 +558,7 @@ CONSUMER = Kind(
             "startTime",
         }
     ),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
     comparable=comparable,
 )
 """The kind ``Consumer``."""

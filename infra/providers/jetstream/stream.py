@@ -167,7 +167,7 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe the messages that an update or a deletion would lose; empty if none."""
     if not has_data(observed):
         return ""
@@ -244,6 +244,6 @@ STREAM = Kind(
     outputs=StreamOutputs,
     ready=ready,
     immutable=frozenset({"storage", "isWorkQueue"}),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Stream``."""

@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from infra.providers.nftables.place import FAMILY, TableRef
-from reconciler.answer_budget import AnswerTooLargeError, take_memory
 from reconciler.errors import (
     ConfigurationError,
     NotDoneError,
@@ -27,6 +26,7 @@ from reconciler.errors import (
     UnknownResultError,
 )
 from reconciler.provider.call_permit import CallPermit
+from reconciler.response_budget import MemoryLimitError, take_memory
 
 Command = dict[str, object]
 """One command of a transaction, in nft's JSON."""
@@ -128,7 +128,7 @@ class Nft:
                 raise timeout_class(
                     f"nft did not exit within {self._timeout_seconds:g} s"
                 ) from None
-            except AnswerTooLargeError as error:
+            except MemoryLimitError as error:
                 limit_class = UnknownResultError if writes else NotDoneError
                 raise limit_class(f"the output of nft is unusable: {error}") from None
             finally:
@@ -223,7 +223,7 @@ def nft_problem() -> str | None:
 
 
 async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
-    """Read both outputs until the process exits. Raises ``AnswerTooLargeError``."""
+    """Read both outputs until the process exits. Raises ``MemoryLimitError``."""
     reads = [asyncio.create_task(_read(each)) for each in (process.stdout, process.stderr)]
     try:
         output, errors = await asyncio.gather(*reads)
@@ -235,11 +235,11 @@ async def _outputs(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
 
 
 async def _read(output: asyncio.StreamReader | None) -> bytes:
-    """Read an output of nft. Raises ``AnswerTooLargeError``."""
+    """Read an output of nft. Raises ``MemoryLimitError``."""
     assert output is not None
     content = bytearray()
     while chunk := await output.read(_CHUNK_BYTES):
         content += chunk
         if len(content) > MAX_OUTPUT_BYTES:
-            raise AnswerTooLargeError(f"it is longer than {MAX_OUTPUT_BYTES // 1024**2} MiB")
+            raise MemoryLimitError(f"it is longer than {MAX_OUTPUT_BYTES // 1024**2} MiB")
     return bytes(content)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from infra.providers.nftables.spec import (
     ServiceFields,
     ServiceOutputs,
+    find_host_uses,
     name_problem,
     normalize,
     ready,
-    uses,
 )
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
@@ -31,6 +31,6 @@ SERVICE = Kind(
     name_problem=name_problem,
     outputs=ServiceOutputs,
     ready=ready,
-    uses=uses,
+    find_host_uses=find_host_uses,
 )
 """The kind ``Service``."""

@@ -102,7 +102,7 @@ class ServiceOutputs(msgspec.Struct, frozen=True):
     port: Annotated[int, msgspec.Meta(description="Port that clients connect to.")]
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return the host addresses that a service uses as front and as backends (ADR 0060)."""
     front = HostUse("spec.address", "listen", f"{fields['address']}:{fields['port']}")
     backends: list[Fields] = fields.get("backends") or []

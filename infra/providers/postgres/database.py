@@ -6,9 +6,9 @@ from infra.providers.postgres.database_spec import (
     DatabaseFields,
     DatabaseOutputs,
     comparable,
-    loses,
+    describe_data_loss,
+    find_host_uses,
     normalize,
-    uses,
 )
 from infra.providers.postgres.names import database_problem
 from reconciler.provider import Capabilities
@@ -28,8 +28,8 @@ DATABASE = Kind(
     comparable=comparable,
     name_problem=database_problem,
     outputs=DatabaseOutputs,
-    uses=uses,
+    find_host_uses=find_host_uses,
     immutable=frozenset({"encoding", "locale"}),
-    loses=loses,
+    describe_data_loss=describe_data_loss,
 )
 """The kind ``Database``."""

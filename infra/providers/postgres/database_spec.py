@@ -141,7 +141,7 @@ def comparable(fields: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name != "template"}
 
 
-def loses(fields: Fields | None, observed: ExternalObject) -> str:
+def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     """Describe the data that an update or a deletion would lose; empty if none."""
     if fields is None:
         return f"all data of database {observed.name}"
@@ -151,7 +151,7 @@ def loses(fields: Fields | None, observed: ExternalObject) -> str:
     return f"the data of these extensions of database {observed.name}: {', '.join(sorted(removed))}"
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return the extensions that can reach beyond the database (ADR 0060)."""
     return [
         HostUse("spec.extensions", "privileges", f"extension:{name}", "omit it")

@@ -7,8 +7,8 @@ from infra.providers.postgres.role_spec import (
     DatabaseRoleFields,
     DatabaseRoleOutputs,
     comparable,
+    find_host_uses,
     normalize,
-    uses,
 )
 from reconciler.provider import Capabilities
 from reconciler.provider.kind import Kind
@@ -27,6 +27,6 @@ DATABASE_ROLE = Kind(
     comparable=comparable,
     name_problem=role_problem,
     outputs=DatabaseRoleOutputs,
-    uses=uses,
+    find_host_uses=find_host_uses,
 )
 """The kind ``DatabaseRole``."""

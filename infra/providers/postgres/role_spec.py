@@ -149,7 +149,7 @@ def comparable(fields: Fields) -> Fields:
     return fields
 
 
-def uses(fields: Fields) -> Sequence[HostUse]:
+def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return the attributes that reach beyond the databases (ADR 0060).
 
     Up to PostgreSQL 15, a role that can create roles can allow itself to run programs on the host.

@@ -453,7 +453,7 @@ class DatabaseRolesProvider(NamedObjects[_Role]):
     async def _generate_secret(self, reference: SecretRef, namespace: str) -> str:
         if await self._secrets.find(reference, namespace) is None:
             value = random.token_urlsafe(GENERATED_BYTES)
-            await self._secrets.keep(reference, value, namespace)
+            await self._secrets.store(reference, value, namespace)
         return await self._secrets.value(reference, namespace)
 
 

@@ -62,7 +62,7 @@ def rest_kind(name: str, spec: KindDefinitionSpec) -> Kind:
         outputs=_outputs(name, protocol),
         ready=_ready if rest.ready else _always_ready,
         immutable=frozenset(immutable),
-        maps=protocol.document.build,
+        map_fields=protocol.document.build,
         shown_paths=protocol.document.paths,
         protocol_digest=protocol.digest,
     )

@@ -218,7 +218,7 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _describe_target(target, known)
         case SecretObserved(secret, digest):
             state = f"has digest {digest}" if digest else "does not exist"
-            return f"Secret {SecretRef.at(secret).label()} {state}"
+            return f"Secret {SecretRef.from_path(secret).label()} {state}"
         case DefinitionObserved(definition):
             return (
                 f"The definition of the kind changed to generation {definition.generation}, which "

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import structlog
 
 from events.intake import ListingBegan, ListingCompleted, ListingItem
-from reconciler.answer_budget import MAX_LISTING_BYTES, decoded_bytes
 from reconciler.errors import ConfigurationError, ProviderError
 from reconciler.ports import (
     DeadLetter,
@@ -16,6 +15,7 @@ from reconciler.ports import (
     ListingDelivery,
     ListingReader,
 )
+from reconciler.response_budget import MAX_LISTING_BYTES, decoded_bytes
 from reconciler.roles.observer.listing import ListingAssembler, ListingRefusedError, check_scope
 from reconciler.roles.observer.observer import Observer
 from reconciler.roles.runtime.configurations import Configurations

@@ -54,7 +54,7 @@ class ProviderPool:
         config = self._configurations.by_name.get(config_name)
         if config is None:
             raise ConfigurationError(f"ProviderConfig {config_name!r} is not declared; declare it")
-        kind = self._kinds.as_defined(kind_name, definition)
+        kind = self._kinds.with_definition(kind_name, definition)
         basis, key = (config, _stamps(config)), (config_name, kind_name, kind.connect)
         opened = self._open.get(key)
         if opened is not None and opened[0] == basis:

@@ -15,10 +15,10 @@ from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import Scope
 from events.reference import resolved_secrets_in
-from reconciler.answer_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, AnswerBudget
 from reconciler.errors import ConfigurationError, NotDoneError, ProviderError
 from reconciler.provider import Effect, Provider, WatchingProvider
 from reconciler.provider.secrets import Secrets
+from reconciler.response_budget import MAX_CALLS_BYTES, MAX_LISTING_BYTES, ResponseBudget
 from reconciler.secrecy import Secrecy
 
 MAX_PAGES: Final = 20_000
@@ -44,7 +44,7 @@ class GuardedProvider:
         self._secrets = secrets
         self._secrecy = secrets.secrecy
         self._calls = 0
-        self._budget = AnswerBudget(
+        self._budget = ResponseBudget(
             "the responses to concurrent calls of this API", MAX_CALLS_BYTES
         )
         self._idle = asyncio.Event()
@@ -101,7 +101,7 @@ class GuardedProvider:
         self, scope: Scope, *, page_size: int
     ) -> AsyncIterator[Sequence[ExternalObject]]:
         """List the objects of a scope."""
-        budget = AnswerBudget("the responses of this listing", MAX_LISTING_BYTES)
+        budget = ResponseBudget("the responses of this listing", MAX_LISTING_BYTES)
         pages = aiter(self._provider.pages(scope, page_size=page_size))
         with without_secret(self._secrecy), budget.share() as share:
             for _ in range(MAX_PAGES):

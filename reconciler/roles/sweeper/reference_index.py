@@ -21,7 +21,7 @@ class NamedSecret(NamedTuple):
     """A secret's location, and the namespace of the resources that reference it."""
 
     reader: str
-    place: str
+    path: str
 
 
 class ReferenceIndex:

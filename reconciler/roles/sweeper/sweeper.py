@@ -315,7 +315,7 @@ class Sweeper:
             if number % SECRETS_PER_SLICE == 0:
                 await asyncio.sleep(0)
             try:
-                value = await secrets.find(SecretRef.at(secret.place), secret.reader)
+                value = await secrets.find(SecretRef.from_path(secret.path), secret.reader)
             except (ConfigurationError, ProviderError) as error:
                 self._log_unreadable(secret, error=str(error))
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep
@@ -329,7 +329,7 @@ class Sweeper:
         """Log a failure once per full sweep, because many referenced secrets may fail."""
         if secret not in self._unreadable:
             self._unreadable.add(secret)
-            context = {"secret": secret.place, "namespace": secret.reader}
+            context = {"secret": secret.path, "namespace": secret.reader}
             _logger.warning("reading a secret failed", **context, **why)
 
     def _wake(

@@ -13,13 +13,13 @@ from typing import Final
 
 _MIB: Final = 1024 * 1024
 
-MAX_ANSWER_BYTES: Final = 128 * _MIB
+MAX_RESPONSE_BYTES: Final = 128 * _MIB
 """Maximum decoded size of a response, such as 32 MiB of JSON with values of 20 characters."""
 
-MAX_CALLS_BYTES: Final = 2 * MAX_ANSWER_BYTES
+MAX_CALLS_BYTES: Final = 2 * MAX_RESPONSE_BYTES
 """Limit for all responses that the calls of one API use at the same time."""
 
-MAX_LISTING_BYTES: Final = 4 * MAX_ANSWER_BYTES
+MAX_LISTING_BYTES: Final = 4 * MAX_RESPONSE_BYTES
 """Limit for all pages of a listing: about 100,000 objects of 1 KiB, in memory together."""
 
 _VALUE_BYTES: Final = 64
@@ -28,11 +28,11 @@ _VALUE_BYTES: Final = 64
 _NO_VALUE: Final = bytes(set(range(256)) - set(b",[{"))
 
 
-class AnswerTooLargeError(ValueError):
+class MemoryLimitError(ValueError):
     """A response requires more memory than a limit allows. The message names the limit."""
 
 
-class AnswerBudget:
+class ResponseBudget:
     """Memory that several responses may use together. ``subject`` names them in errors."""
 
     def __init__(self, subject: str, max_bytes: int) -> None:
@@ -50,10 +50,10 @@ class AnswerBudget:
             self._used -= share.taken
 
     def take(self, size: int) -> None:
-        """Count a response. Raises ``AnswerTooLargeError``."""
+        """Count a response. Raises ``MemoryLimitError``."""
         self._used += size
         if self._used > self._max_bytes:
-            raise AnswerTooLargeError(
+            raise MemoryLimitError(
                 f"{self._subject} exceed the limit of {self._max_bytes // _MIB} MiB of memory"
             )
 
@@ -61,12 +61,12 @@ class AnswerBudget:
 class Share:
     """The part of a budget that one call or one listing has taken."""
 
-    def __init__(self, budget: AnswerBudget) -> None:
+    def __init__(self, budget: ResponseBudget) -> None:
         self.taken = 0
         self._budget = budget
 
     def take(self, size: int) -> None:
-        """Take memory for a response. Raises ``AnswerTooLargeError``."""
+        """Take memory for a response. Raises ``MemoryLimitError``."""
         self.taken += size
         self._budget.take(size)
 
@@ -80,18 +80,18 @@ class Share:
             _SHARE.reset(token)
 
 
-_SHARE: ContextVar[Share | None] = ContextVar("answer_share", default=None)
+_SHARE: ContextVar[Share | None] = ContextVar("response_share", default=None)
 
 
 def take_memory(content: bytes) -> None:
     """Take the memory for decoding JSON from the share of this call, if it has one.
 
-    A client awaits its response, then calls this, then decodes. Raises ``AnswerTooLargeError``.
+    A client awaits its response, then calls this, then decodes. Raises ``MemoryLimitError``.
     """
     size = decoded_bytes(content)
-    if size > MAX_ANSWER_BYTES:
-        raise AnswerTooLargeError(
-            f"its JSON exceeds the limit of {MAX_ANSWER_BYTES // _MIB} MiB of memory"
+    if size > MAX_RESPONSE_BYTES:
+        raise MemoryLimitError(
+            f"its JSON exceeds the limit of {MAX_RESPONSE_BYTES // _MIB} MiB of memory"
         )
     share = _SHARE.get()
     if share is not None:
