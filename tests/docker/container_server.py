@@ -49,7 +49,7 @@ class ContainerServer(EmbeddedServer):
         """Start the container again if it was killed; its data are still there."""
         await asyncio.to_thread(self._container.start)
         try:
-            nc = await connect(self.url, name="test", patience_seconds=_START_SECONDS)
+            nc = await connect(self.url, name="test", timeout_seconds=_START_SECONDS)
         except BusUnavailableError as error:
             raise AssertionError(f"{error}; {await asyncio.to_thread(self._describe)}") from error
         await nc.close()
