@@ -24,10 +24,10 @@ import msgspec
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from events.excerpt import some
+from events.excerpt import list_first
 from events.integrity import LogDamage, next_digest
 from events.subjects import EVERY_STORED_INTAKE, REPLY_HEADER
-from infra.backup.backup import intake_position, recorded, save_log
+from infra.backup.backup import intake_position, save_log, to_recorded
 from infra.backup.file import PARTIAL, Backup, SavedMessage
 from infra.backup.inspection import LogSummary, content_of
 from infra.bus.intake import store_all
@@ -178,7 +178,7 @@ def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[st
     present = {each.name for each in _unfinished_files(backup.path)}
     if missing := [name for name in saved if name not in present]:
         raise RestoreRefusedError(
-            f"the interrupted restore saved {some(missing)}, which may contain declarations "
+            f"the interrupted restore saved {list_first(missing)}, which may contain declarations "
             f"that exist nowhere else, but is not next to {backup.path}; run `reconciler "
             "restore` with the same path as before. Without these files, use --replace "
             f"{existing.log_id}"
@@ -464,7 +464,7 @@ def _events_of_log(sources: Sequence[Backup], log_id: str) -> Generator[SavedMes
 
 
 def _compare(saved: SavedMessage, summary: LogSummary) -> Literal["known", "next", "lost"]:
-    fields = recorded(saved)
+    fields = to_recorded(saved)
     try:
         event = decode_log(fields.payload)
     except InvalidMessageError:

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from events.dead_letter import OTHERS, Discarded, Stage
-from events.excerpt import some
+from events.excerpt import list_first
 from events.names import ResourceKey
 from events.subjects import NO_NAMESPACE
 from events.wording import plural
@@ -189,7 +189,8 @@ def discarded_text(counts: Sequence[Discarded]) -> str:
     ]
     messages = plural(total, "message")
     return (
-        f"{messages} discarded without a dead letter, the last at {time_text(last)}; {some(parts)}"
+        f"{messages} discarded without a dead letter, the last at {time_text(last)}; "
+        f"{list_first(parts)}"
     )
 
 

@@ -23,7 +23,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.output import escape_text
 from reconciler.cli.settings import NAMES, flag_name
 from reconciler.errors import HostError, ReconcilerError, WaitTimeoutError
-from reconciler.process_secrets import OF_THIS_PROCESS
+from reconciler.process_secrets import PROCESS_SECRETS
 
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _COMMAND_PATTERN = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
@@ -70,9 +70,9 @@ def report(
     status = Exit.OK
     reported: set[str] = set()
     if with_traceback:
-        sys.stderr.write(OF_THIS_PROCESS.hide("".join(traceback.format_exception(error))))
+        sys.stderr.write(PROCESS_SECRETS.hide("".join(traceback.format_exception(error))))
     for one in _leaves(error):
-        line = OF_THIS_PROCESS.hide(_with_flags(format_error(one), tokens))
+        line = PROCESS_SECRETS.hide(_with_flags(format_error(one), tokens))
         if line not in reported:  # several tasks may report the same error
             sys.stderr.write(f"error: {line}\n")
         reported.add(line)
@@ -126,7 +126,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> Exit:
     if isinstance(error, CommandError):
         return error.status
-    # The name is from the command line; an invalid name in a message raises another class.
+    # The name is from the command line; an invalid name in a message raises a different exception.
     if isinstance(error, InvalidNameError):
         return Exit.USAGE
     return Exit.TIMEOUT if isinstance(error, WaitTimeoutError) else Exit.FAILED

@@ -71,7 +71,7 @@ def restore(
     replace
         Id of the damaged log to replace.
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster.
+        Number of replicas per stream: 1, or 3 or 5 in a cluster.
     """
     check_replicas(replicas)
     restored = run_async(_restore(connection, file, replace, replicas))
@@ -100,7 +100,7 @@ async def _restore(
 async def plan_restore(
     nc: Client, source: Backup, inspection: LogSummary, replace: str | None
 ) -> Plan:
-    """Plan a restore, even of a log that has lost its end; raises ``RestoreRefusedError``."""
+    """Plan a restore, even of a log that lost its newest events; raises ``RestoreRefusedError``."""
     plan = await plan_restoration(nc, source, inspection, replace)
     if plan.log is None or plan.present != inspection.events:
         return plan
@@ -110,7 +110,7 @@ async def plan_restore(
 async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
     """Return the plan for a backup whose events are all on the server.
 
-    If the log has lost its end, raises ``RestoreRefusedError`` unless ``replace`` is its id.
+    If the log lost its newest events, raises ``RestoreRefusedError`` unless ``replace`` is its id.
     """
     short: LogDamage | None = None
     # An interrupted restore has removed the rows.

@@ -32,7 +32,7 @@ from projections.status import StatusRow
 from reconciler.errors import (
     ConfigurationError,
     DeclarationRefusedError,
-    NoSuchMomentError,
+    PositionNotFoundError,
     ReconcilerError,
     WaitTimeoutError,
 )
@@ -63,12 +63,12 @@ __all__ = [
     "Manifest",
     "Metadata",
     "Moment",
-    "NoSuchMomentError",
     "Observed",
     "Outcome",
     "OutcomeName",
     "OutcomeStream",
     "OwnershipRow",
+    "PositionNotFoundError",
     "ReconcilerError",
     "Reply",
     "ResourceKey",

@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from events.log import OutcomeName, OutcomeRecorded
 from events.names import check_token
-from infra.bus.log_moments import log_between, log_range
+from infra.bus.log_times import log_between, log_range
 from reconciler.ports import StoredEvent
 from reconciler.sdk.moments import Span
 

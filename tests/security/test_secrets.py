@@ -28,7 +28,7 @@ from reconciler.roles.runtime.secret_guard import MAX_ERROR_CHARACTERS, without_
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import client_on
 from reconciler.secrecy import Secrecy
-from reconciler.wiring import ROLES, connected, initialise, running
+from reconciler.wiring import ROLES, initialize, open_connection, running
 from tests.cli.runner import Cli
 from tests.security.echo_api import EchoApi
 from tests.security.guarded import PATIENCE_SECONDS, Guarded
@@ -76,8 +76,8 @@ async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
     logged = _log_everything()
     async with AsyncExitStack() as stack:
         apis = {each: await stack.enter_async_context(EchoApi(each)) for each in references}
-        nc = await stack.enter_async_context(connected(url))
-        await initialise(nc)
+        nc = await stack.enter_async_context(open_connection(url))
+        await initialize(nc)
         async with running(nc, ROLES), client_on(nc, source="test") as client:
             for status, reference in references.items():
                 config = _config(f"c{status}", apis[status].url, reference)

@@ -20,7 +20,7 @@ from events.log import (
 )
 from events.names import ResourceKey
 from infra.bus.event_log import open_log
-from infra.bus.log_moments import log_range
+from infra.bus.log_times import log_range
 from reconciler.cli.completion import complete_events, complete_outcomes
 from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.console import console, print_table

@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from events.external import ExternalObject
 from events.log import ActionFailed, ActionSucceeded, ExternalObserved, ResourceEvent
 from events.names import ResourceKey
-from reconciler.errors import NoSuchMomentError
+from reconciler.errors import PositionNotFoundError
 from reconciler.ports import StoredEvent
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
@@ -29,11 +29,11 @@ async def read_past(nc: Client, key: ResourceKey) -> Past:
 
 
 def past_until(past: Past, at: Moment) -> Past:
-    """Return the history up to a moment; raises ``NoSuchMomentError`` if it begins later."""
+    """Return the history up to a moment; raises ``PositionNotFoundError`` if it begins later."""
     recorded = past.until(at.position)
     if past.events and not recorded.events:
         position, event = past.events[0]
-        raise NoSuchMomentError(
+        raise PositionNotFoundError(
             f"{past.id} did not exist yet at {at}: "
             f"its history begins at position {position}, {format_time(event.time)}"
         )
