@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     server's log. ``log_state``: its state at planning time. Both are None if there is no log.
     """
 
-    way: Literal["new", "continue", "replace", "nothing"]
+    mode: Literal["new", "continue", "replace", "nothing"]
     present: int = 0
     log: LogIdentity | None = None
     log_state: LogState | None = None
@@ -231,7 +231,7 @@ async def restore_log(
     for each in saved_backups:
         positions = (one.position for one in _messages_of(each.declarations()))
         floor = max(floor, max(positions, default=0))
-    if plan.log is not None and plan.way in ("new", "replace"):
+    if plan.log is not None and plan.mode in ("new", "replace"):
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
     # After every position that may have been used in the old intake or the log.

@@ -27,7 +27,7 @@ from reconciler.cli.output import (
     time_text,
 )
 from reconciler.sdk.client import Client
-from reconciler.sdk.dead_letters import DeadLetter, Retried, filter_letters
+from reconciler.sdk.dead_letters import DeadLetter, RetryResult, filter_letters
 
 ShownStage = Literal[Stage, "unreadable"]
 
@@ -123,7 +123,7 @@ def _find_letter(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
     )
 
 
-def summarize_retry(retried: Retried) -> HandlingResult:
+def summarize_retry(retried: RetryResult) -> HandlingResult:
     """Return the result of a retry, which has failed if the decider rejected the message."""
     reply = retried.reply
     if reply is None:

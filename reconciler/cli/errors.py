@@ -17,7 +17,7 @@ from events.excerpt import shorten
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
 from infra.components import ComponentError
-from infra.jetstream.connection import without_secrets
+from infra.jetstream.connection import redact_url
 from infra.jetstream.errors import BusError, NotFoundOnBusError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import escape_text
@@ -87,7 +87,7 @@ def _with_flags(line: str, tokens: Sequence[str]) -> str:
         name, sign, value = token.partition("=")
         if name in flags:
             value = value if sign else "".join(tokens[number + 1 : number + 2])
-            with_values.append(shlex.join((name, without_secrets(value))))
+            with_values.append(shlex.join((name, redact_url(value))))
     return _COMMAND_PATTERN.sub(lambda found: " ".join((found[0], *with_values)), line)
 
 

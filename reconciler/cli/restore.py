@@ -91,7 +91,7 @@ async def _restore(
         inspection = inspect(source, progress)
     async with bus(connection, sends=True) as nc:
         plan = await plan_restore(nc, source, inspection, replace)
-        if plan.way == "nothing":
+        if plan.mode == "nothing":
             return _build_unchanged_log(plan, rename_saved_files(source.path))
         with progress_bar("restoring", inspection.events) as progress:
             return await restore_log(nc, source, inspection, plan, progress, replicas=replicas)
@@ -119,7 +119,7 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     if short is None:
         return plan
     if replace == log_id:
-        return msgspec.structs.replace(plan, way="continue")
+        return msgspec.structs.replace(plan, mode="continue")
     raise RestoreRefusedError(
         f"the newest events of the log are missing: expected {short.expected}, found "
         f"{short.found}. This backup has no event that the log lacks; restore a backup with the "

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from infra.jetstream.connection import without_secrets
+from infra.jetstream.connection import redact_url
 from reconciler.cli.connection import (
     DEFAULT_BUS_OPTIONS,
     DEFAULT_LOG_OPTIONS,
@@ -50,7 +50,7 @@ def run(
 
     async def work() -> None:
         async with open_connection(url, access=bus.access) as nc, running(nc, (role,)):
-            structlog.get_logger().info("role is running", role=role, bus=without_secrets(url))
+            structlog.get_logger().info("role is running", role=role, bus=redact_url(url))
             await asyncio.Event().wait()
 
     return run_async(run_until_stopped(work()))

@@ -38,7 +38,7 @@ from reconciler.errors import (
 )
 from reconciler.ports import StoredEvent
 from reconciler.sdk.client import Client
-from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError, Retried
+from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError, RetryResult
 from reconciler.sdk.listing_writer import ListingWriter
 from reconciler.sdk.moments import Moment
 from reconciler.sdk.outcomes import SETTLED, Outcome, OutcomeStream
@@ -72,7 +72,7 @@ __all__ = [
     "ReconcilerError",
     "Reply",
     "ResourceKey",
-    "Retried",
+    "RetryResult",
     "StatusRow",
     "StoredEvent",
     "WaitTimeoutError",

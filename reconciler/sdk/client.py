@@ -42,7 +42,7 @@ from reconciler.ports import IntakeMessageOut, StoredEvent
 from reconciler.sdk.dead_letters import (
     REPLIED_TO,
     DeadLetter,
-    Retried,
+    RetryResult,
     check_not_superseded,
     collect,
     filter_letters,
@@ -63,7 +63,7 @@ from reconciler.sdk.messages import (
 )
 from reconciler.sdk.moments import Moment, When, moment, span
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
-from reconciler.sdk.timeline import Interest, newest_events
+from reconciler.sdk.timeline import EventFilter, newest_events
 
 if TYPE_CHECKING:
     from reconciler.sdk.manifest_sets import ManifestSets
@@ -420,7 +420,7 @@ class Client:
         ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
         ``InvalidNameError`` and ``PositionNotFoundError``.
         """
-        interest = Interest(namespace, kind, name, actor, outcome, event_names)
+        interest = EventFilter(namespace, kind, name, actor, outcome, event_names)
         between = await span(self._nc, since, until)
         return await newest_events(self._nc, interest, between, limit)
 
@@ -526,7 +526,7 @@ class Client:
         payload: bytes | None = None,
         force: bool = False,
         reply_seconds: float = 5.0,
-    ) -> Retried:
+    ) -> RetryResult:
         """Publish a dead letter's message again on its subject, or a corrected payload for it.
 
         The letter is then marked as retried. If the message is undeliverable again, it becomes
@@ -545,7 +545,7 @@ class Client:
         await self._bus.record_handling(
             self._handling(letter, "Retried", position=position, corrected=payload is not None)
         )
-        return Retried(letter.number, position, reply)
+        return RetryResult(letter.number, position, reply)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
         """Mark a dead letter as dismissed. It is kept, but no longer counts as open."""

@@ -66,7 +66,7 @@ async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
 async def way(nc: Client, path: Path) -> str:
     """Return what the command would do now."""
     backup = Backup(path)
-    return (await plan_restore(nc, backup, inspect(backup, lambda _: None), None)).way
+    return (await plan_restore(nc, backup, inspect(backup, lambda _: None), None)).mode
 
 
 async def declare(nc: Client, name: str) -> None:
