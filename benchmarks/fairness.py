@@ -23,7 +23,7 @@ from benchmarks.latencies import latencies, percentile
 from infra.bus.streams import worker_consumer, worker_consumers
 from reconciler.roles.decider.actions_in_flight import MAX_ACTIONS
 from reconciler.sdk import client_on
-from reconciler.wiring import connected
+from reconciler.wiring import open_connection
 from tests.faulty_api import FaultyApi
 
 TARGET = 2.0
@@ -71,7 +71,7 @@ async def _run(slow: int, call_seconds: float, samples: int) -> list[Phase]:
         async with (
             running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
             _slow_api(Path(folder), call_seconds) as slow_url,
-            connected(stack.server.url) as nc,
+            open_connection(stack.server.url) as nc,
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)

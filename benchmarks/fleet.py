@@ -128,7 +128,7 @@ def _event(name: str, version: int, data: ResourceEvent) -> LogEvent:
 class _Store:
     """Implements ``reconciler.ports.RowStore``: the projector's own work is what is measured."""
 
-    rows_at_once = 900
+    rows_per_save = 900
 
     def __init__(self) -> None:
         self._checkpoint = b""

@@ -24,7 +24,7 @@ from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from reconciler.sdk import Client, client_on
-from reconciler.wiring import connected
+from reconciler.wiring import open_connection
 
 COMPOSITION = "composition"
 CHANGED = 3
@@ -92,7 +92,7 @@ async def _run(manifests: int) -> list[Phase]:
     with tempfile.TemporaryDirectory(prefix="git-") as folder:
         async with (
             running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
-            connected(stack.server.url) as nc,
+            open_connection(stack.server.url) as nc,
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)

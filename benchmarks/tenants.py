@@ -35,7 +35,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_in_batches
 from infra.jetstream.reads import stream_state
 from reconciler.sdk import client_on
-from reconciler.wiring import connected
+from reconciler.wiring import open_connection
 
 TARGET = 2.0
 """The p99 of a tenant beside one that floods, relative to the same load of many tenants."""
@@ -93,7 +93,7 @@ async def _run(samples: int, a_second: int, manifest_bytes: int) -> list[Phase]:
     with tempfile.TemporaryDirectory(prefix="tenants-") as folder:
         async with (
             running_stack(Path(folder), latency_ms=0, layout=ALL_IN_ONE) as stack,
-            connected(stack.server.url) as nc,
+            open_connection(stack.server.url) as nc,
             client_on(nc, source="benchmark") as client,
         ):
             bus = Bus(client, nc)
@@ -140,7 +140,7 @@ def _flood(url: str, load: Load, ended: Event) -> None:
 async def _publish_until(url: str, load: Load, ended: Event) -> None:
     """Publish declarations of some resources, each with another content than before."""
     number, began = 0, time.monotonic()
-    async with connected(url) as nc:
+    async with open_connection(url) as nc:
         while not ended.is_set():
             await asyncio.sleep(began + number / load.a_second - time.monotonic())
             some = [_declaration(each, load) for each in range(number, number + _AT_ONCE)]

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import msgspec
 import yaml
 
-from events.checked_manifest import checked_manifest
+from events.check_manifest import check_manifest
 from events.excerpt import shorten
 from events.field_hints import field_error
 from events.manifest import InvalidManifestError, Manifest
@@ -151,7 +151,7 @@ def _read(source: Source, document: Any, namespace: str) -> ReadManifest | Probl
         return Problem(source, f"a manifest must be a mapping, not {type(document).__name__}")
     try:
         plain = _complete_metadata(cast("dict[str, Any]", _plain(document)), namespace)
-        manifest = checked_manifest(msgspec.convert(plain, Manifest))
+        manifest = check_manifest(msgspec.convert(plain, Manifest))
     except msgspec.ValidationError as error:
         return Problem(source, field_error(error, Manifest))
     except (InvalidManifestError, InvalidNameError) as error:

@@ -13,7 +13,7 @@ the limit of the bus, the decider could not publish it, and would retry forever.
 _MAX_QUOTED_CHARACTERS = 256
 
 
-def some(names: Sequence[str], separator: str = ", ") -> str:
+def list_first(names: Sequence[str], separator: str = ", ") -> str:
     """Return the first names as text, with the number of omitted names."""
     first = separator.join(names[:MAX_LISTED])
     more = len(names) - MAX_LISTED

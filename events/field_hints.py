@@ -33,10 +33,10 @@ _STEP: Final = re.compile(r"\.([^.\[]+)|\[[^\]]*\]")
 _MAX_LISTED: Final = 20
 
 
-def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") -> str:
+def field_error(error: msgspec.ValidationError, schema: Any, prefix: str = "") -> str:
     """Return the message of a validation error.
 
-    ``place`` is the path of the value, such as ``spec``.
+    ``prefix`` is the path of the value, such as ``spec``.
     """
     text = str(error)
     at = _PATH.search(text)
@@ -45,9 +45,9 @@ def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") ->
     types = [*_types_at(inspect.type_info(schema), path)]
     if found := _UNKNOWN.fullmatch(text):
         names = {name for each in types for name in _field_names(each)}
-        return unknown_field(_join(place, f"{path}.{found['name']}"), found["name"], names)
+        return unknown_field(_join(prefix, f"{path}.{found['name']}"), found["name"], names)
     if found := _MISSING.fullmatch(text):
-        return f"{_join(place, f'{path}.{found[1]}')}: required"
+        return f"{_join(prefix, f'{path}.{found[1]}')}: required"
     if found := _ENUM.fullmatch(text):
         values = {str(value) for each in types for value in _values(each)}
         text = f"{found['value']} is not allowed{_hint(found['value'].strip(_QUOTE), values)}"
@@ -58,17 +58,17 @@ def field_error(error: msgspec.ValidationError, schema: Any, place: str = "") ->
         text = f"{subject} {_SIGNS[found['sign']]} {found['limit']}"
     else:
         text = text.replace("Expected `str` matching regex", "must match the regular expression")
-    where = _join(place, path)
+    where = _join(prefix, path)
     return f"{where}: {text}" if where else text
 
 
 def unknown_field(where: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown field, with the known ones."""
+    """Return the message for an unknown field, with the known fields."""
     return f"{where}: unknown field{_hint(name, set(known))}"
 
 
-def _join(place: str, path: str) -> str:
-    return f"{place}{path}" if place else path.removeprefix(".")
+def _join(prefix: str, path: str) -> str:
+    return f"{prefix}{path}" if prefix else path.removeprefix(".")
 
 
 def _wrong_type(wanted: list[str], found: str) -> str:
@@ -78,7 +78,7 @@ def _wrong_type(wanted: list[str], found: str) -> str:
     return f"must be {allowed}, not {actual}{quotes}"
 
 
-def closest(word: str, known: Iterable[str]) -> str:
+def closest_hint(word: str, known: Iterable[str]) -> str:
     """Return a hint that suggests the closest known name; empty if none is similar."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=1)
@@ -90,20 +90,20 @@ def _hint(word: str, known: set[str]) -> str:
         return ""
     names = sorted(known)
     first = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
-    return f"; use one of {first}{closest(word, known)}"
+    return f"; use one of {first}{closest_hint(word, known)}"
 
 
-def _types_at(kind: inspect.Type, path: str) -> Iterator[inspect.Type]:
+def _types_at(type_: inspect.Type, path: str) -> Iterator[inspect.Type]:
     """Return the possible types at a msgspec path, such as ``.ports[...].protocol``."""
-    kinds = [kind]
+    types = [type_]
     for step in _STEP.finditer(path):
-        kinds = [inner for each in kinds for inner in _inner(each, step[1])]
-    for each in kinds:
-        yield from _plain(each)
+        types = [inner for each in types for inner in _inner_types(each, step[1])]
+    for each in types:
+        yield from _plain_types(each)
 
 
-def _inner(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
-    for each in _plain(kind):
+def _inner_types(type_: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
+    for each in _plain_types(type_):
         if isinstance(each, inspect.StructType) and name is not None:
             yield from (field.type for field in each.fields if field.encode_name == name)
         elif isinstance(each, inspect.DictType):
@@ -112,24 +112,24 @@ def _inner(kind: inspect.Type, name: str | None) -> Iterator[inspect.Type]:
             yield each.item_type
 
 
-def _plain(kind: inspect.Type) -> Iterator[inspect.Type]:
+def _plain_types(type_: inspect.Type) -> Iterator[inspect.Type]:
     """Return the members of a union, without annotations."""
-    if isinstance(kind, inspect.UnionType):
-        for each in kind.types:
-            yield from _plain(each)
-    elif isinstance(kind, inspect.Metadata):
-        yield from _plain(kind.type)
+    if isinstance(type_, inspect.UnionType):
+        for each in type_.types:
+            yield from _plain_types(each)
+    elif isinstance(type_, inspect.Metadata):
+        yield from _plain_types(type_.type)
     else:
-        yield kind
+        yield type_
 
 
-def _field_names(kind: inspect.Type) -> Iterator[str]:
-    if isinstance(kind, inspect.StructType):
-        yield from (field.encode_name for field in kind.fields)
+def _field_names(type_: inspect.Type) -> Iterator[str]:
+    if isinstance(type_, inspect.StructType):
+        yield from (field.encode_name for field in type_.fields)
 
 
-def _values(kind: inspect.Type) -> Iterator[Any]:
-    if isinstance(kind, inspect.LiteralType):
-        yield from kind.values
-    elif isinstance(kind, inspect.EnumType):
-        yield from (each.value for each in kind.cls)
+def _values(type_: inspect.Type) -> Iterator[Any]:
+    if isinstance(type_, inspect.LiteralType):
+        yield from type_.values
+    elif isinstance(type_, inspect.EnumType):
+        yield from (each.value for each in type_.cls)

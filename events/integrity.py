@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from events.envelope import InvalidMessageError, decode_log
-from events.log import LogEvent, log_place
+from events.log import LogEvent, log_suffix
 from events.names import InvalidNameError, ResourceKey
 
 DIGEST_HEADER = "Reconciler-Digest"
@@ -61,8 +61,8 @@ class LogDamage(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     losses: int = 0
 
     def __str__(self) -> str:
-        where = f"{self.resource}, " if self.resource else ""
-        return f"{where}position {self.position}: expected {self.expected}, found {self.found}"
+        prefix = f"{self.resource}, " if self.resource else ""
+        return f"{prefix}position {self.position}: expected {self.expected}, found {self.found}"
 
 
 class LogDamagedError(ValueError):
@@ -101,7 +101,7 @@ class HistoryChain:
         self.digest = digest
         self.position = position
 
-    def take(self, recorded: RecordedEvent, resource: str) -> LogEvent:
+    def verify_next(self, recorded: RecordedEvent, resource: str) -> LogEvent:
         """Return the next event. Raises `LogDamagedError` for the first problem."""
         event = self._decode(recorded, resource)
         if event.subject != resource or not self.try_append(recorded, event):
@@ -118,7 +118,8 @@ class HistoryChain:
         """
         if (
             event.resourceversion - 1 == self.version
-            and recorded.subject == f"log.{event.subject.replace('/', '.')}.{log_place(event.data)}"
+            and recorded.subject
+            == f"log.{event.subject.replace('/', '.')}.{log_suffix(event.data)}"
             and next_digest(self.digest, recorded.payload) == recorded.digest
         ):
             self._take(recorded, event)
@@ -141,7 +142,7 @@ class HistoryChain:
         if event.subject != resource:
             found = f"event {event.resourceversion} of {event.subject[:_MAX_QUOTED_CHARACTERS]}"
             raise self._damage("Misplaced", recorded, resource, found)
-        wanted = log_place(event.data)
+        wanted = log_suffix(event.data)
         if recorded.subject.split(".", _SUFFIX_INDEX)[-1] != wanted:
             found = f"event {event.resourceversion} ({wanted}) on {recorded.subject}"
             raise self._damage("Misplaced", recorded, resource, found)
@@ -181,9 +182,9 @@ class HistoryChain:
         expected: str = "",
     ) -> LogDamagedError:
         version = 0 if self.version is None else self.version + 1
-        what = expected or (f"event {version}" if version else "an event")
+        expected = expected or (f"event {version}" if version else "an event")
         return LogDamagedError(
-            LogDamage(problem, recorded.position, version, what, found, resource)
+            LogDamage(problem, recorded.position, version, expected, found, resource)
         )
 
 
@@ -195,9 +196,9 @@ class LogChains:
     position. A log never removes a message, so a missing position is a lost event, even if it was
     the last one of its resource.
 
-    ``most``: number of resources with the newest events whose chains stay in memory. Up to twice as
-    many may be kept. The next event of another resource is accepted without a check. ``is_whole``
-    is false if only some resources are read, so that positions are missing.
+    ``max_resources``: number of resources with the newest events whose chains stay in memory. Up to
+    twice as many may be kept. The next event of another resource is accepted without a check.
+    ``is_whole`` is false if only some resources are read, so that positions are missing.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class LogChains:
         damaged: Callable[[LogDamage], object],
         *,
         after: int = 0,
-        most: int | None = None,
+        max_resources: int | None = None,
         is_whole: bool = True,
     ) -> None:
         self.chains: dict[str, HistoryChain] = {}
@@ -214,10 +215,10 @@ class LogChains:
         self._position = after
         self._begins_with: int | None = None if after else 0
         self._damaged: set[str] = set()
-        self._most = most
+        self._max_resources = max_resources
         self._older: dict[str, HistoryChain] = {}
 
-    def take(self, recorded: RecordedEvent) -> LogEvent | None:
+    def verify_next(self, recorded: RecordedEvent) -> LogEvent | None:
         """Return a valid event, or None for one of a damaged resource or without a resource."""
         if recorded.position != self._position + 1 and self._is_whole:
             self._report_gap(recorded.position, f"position {recorded.position} next")
@@ -247,7 +248,7 @@ class LogChains:
         if resource in self._damaged:
             return None
         try:
-            return chain.take(recorded, resource)
+            return chain.verify_next(recorded, resource)
         except LogDamagedError as error:
             self._damaged.add(resource)
             self._report(error.damage)
@@ -262,7 +263,7 @@ class LogChains:
             except InvalidNameError:
                 return None
             chain = HistoryChain(self._begins_with)
-        if self._most is not None and len(self.chains) >= self._most:
+        if self._max_resources is not None and len(self.chains) >= self._max_resources:
             self._older, self.chains = self.chains, {}
             self._begins_with = None  # an apparently new resource may have been dropped
         self.chains[resource] = chain
@@ -276,10 +277,10 @@ class LogChains:
 
     def _report_gap(self, before: int, found: str) -> None:
         first, last = self._position + 1, before - 1
-        what = f"an event at position {first}"
+        expected = f"an event at position {first}"
         if last > first:
-            what = f"events at positions {first} to {last}"
-        self._report(LogDamage("Missing", first, 0, what, found))
+            expected = f"events at positions {first} to {last}"
+        self._report(LogDamage("Missing", first, 0, expected, found))
 
     def _report_misplaced(self, recorded: RecordedEvent) -> None:
         """Report a misplaced message.

@@ -927,7 +927,7 @@ def log_class(event: ResourceEvent) -> LogClass:
             return "fact"
 
 
-def log_place(event: ResourceEvent) -> str:
+def log_suffix(event: ResourceEvent) -> str:
     """Return the last part of an event's subject, which for an action names its configuration."""
     match event:
         case ActionDecided() | ActionRetried() | LookupDecided():

@@ -153,7 +153,7 @@ class Policy(ManifestStruct, frozen=True):
     ] = ()
 
 
-def stricter(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:
+def stricter_level(one: ApprovalLevel, other: ApprovalLevel) -> ApprovalLevel:
     """Return the stricter of two approval levels."""
     return one if _STRICTNESS.index(one) >= _STRICTNESS.index(other) else other
 

@@ -104,9 +104,9 @@ def listing(provider_config: str, kind: str, listing_id: str) -> str:
     return f"listing.{provider_config}.{kind}.{listing_id}"
 
 
-def log(key: ResourceKey, place: str) -> str:
-    """Return the subject of an event. ``place`` is the result of ``events.log.log_place``."""
-    return f"log.{key.tokens}.{place}"
+def log(key: ResourceKey, suffix: str) -> str:
+    """Return the subject of an event. ``suffix`` is the result of ``events.log.log_suffix``."""
+    return f"log.{key.tokens}.{suffix}"
 
 
 def log_filter(key: ResourceKey) -> str:
@@ -134,9 +134,9 @@ def rejection_filter(tokens: str) -> str:
     return f"rejection.{tokens}"
 
 
-def schedule(key: ResourceKey, what: str) -> str:
+def schedule(key: ResourceKey, purpose: str) -> str:
     """Return the subject of a timer's schedule. A second publish replaces the first."""
-    return f"sched.{key.tokens}.{what}"
+    return f"sched.{key.tokens}.{purpose}"
 
 
 def fired(key: ResourceKey) -> str:

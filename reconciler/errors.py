@@ -67,7 +67,7 @@ class WaitTimeoutError(ReconcilerError):
     """An awaited event did not occur in time. The work continues."""
 
 
-class NoSuchMomentError(ReconcilerError):
+class PositionNotFoundError(ReconcilerError):
     """The log contains nothing for that time or position. The message names what it contains."""
 
 

@@ -141,7 +141,7 @@ class EventLog(Protocol):
         """Return each resource's newest position from the leader, or 0 if it has no events."""
         ...
 
-    async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
+    async def read_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read every event of a kind's resources in a namespace, up to the leader's last event."""
         ...
 
@@ -213,7 +213,7 @@ class IntakeReader(Protocol):
         """Request the redelivery of these messages after a delay."""
         ...
 
-    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+    async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         """Return whether no other reader got messages of their partitions after these."""
         ...
 
@@ -253,8 +253,8 @@ class NotStoredError(Exception):
     messages at a time, repeating all of them would store the first ones again and again.
     """
 
-    def __init__(self, why: Exception, missing: Sequence[int]) -> None:
-        super().__init__(str(why))
+    def __init__(self, cause: Exception, missing: Sequence[int]) -> None:
+        super().__init__(str(cause))
         self.missing = missing
 
 
@@ -274,7 +274,7 @@ class Rejection(NamedTuple):
     """A refused declaration, to be published among the outcomes."""
 
     key: ResourceKey
-    answer: Reply
+    reply: Reply
     actor: str
     at: datetime
 
@@ -310,7 +310,7 @@ class DecisionSink(Protocol):
         """Schedule wake-ups. A lost timer only costs time."""
         ...
 
-    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
+    async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
         """Send replies to publishers, on their reply subjects."""
         ...
 
@@ -347,17 +347,18 @@ class ActionDelivery(msgspec.Struct, frozen=True, gc=False):
     is_count_certain: bool = True
 
 
-class NotTakenError(Exception):
+class QueueRefusedError(Exception):
     """The bus currently has no room for a configuration's queue. Other queues continue."""
 
 
 class ActionReader(Protocol):
     """Delivers each decided action to one worker at a time, with a separate queue per API."""
 
-    async def take_from(self, provider_config: str, most: int) -> None:
+    async def take_from(self, provider_config: str, limit: int) -> None:
         """Also read the actions of a configuration, with a limit on unacknowledged ones.
 
-        For a configuration that is already read, this changes the limit. Raises ``NotTakenError``.
+        For a configuration that is already read, this changes the limit. Raises
+        ``QueueRefusedError``.
         """
         ...
 
@@ -365,7 +366,7 @@ class ActionReader(Protocol):
         """Wait for at least one action."""
         ...
 
-    def make_room(self, delivery: ActionDelivery) -> None:
+    def free_slot(self, delivery: ActionDelivery) -> None:
         """Allow one more action beside this one, which is not acknowledged yet."""
         ...
 
@@ -373,7 +374,7 @@ class ActionReader(Protocol):
         """Acknowledge these actions, because their results are stored."""
         ...
 
-    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
+    async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Extend the leases of these actions."""
         ...
 
@@ -420,7 +421,7 @@ class LogCertainty(Protocol):
         """Whether it is certain that the log is the same."""
         ...
 
-    async def until_certain(self, seconds: float) -> bool:
+    async def wait_until_certain(self, seconds: float) -> bool:
         """Wait for certainty, at most ``seconds``. Return whether the log is the same."""
         ...
 
@@ -428,7 +429,7 @@ class LogCertainty(Protocol):
 class LogWatch(LogCertainty, Protocol):
     """Compares the log with what this process has read of it, to detect another log."""
 
-    def saw(self, position: int, event: LogEvent) -> None:
+    def record_read(self, position: int, event: LogEvent) -> None:
         """Remember the newest event that was read."""
         ...
 
@@ -474,7 +475,7 @@ class RowStore(Protocol):
     """
 
     @property
-    def rows_at_once(self) -> int:
+    def rows_per_save(self) -> int:
         """Number of rows that are collected for one save. The save may contain a few more."""
         ...
 

@@ -7,5 +7,5 @@ from typing import Final
 
 from reconciler.secrecy import Secrecy
 
-OF_THIS_PROCESS: Final = Secrecy(clock=time.monotonic)
+PROCESS_SECRETS: Final = Secrecy(clock=time.monotonic)
 """Every secret that this process has read from a store, and every credential of an API."""

@@ -32,7 +32,7 @@ from reconciler.provider.secrets import SecretStores
 from reconciler.roles.process import ROLES, Ports, Role, Running, load, running_parts
 from reconciler.roles.projector.lost_events import LogTooShortError, find_lost
 
-__all__ = ["ROLES", "Role", "Running", "connected", "initialise", "process_name", "running"]
+__all__ = ["ROLES", "Role", "Running", "initialize", "open_connection", "process_name", "running"]
 
 START_TIMEOUT_SECONDS = 60.0
 """Time that a process waits for the streams, so that it survives a recovery or an election."""
@@ -48,7 +48,7 @@ def process_name() -> str:
 
 
 @asynccontextmanager
-async def connected(
+async def open_connection(
     url: str, *, access: Access = DEFAULT_ACCESS, timeout_seconds: float = 30
 ) -> AsyncGenerator[Client]:
     """Connect to a JetStream server that is new enough, and close the connection at the end.
@@ -64,7 +64,7 @@ async def connected(
         await close(nc)
 
 
-async def initialise(
+async def initialize(
     nc: Client, *, replicas: int | None = None, namespaces: Sequence[str] = ()
 ) -> Topology:
     """Create or upgrade every stream, consumer and bucket. A repetition changes nothing.
@@ -83,7 +83,7 @@ async def running(
     kinds: KindRegistry | None = None,
     secrets: Path | None = None,
 ) -> AsyncGenerator[Running]:
-    """Run roles until the context ends. The streams must exist (``initialise``).
+    """Run roles until the context ends. The streams must exist (``initialize``).
 
     ``secrets`` is the folder of the secret store ``files``, instead of the environment's.
 

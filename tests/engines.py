@@ -162,7 +162,7 @@ def an_engine() -> Generator[TestEngine]:
 def own_engine() -> Generator[TestEngine]:
     """An Engine of our own."""
     with short_folder() as folder:
-        own = DockerEngine(beside_others=True)
+        own = DockerEngine(isolated=True)
         try:
             asyncio.run(own.start(folder / "docker"))
             engine = TestEngine(own.endpoint, own)
@@ -176,7 +176,7 @@ def own_engine() -> Generator[TestEngine]:
 async def running_engine() -> AsyncGenerator[TestEngine]:
     """An Engine of our own for one story, which may kill it."""
     with short_folder() as folder:
-        own = DockerEngine(beside_others=True)
+        own = DockerEngine(isolated=True)
         try:
             await own.start(folder / "docker")
             engine = TestEngine(own.endpoint, own)

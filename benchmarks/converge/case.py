@@ -18,7 +18,7 @@ from benchmarks.converge.results import Case, Ceiling
 from benchmarks.converge.stack import Stack, running_stack
 from benchmarks.converge.usage import Meter, highest
 from reconciler.sdk import client_on
-from reconciler.wiring import connected
+from reconciler.wiring import open_connection
 
 
 async def run_case(
@@ -30,7 +30,7 @@ async def run_case(
             running_stack(
                 Path(folder), latency_ms=latency_ms, layout=layout, python=python
             ) as stack,
-            connected(stack.server.url) as nc,
+            open_connection(stack.server.url) as nc,
             client_on(nc, source="benchmark") as client,
             aiohttp.ClientSession(stack.api.url) as session,
         ):

@@ -26,7 +26,7 @@ from infra.components.docker_engine import DockerEngine
 from infra.components.postgres import Postgres
 from infra.embedded import EmbeddedServer
 from reconciler.sdk import Client, client_on
-from reconciler.wiring import connected
+from reconciler.wiring import open_connection
 from tests.engines import Hands
 from tests.folders import short_folder
 from tests.postgres import Hands as Superuser
@@ -159,7 +159,7 @@ async def running() -> AsyncGenerator[Systems]:
         folder.chmod(0o755)  # as root PostgreSQL runs as another user
         bus = EmbeddedServer()
         # Their logs say what they were asked, by whomever.
-        engine = DockerEngine("--log-level=debug", beside_others=True)
+        engine = DockerEngine("--log-level=debug", isolated=True)
         postgres = Postgres("log_statement=all", "log_line_prefix=%a ")
         up: ReconcilerProcess | None = None
         systems: Systems | None = None
@@ -173,7 +173,7 @@ async def running() -> AsyncGenerator[Systems]:
                 engine.endpoint.removeprefix("unix://"), limit=CONCURRENCY
             )
             async with (
-                connected(url) as nc,
+                open_connection(url) as nc,
                 client_on(nc, source="benchmark") as client,
                 aiohttp.ClientSession(connector=connector) as http,
             ):

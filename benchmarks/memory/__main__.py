@@ -24,7 +24,7 @@ from infra.bus.event_log import open_log
 from infra.bus.rows import JetStreamRows
 from infra.embedded import EmbeddedServer
 from projections.read_models import decode_checkpoint
-from reconciler.wiring import connected, initialise, running
+from reconciler.wiring import initialize, open_connection, running
 
 SECONDS: Final = 10.0
 """A question about one resource, or about a few events, is answered in less, whatever the log."""
@@ -76,8 +76,8 @@ async def _measure(folder: Path, count: int) -> Case:
     server = EmbeddedServer()
     await server.start(folder)
     try:
-        async with connected(server.url) as nc:
-            await initialise(nc)
+        async with open_connection(server.url) as nc:
+            await initialize(nc)
             began = time.perf_counter()
             filled = await fill(nc, count)
             _tell(f"{count:,} events written in {time.perf_counter() - began:.0f} s")

@@ -26,7 +26,7 @@ from events.log import (
     SpecDeclared,
     event_id,
     event_type,
-    log_place,
+    log_suffix,
 )
 from events.names import ResourceKey
 from events.subjects import log
@@ -84,7 +84,7 @@ async def fill(nc: Client, count: int) -> Filled:
         payload = encode_log(event)
         digest = next_digest(digest, payload)
         heads[key] = (version + 1, digest)
-        subject = log(key, log_place(data))
+        subject = log(key, log_suffix(data))
         waiting.append(OutgoingMessage(subject, payload, {DIGEST_HEADER: digest}))
         size += len(payload)
         if len(waiting) == _BATCH:

@@ -82,7 +82,7 @@ async def save_log(
         last = 0 if log is None else (await stream_state(nc, LOG)).last_seq
         async for messages in _events(nc, last):
             for one in messages:
-                chains.take(recorded(one))
+                chains.verify_next(to_recorded(one))
             writer.add(b"E", messages)
             progress(messages[-1].seq)
         chains.end(last)
@@ -93,7 +93,7 @@ async def save_log(
     )
 
 
-def recorded(message: StoredMessage | SavedMessage) -> RecordedEvent:
+def to_recorded(message: StoredMessage | SavedMessage) -> RecordedEvent:
     """Return the fields for the integrity check of the log."""
     position = message.seq if isinstance(message, StoredMessage) else message.position
     digest = (message.headers or {}).get(DIGEST_HEADER, "")

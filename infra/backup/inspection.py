@@ -9,7 +9,7 @@ import msgspec
 
 from events.integrity import LogChains, LogDamage
 from events.log import LogEvent
-from infra.backup.backup import recorded
+from infra.backup.backup import to_recorded
 from infra.backup.file import Backup, SavedMessage
 
 Progress = Callable[[int], object]
@@ -17,9 +17,9 @@ Progress = Callable[[int], object]
 
 
 class LogSummary:
-    """The state of a log after several events: chains, and each resource's newest cause.
+    """The state of a log after the events added so far: chains, and each resource's newest cause.
 
-    A cause is an intake position. The log lacks any declaration after it. ``times``: when the
+    A cause is an intake position. The log contains no declaration after it. ``times``: when the
     server stored the newest event of each resource, in nanoseconds.
     """
 
@@ -45,7 +45,7 @@ class LogSummary:
         """Add the next event."""
         self.events += 1
         self._content.update(content_of(saved))
-        event = self.chains.take(recorded(saved))
+        event = self.chains.verify_next(to_recorded(saved))
         if event is not None:
             self._record_cause(event, saved.time_ns)
 
@@ -59,7 +59,8 @@ class LogSummary:
         """Return whether the log contains the decision about a declaration.
 
         ``is_behind``: whether the intake ended before the log's causes, because it had lost its
-        end, or was recreated and reuses positions. If so, the time decides.
+        newest messages, or had been recreated and reused positions. If so, the times are compared,
+        too.
         """
         resource = "/".join(declaration.subject.split(".")[3:6])
         if declaration.position > self.causes.get(resource, 0):
@@ -69,7 +70,7 @@ class LogSummary:
 
 def content_of(saved: SavedMessage) -> bytes:
     """Return the content that must be equal in two copies of an event."""
-    event = recorded(saved)
+    event = to_recorded(saved)
     return msgspec.msgpack.encode((event.subject, event.payload, event.digest))
 
 

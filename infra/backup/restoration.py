@@ -24,10 +24,10 @@ import msgspec
 from nats.aio.client import Client
 
 from events.envelope import InvalidMessageError, decode_log
-from events.excerpt import some
+from events.excerpt import list_first
 from events.integrity import LogDamage, next_digest
 from events.subjects import EVERY_STORED_INTAKE, REPLY_HEADER
-from infra.backup.backup import intake_position, recorded, save_log
+from infra.backup.backup import intake_position, save_log, to_recorded
 from infra.backup.file import PARTIAL, Backup, SavedMessage
 from infra.backup.inspection import LogSummary, content_of
 from infra.bus.intake import store_all
@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     server's log. ``log_state``: its state at planning time. Both are None if there is no log.
     """
 
-    way: Literal["new", "continue", "replace", "nothing"]
+    mode: Literal["new", "continue", "replace", "nothing"]
     present: int = 0
     log: LogIdentity | None = None
     log_state: LogState | None = None
@@ -178,7 +178,7 @@ def _check_saved_files(backup: Backup, existing: LogIdentity, saved: Sequence[st
     present = {each.name for each in _unfinished_files(backup.path)}
     if missing := [name for name in saved if name not in present]:
         raise RestoreRefusedError(
-            f"the interrupted restore saved {some(missing)}, which may contain declarations "
+            f"the interrupted restore saved {list_first(missing)}, which may contain declarations "
             f"that exist nowhere else, but is not next to {backup.path}; run `reconciler "
             "restore` with the same path as before. Without these files, use --replace "
             f"{existing.log_id}"
@@ -231,7 +231,7 @@ async def restore_log(
     for each in saved_backups:
         positions = (one.position for one in _messages_of(each.declarations()))
         floor = max(floor, max(positions, default=0))
-    if plan.log is not None and plan.way in ("new", "replace"):
+    if plan.log is not None and plan.mode in ("new", "replace"):
         await delete_stream(nc, LOG)
         reach(Failpoint.RESTORE_STEP)
     # After every position that may have been used in the old intake or the log.
@@ -464,7 +464,7 @@ def _events_of_log(sources: Sequence[Backup], log_id: str) -> Generator[SavedMes
 
 
 def _compare(saved: SavedMessage, summary: LogSummary) -> Literal["known", "next", "lost"]:
-    fields = recorded(saved)
+    fields = to_recorded(saved)
     try:
         event = decode_log(fields.payload)
     except InvalidMessageError:

@@ -21,7 +21,7 @@ from infra.jetstream.deliveries import Delivered, ack, in_progress, nak
 from infra.jetstream.errors import BusError, BusRefusedError, StreamFullError
 from infra.jetstream.pull import PullGroup
 from infra.jetstream.reads import stream_state
-from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery, NotTakenError
+from reconciler.ports import ActionDelivery, DeadLetter, IntakeDelivery, QueueRefusedError
 
 _REDELIVERY_SECONDS = 30.0
 _logger = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ class JetStreamActionReader:
         # The log's last position at the start of the current connection, see `_track_connection`.
         self._decided_before = 0
 
-    async def take_from(self, provider_config: str, most: int) -> None:
+    async def take_from(self, provider_config: str, limit: int) -> None:
         """Add the actions of a configuration, or change how many of them to hold."""
         await self._track_connection()
         try:
@@ -52,8 +52,8 @@ class JetStreamActionReader:
                     seconds=math.inf,
                 )
         except (BusRefusedError, StreamFullError) as error:  # for example, an account limit
-            raise NotTakenError(str(error)) from error
-        self._reader.take_from(name, most)
+            raise QueueRefusedError(str(error)) from error
+        self._reader.take_from(name, limit)
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
         """Wait for actions."""
@@ -120,7 +120,7 @@ class JetStreamActionReader:
         self._reader.free_room(unreadable)
         await nak(self._nc, unreadable, _REDELIVERY_SECONDS)
 
-    def make_room(self, delivery: ActionDelivery) -> None:
+    def free_slot(self, delivery: ActionDelivery) -> None:
         """Free the room of an action, so that the server delivers another one."""
         receipt = cast("Delivered", delivery.receipt)
         if receipt.reply in self._occupying_room:  # otherwise the room is already free
@@ -130,13 +130,13 @@ class JetStreamActionReader:
     async def ack(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Acknowledge actions whose results are stored."""
         for each in deliveries:
-            self.make_room(each)
+            self.free_slot(each)
         receipts = [cast("Delivered", each.receipt) for each in deliveries]
         for receipt in receipts:
             self._leased.pop(receipt.reply, None)
         await ack(self._nc, receipts)
 
-    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
+    async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None:
         """Extend the leases of actions."""
         await in_progress(self._nc, [cast("Delivered", each.receipt) for each in deliveries])
 

@@ -21,7 +21,7 @@ from events.names import ResourceKey
 from events.subjects import REPLY_HEADER, outcome_filter, parse_intake
 from events.subjects import intake as intake_subject
 from infra.bus.dead_letters import read_discarded, read_letters, store_handled
-from infra.bus.log_moments import log_between
+from infra.bus.log_times import log_between
 from infra.bus.outcome_feeds import (
     DurableOutcomes,
     FollowedOutcomes,
@@ -192,22 +192,22 @@ class JetStreamClientBus:
         return self._source
 
     async def dead_letters(
-        self, *, most: int | None = None
+        self, *, limit: int | None = None
     ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
         """Read the dead letters, and the records of their handling."""
-        stored = await retry_read(self._nc, lambda: read_letters(self._nc, limit=most))
+        stored = await retry_read(self._nc, lambda: read_letters(self._nc, limit=limit))
         return stored.letters, stored.handled
 
     async def discarded(self) -> Sequence[Discarded]:
         """Read the counts of messages that got no dead letter."""
         return await retry_read(self._nc, lambda: read_discarded(self._nc))
 
-    async def letter_handled(self, handled: DeadLetterHandled) -> None:
+    async def record_handling(self, handled: DeadLetterHandled) -> None:
         """Record the handling of a dead letter."""
         await store_handled(self._nc, handled)
 
     async def publish_again(
-        self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
+        self, subject: str, payload: bytes, message_id: str, *, reply_timeout_seconds: float
     ) -> tuple[int, Reply | None]:
         """Store an intake message with an unchanged payload, under a new id.
 
@@ -219,7 +219,7 @@ class JetStreamClientBus:
             headers = {MESSAGE_ID: message_id, REPLY_HEADER: request.reply_to(0)}
             stored = await publish(self._nc, own_subject, payload, headers=headers)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(answer_seconds):
+                async with asyncio.timeout(reply_timeout_seconds):
                     await request.complete.wait()
             return stored.seq, request.replies[0]
 
@@ -311,7 +311,7 @@ class JetStreamClientBus:
 
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern."""
-        return await retry_read(self._nc, lambda: self._rows.matching(pattern))
+        return await retry_read(self._nc, lambda: self._rows.read_matching(pattern))
 
 
 def _build_refusal(message: IntakeMessageOut, error: Exception) -> Reply:

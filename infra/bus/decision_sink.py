@@ -66,15 +66,15 @@ class JetStreamDecisionSink:
         ]
         _raise_first(await schedule_many(self._nc, schedules))
 
-    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
+    async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
         """Send replies to their subjects, which may have no subscriber.
 
         Replies that are too large for the bus are skipped, because retrying them would block all
         messages.
         """
-        for subject, answer in answers:
+        for subject, reply in replies:
             try:
-                await send(self._nc, subject, _encoder.encode(answer))
+                await send(self._nc, subject, _encoder.encode(reply))
             except MessageTooLargeError as error:
                 _logger.warning("a reply was not sent", reason=str(error))
 
@@ -153,19 +153,19 @@ class _Erasures:
 def _rejected_outcome(rejected: Rejection) -> OutgoingMessage:
     data = OutcomeRecorded(
         "Rejected",
-        rejected.answer.generation,
-        rejected.answer.reason,
-        rejected.answer.message,
+        rejected.reply.generation,
+        rejected.reply.reason,
+        rejected.reply.message,
     )
     event = LogEvent(
-        id=f"{rejected.key}#rejected-{rejected.answer.position}",
+        id=f"{rejected.key}#rejected-{rejected.reply.position}",
         source=SOURCE,
         type=event_type(data),
         subject=str(rejected.key),
         time=rejected.at,
         resourceversion=0,
         data=data,
-        causationposition=rejected.answer.position,
+        causationposition=rejected.reply.position,
         actor=rejected.actor,
     )
     return OutgoingMessage(

@@ -21,7 +21,7 @@ from events.integrity import (
     LogDamagedError,
     RecordedEvent,
 )
-from events.log import LogEvent, log_place
+from events.log import LogEvent, log_suffix
 from events.names import ResourceKey
 from events.subjects import cached_state, log_filter, log_filter_of
 from infra.bus.removals import with_remedy
@@ -252,7 +252,7 @@ class JetStreamLog:
         """
         loaded_messages = {key: dict(heads.messages) for key, heads in longer.items()}
         subjects = {
-            key: sorted((head.subject for head in heads.messages.values()), key=_facts_first)
+            key: sorted((head.subject for head in heads.messages.values()), key=_facts_sort_key)
             for key, heads in longer.items()
         }
         while starts := {
@@ -296,7 +296,7 @@ class JetStreamLog:
         resource, events = str(key), list[LogEvent]()
         try:
             for message in messages:
-                events.append(chain.take(_to_recorded(message), resource))
+                events.append(chain.verify_next(_to_recorded(message), resource))
         except LogDamagedError as error:
             return LoadedResource(messages[-1].seq, cached, events, error.damage)
         self._cache_head(key, chain)
@@ -309,7 +309,7 @@ class JetStreamLog:
         chain, resource, events = HistoryChain(), str(key), list[LogEvent]()
         try:
             for message in sorted(messages, key=_by_sequence):
-                events.append(chain.take(_to_recorded(message), resource))
+                events.append(chain.verify_next(_to_recorded(message), resource))
         except LogDamagedError:
             return None
         self._cache_head(key, chain)
@@ -337,7 +337,7 @@ class JetStreamLog:
 
     # --- reading
 
-    async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
+    async def read_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         """Read the events of one kind's resources in one namespace, each up to any damage."""
         messages: list[StoredMessage] = []
         filters = [f"log.{namespace}.{kind}.>"]
@@ -357,7 +357,7 @@ class JetStreamLog:
         """Follow the log after a position, for resources that match ``namespace.kind.name``."""
         is_whole = tokens == ALL_RESOURCES
         listener = damaged or _log_damage
-        chains = LogChains(listener, after=after, most=max_resources, is_whole=is_whole)
+        chains = LogChains(listener, after=after, max_resources=max_resources, is_whole=is_whole)
         # Without a filter, messages under invalid subjects are also read and reported as damage.
         return self._follow(after, chains, ">" if is_whole else f"log.{tokens}.>")
 
@@ -429,7 +429,7 @@ def _log_damage(damage: LogDamage) -> None:
 
 
 def _valid_events(messages: Iterable[StoredMessage], chains: LogChains) -> list[StoredEvent]:
-    checked = ((message.seq, chains.take(_to_recorded(message))) for message in messages)
+    checked = ((message.seq, chains.verify_next(_to_recorded(message))) for message in messages)
     return [StoredEvent(position, event) for position, event in checked if event is not None]
 
 
@@ -444,7 +444,9 @@ def _valid_events_of(messages: Sequence[StoredMessage]) -> list[StoredEvent]:
             continue
         chain = chains.setdefault(resource, HistoryChain())
         try:
-            events.append(StoredEvent(message.seq, chain.take(_to_recorded(message), resource)))
+            events.append(
+                StoredEvent(message.seq, chain.verify_next(_to_recorded(message), resource))
+            )
         except LogDamagedError as error:
             damaged.add(resource)
             _log_damage(error.damage)
@@ -469,7 +471,7 @@ async def open_log(nc: Client) -> JetStreamLog:
 
 def _entry(sequence: str, event: LogEvent) -> Entry:
     # Replace the wildcard, the filter's last token.
-    subject = sequence[:-1] + log_place(event.data)
+    subject = sequence[:-1] + log_suffix(event.data)
     return Entry(sequence, event.resourceversion, subject, encode_log(event))
 
 
@@ -510,7 +512,7 @@ def _may_have_state(heads: _Heads) -> bool:
     return max(heads.messages, default=EVENTS_BETWEEN_SAVES) >= EVENTS_BETWEEN_SAVES
 
 
-def _facts_first(subject: str) -> bool:
+def _facts_sort_key(subject: str) -> bool:
     return not subject.endswith(_FACT_SUFFIX)
 
 

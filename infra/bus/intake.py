@@ -166,7 +166,7 @@ class JetStreamIntakeReader:
         for each in deliveries:
             await nak(self._nc, cast("Delivered", each.receipt), seconds)
 
-    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+    async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         """Return whether the consumers have been pinned to this reader since these deliveries."""
         delivered = [cast("Delivered", each.receipt) for each in deliveries]
         return await self._group.has_kept_pins(delivered)

@@ -64,7 +64,7 @@ class JetStreamLogWatch:
         """Whether the connection has held since the last successful check."""
         return self._nc.is_connected and self._nc.stats["reconnects"] == self._checked_connection
 
-    async def until_certain(self, seconds: float) -> bool:
+    async def wait_until_certain(self, seconds: float) -> bool:
         """Wait until the log is certain, for at most `seconds`. Return whether it is."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -74,7 +74,7 @@ class JetStreamLogWatch:
                     await self._certain.wait()
         return self.is_certain
 
-    def saw(self, position: int, event: LogEvent) -> None:
+    def record_read(self, position: int, event: LogEvent) -> None:
         """Record the newest event that was read."""
         if position > self._position:
             self._position, self._event_id = position, event.id

@@ -39,7 +39,7 @@ from infra.jetstream.follow import Follower, follow, follow_with_consumers
 from infra.jetstream.pull import PullReader
 from infra.jetstream.reads import StoredMessage, read_subject, stream_state
 from infra.jetstream.topology import ensure_consumer
-from reconciler.errors import NoSuchMomentError
+from reconciler.errors import PositionNotFoundError
 from reconciler.ports import StoredEvent
 
 _STREAMS: Final = (LOG, REJECTIONS)
@@ -207,11 +207,11 @@ async def follow_outcomes(
     """Follow outcomes that match one of the patterns; only new ones if ``after`` is None.
 
     Raises:
-        NoSuchMomentError: the position is after the end of the log.
+        PositionNotFoundError: the position is after the end of the log.
     """
     end = await _read_last_position(nc, LOG)
     if after is not None and after > end:
-        raise NoSuchMomentError(
+        raise PositionNotFoundError(
             f"position {after}: after the end of the log at position {end}; use a position of "
             "this log, not of another one"
         )

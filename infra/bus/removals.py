@@ -19,9 +19,9 @@ LOG_REPLACED_REMEDY: Final = (
     "log from a backup with `reconciler restore`"
 )
 INTAKE_REMEDY: Final = (
-    "Delete nothing. Stop all roles, and run `reconciler backup NAME.backup`, then `reconciler "
-    "restore NAME.backup`, which saves the stream to a file, recreates it with positions after "
-    "those in the log, and publishes its declarations again"
+    "Do not delete anything. Stop all roles, and run `reconciler backup NAME.backup`, then "
+    "`reconciler restore NAME.backup`, which saves the stream to a file, recreates it with "
+    "positions after those in the log, and publishes its declarations again"
 )
 
 _RECENT_EVENTS: Final = 100
@@ -43,7 +43,7 @@ def with_remedy() -> Generator[None]:
 
 
 async def check_same_log(nc: Client, identity: LogIdentity) -> None:
-    """Check that the log was not restored since its identity was read.
+    """Check that the log has not been restored since its identity was read.
 
     Raises:
         StreamReplacedError: the log was restored. New actions would reuse the keys of lost ones.
@@ -58,7 +58,7 @@ async def check_intake_positions(nc: Client) -> None:
     """Check that the intake's positions continue those in the log, as a logical clock must.
 
     Raises:
-        StreamReplacedError: the intake has lost its end, or was recreated. New messages would
+        StreamReplacedError: the intake lost its newest messages, or was recreated. New ones would
             appear older than decided ones, and be ignored.
     """
     if problem := await find_intake_problem(nc):
@@ -66,7 +66,7 @@ async def check_intake_positions(nc: Client) -> None:
 
 
 async def find_intake_problem(nc: Client) -> str:
-    """Return the problem if the intake ends before the positions in the log, else ""."""
+    """Return the problem if the intake ends before a position that the log refers to, else ""."""
     newest = (await stream_state(nc, LOG)).last_seq
     if not newest:
         return ""

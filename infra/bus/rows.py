@@ -34,7 +34,7 @@ class JetStreamRows:
 
     def __init__(self, nc: Client) -> None:
         self._nc = nc
-        self.rows_at_once = _ROWS_AT_ONCE
+        self.rows_per_save = _ROWS_AT_ONCE
 
     async def load(self) -> Mapping[str, bytes]:
         """Read all rows, as of one save."""
@@ -45,7 +45,7 @@ class JetStreamRows:
         message = await last_from_leader(self._nc, ROWS, ROWS_PREFIX + _CHECKPOINT)
         return (b"", 0) if message is None else (message.payload, message.seq)
 
-    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+    async def read_matching(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern with the wildcards of subjects."""
         return _contents(await self._newest(pattern))
 

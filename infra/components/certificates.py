@@ -56,7 +56,7 @@ class Certificates(LocalServer):
 
     Pebble stores nothing: after a restart, it has no accounts or orders, and a new key.
 
-    ``beside_others``: use free ports instead of pebble's usual ones. ``validity_seconds``: validity
+    ``isolated``: use free ports instead of pebble's usual ones. ``validity_seconds``: validity
     of its certificates. ``environment``: variables for pebble.
     """
 
@@ -67,12 +67,12 @@ class Certificates(LocalServer):
     def __init__(
         self,
         *,
-        beside_others: bool = False,
+        isolated: bool = False,
         validity_seconds: int | None = None,
         environment: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__()
-        self._beside_others = beside_others
+        self._isolated = isolated
         self._validity_seconds = validity_seconds
         # Disables the delays that pebble adds to test its clients.
         self._environment = {"PEBBLE_VA_NOSLEEP": "1", **dict(environment)}
@@ -153,7 +153,7 @@ class Certificates(LocalServer):
     def _free_ports(self) -> _Ports:
         """Return the ports of the last start or the well-known ones, if all of them are free."""
         ports_file = self._folder / "ports.json"
-        candidates = [] if self._beside_others else [_WELL_KNOWN]
+        candidates = [] if self._isolated else [_WELL_KNOWN]
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             candidates.insert(0, msgspec.json.decode(ports_file.read_bytes(), type=_Ports))
         ports = next((each for each in candidates if all(map(is_free, each.all))), None)

@@ -35,7 +35,7 @@ class DockerEngine(LocalServer):
     The containers end when dockerd is stopped, or when its parent is killed. If dockerd is killed,
     they continue until its next start on the directory kills them. It requires root.
 
-    ``beside_others``: use a separate bridge, and do not change the machine's packet filter, so that
+    ``isolated``: use a separate bridge, and do not change the machine's packet filter, so that
     another Engine is not affected. The containers then reach only this machine. If None, this
     depends on whether another one is running. ``options``: additional dockerd options.
     """
@@ -47,11 +47,11 @@ class DockerEngine(LocalServer):
     stop_seconds = STOP_SECONDS
     max_folder_bytes = MAX_FOLDER_BYTES
 
-    def __init__(self, *options: str, beside_others: bool | None = None) -> None:
+    def __init__(self, *options: str, isolated: bool | None = None) -> None:
         super().__init__()
         self._more_options = options
-        self._requested_beside_others = beside_others
-        self._beside_others = bool(beside_others)
+        self._requested_isolation = isolated
+        self._isolated = bool(isolated)
 
     @property
     def endpoint(self) -> str:
@@ -88,11 +88,11 @@ class DockerEngine(LocalServer):
         pid_file = self._folder / "docker.pid"
         self._wait_for_end(lambda: _process_of(pid_file, self._folder), STOP_SECONDS)
         self._clean_up()
-        requested = self._requested_beside_others
-        self._beside_others = _is_another_running() if requested is None else requested
+        requested = self._requested_isolation
+        self._isolated = _is_another_running() if requested is None else requested
         pid_file.unlink(missing_ok=True)
         (self._folder / "docker.sock").unlink(missing_ok=True)
-        if self._beside_others:
+        if self._isolated:
             self._create_bridge()
 
     def _is_ready(self) -> bool:
@@ -116,7 +116,7 @@ class DockerEngine(LocalServer):
             *("--pidfile", str(folder / "docker.pid")),
             "--log-level=warn",
         ]
-        if self._beside_others:
+        if self._isolated:
             options += ["--bridge", self._bridge, "--iptables=false", "--ip-masq=false"]
         elif shutil.which("iptables", path=_TOOLS) is None:
             options += ["--iptables=false", "--ip-masq=false"]

@@ -55,7 +55,7 @@ class LoopThread:
         self._cleanups.append(cleanup)
 
     def request_close(self) -> None:
-        """Stop the loop without waiting. Can be called in any thread, and repeatedly."""
+        """Stop the loop without waiting. Can be called repeatedly, and from any thread."""
         with self._lock:
             if not self._closed:
                 self._closed = True

@@ -16,7 +16,7 @@ from eventsourcing.persistence import (
 from events import subjects
 from events.envelope import InvalidMessageError, decode_log
 from events.integrity import HistoryChain, LogDamage, LogDamagedError, RecordedEvent
-from events.log import LogEvent, log_place
+from events.log import LogEvent, log_suffix
 from events.names import InvalidNameError, ResourceKey
 from infra.jetstream.reads import StoredMessage
 from infra.jetstream.sequences import Entry, Head, digest_of
@@ -92,7 +92,7 @@ class ResourceLayout:
         """Encode an event; raises `DataError` if it differs from its CloudEvent."""
         key = _key(event.originator_id)
         content = _log_event(event)
-        subject = subjects.log(key, log_place(content.data))
+        subject = subjects.log(key, log_suffix(content.data))
         return Entry(subjects.log_filter(key), event.originator_version, subject, event.state)
 
     def decode(self, message: StoredMessage) -> Notification:
@@ -126,7 +126,7 @@ class ResourceLayout:
                 message.seq, message.subject, message.payload, digest_of(message)
             )
             try:
-                event = chain.take(recorded, resource)
+                event = chain.verify_next(recorded, resource)
             except LogDamagedError as error:
                 raise HistoryDamagedError(error.damage) from None
             notifications.append(

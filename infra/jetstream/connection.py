@@ -148,7 +148,7 @@ class _Callbacks:
             await asyncio.sleep(_REFUSED_WAIT_SECONDS)
 
     def _describe_error(self, error: Exception) -> str:
-        text = without_secrets(str(error) or type(error).__name__)
+        text = redact_url(str(error) or type(error).__name__)
         if _is_user_rejected(text):
             return (
                 f"the server rejects user {self._identity} ({text}); use other credentials. If "
@@ -192,7 +192,7 @@ class _Callbacks:
             return f"cannot reach any server in the cluster: {server_list}; {remedy}"
         no_response = f"no response within {timeout_seconds:g} s"
         reason = self.last if _TOO_MANY_CONNECTIONS not in all_reasons else all_reasons
-        return f"cannot reach {without_secrets(url)}: {reason or no_response}; {remedy}"
+        return f"cannot reach {redact_url(url)}: {reason or no_response}; {remedy}"
 
     async def disconnected(self) -> None:
         if self.client is not None and self.client.is_closed:
@@ -427,7 +427,7 @@ async def connect(
             with contextlib.suppress(Exception):
                 await client.close()
     if callbacks.refused.is_set():
-        raise BusAccessError(f"cannot use {without_secrets(url)}: {callbacks.last}")
+        raise BusAccessError(f"cannot use {redact_url(url)}: {callbacks.last}")
     raise BusUnavailableError(callbacks.describe(url, timeout_seconds))
 
 
@@ -444,7 +444,7 @@ def server_urls(url: str) -> list[str]:
     for each in urls:
         if each.partition("://")[0].lower() not in _SCHEMES:
             raise BusUnavailableError(
-                f"{without_secrets(each)} is not a NATS server URL; use "
+                f"{redact_url(each)} is not a NATS server URL; use "
                 "nats://host:4222 or tls://host:4222"
             )
     return urls
@@ -640,7 +640,7 @@ async def api_request(
     raise to_bus_error(error, subject_suffix)
 
 
-def without_secrets(url: str) -> str:
+def redact_url(url: str) -> str:
     """Return URLs for display, without user, password and token."""
     return _USER.sub(r"\1", url)
 

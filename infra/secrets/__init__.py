@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infra.secrets.environment import VARIABLE, EnvironmentSecrets, parse_variable_list
 from infra.secrets.files import FileSecrets
-from reconciler.process_secrets import OF_THIS_PROCESS
+from reconciler.process_secrets import PROCESS_SECRETS
 from reconciler.provider.secrets import SecretStore, SecretStores
 
 __all__ = ["EnvironmentSecrets", "FileSecrets", "open_stores"]
@@ -31,5 +31,5 @@ def open_stores(directory: Path | None) -> SecretStores:
         known += files.read_all()
         key = files.digest_key()
     for secret in known:  # an API response may contain a secret before any resource uses it
-        OF_THIS_PROCESS.add(secret)
-    return SecretStores(stores, key, OF_THIS_PROCESS)
+        PROCESS_SECRETS.add(secret)
+    return SecretStores(stores, key, PROCESS_SECRETS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.intake import ListingFailure
 from events.provider_config import config_key
 from events.wording import plural
@@ -63,7 +63,7 @@ def find_failed_listings(
         "use a kind, omit it from spec.kinds. The observer's log shows the error of each listing, "
         f"and `reconciler history {row.key}` shows when they began to fail."
     )
-    return Finding(f"API {row.name}", "fail", some(kinds, "; "), remedy)
+    return Finding(f"API {row.name}", "fail", list_first(kinds, "; "), remedy)
 
 
 def find_listing_failure(row: StatusRow, rows: Mapping[str, StatusRow]) -> ListingFailure | None:

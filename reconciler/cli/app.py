@@ -47,8 +47,8 @@ class _HelpFormatter(DefaultFormatter):
 def build_app(command_name: str = "", *, console: Console | None = None) -> App:
     """Build the application with all commands, without importing them.
 
-    The help of ``command_name`` is its docstring, and the help of other commands is their summary.
-    Help is printed on the ``console``.
+    The help for ``command_name`` is its docstring; for other commands, it is their summary. Help
+    is printed to ``console``.
     """
     app = App(
         name="reconciler",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from events.documents import Problem, ReadManifest
-from events.excerpt import some
-from events.field_hints import closest
+from events.excerpt import list_first
+from events.field_hints import closest_hint
 from events.manifest import InvalidManifestError
 from events.names import KIND_DEFINITION_KIND, system_rank
 from infra.jetstream.errors import BusDeniedError
@@ -209,7 +209,8 @@ async def _apply_plan(
         now = await make_plan(nc, [each.manifest for each in declared if each.manifest])
     if changes := list(describe_plan_changes(planned, now)):
         raise CommandError(
-            f"the plan is out of date, so nothing was declared; plan again: {some(changes, '; ')}"
+            "the plan is out of date, so nothing was declared; plan again: "
+            f"{list_first(changes, '; ')}"
         )
     results: list[Result] = []
     async with connect_client(connection) as client:
@@ -260,7 +261,7 @@ def _check_before_sending(documents: Documents, connection: Connection) -> None:
 
 
 def _is_probable_typo(kind: str, kinds: KindRegistry) -> bool:
-    return kinds.find(kind) is None and bool(closest(kind, kinds))
+    return kinds.find(kind) is None and bool(closest_hint(kind, kinds))
 
 
 def _check_all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.provider_config import DeletionGuard
@@ -44,7 +44,7 @@ def apply_set(
     """Declare all documents as one set, or declare nothing and raise ``CommandError``."""
     if documents.bad:
         problems = documents.problems()
-        raise CommandError(f"nothing was declared: {some(problems, '; ')}")
+        raise CommandError(f"nothing was declared: {list_first(problems, '; ')}")
     try:
         key = ResourceKey.checked(namespace, MANIFEST_SET_KIND, name)
     except InvalidNameError as error:

@@ -24,7 +24,7 @@ def command_actor() -> str:
 
 
 class RetryNotice:
-    """Reports once on standard error that the server does not confirm messages."""
+    """Reports once on standard error that the server has not confirmed messages."""
 
     def __init__(self) -> None:
         self._is_printed = False
@@ -34,7 +34,7 @@ class RetryNotice:
         if not self._is_printed:
             self._is_printed = True
             notice = (
-                f"waiting: the server does not confirm {plural(count, 'message')}; this command "
+                f"waiting: the server has not confirmed {plural(count, 'message')}; this command "
                 "retries until its timeout. A stream may be full or missing; see `reconciler "
                 "doctor`"
             )

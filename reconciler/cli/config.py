@@ -38,11 +38,11 @@ def view(*, output: Output = "table", connection: Connection = DEFAULT_CONNECTIO
         reconciler config view
         reconciler config view -o json
     """
-    from infra.jetstream.connection import without_secrets  # noqa: PLC0415
+    from infra.jetstream.connection import redact_url  # noqa: PLC0415
 
     settings = connection.settings()
     rows = [_shown(settings.get(name), name) for name in NAMES]
-    rows = [Setting(each.name, without_secrets(each.value), each.source) for each in rows]
+    rows = [Setting(each.name, redact_url(each.value), each.source) for each in rows]
     if output == "table":
         print_table(
             ("SETTING", "VALUE", "SOURCE"), ((each.name, each.value, each.source) for each in rows)

@@ -21,9 +21,9 @@ from infra.jetstream.connection import (
     close,
     connect,
     leave_server,
+    redact_url,
     require_jetstream,
     server_urls,
-    without_secrets,
 )
 from infra.jetstream.errors import BusUnavailableError
 from reconciler.cli.interrupts import enable_keyboard_interrupts, record_sending
@@ -112,7 +112,7 @@ class BusOptions:
         """Print the URL of the bus before a command sends, unless the local `up` selects it."""
         bus = self._bus_setting()
         if record_sending() and bus.source != UP_SOURCE:
-            sys.stderr.write(f"bus: {without_secrets(bus.value)} ({bus.source})\n")
+            sys.stderr.write(f"bus: {redact_url(bus.value)} ({bus.source})\n")
 
     def _bus_setting(self) -> Setting:
         url = self.settings().get("nats_url")

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from events.dead_letter import OTHERS, Discarded, Stage
-from events.excerpt import some
+from events.excerpt import list_first
 from events.names import ResourceKey
 from events.subjects import NO_NAMESPACE
 from events.wording import plural
@@ -27,7 +27,7 @@ from reconciler.cli.output import (
     time_text,
 )
 from reconciler.sdk.client import Client
-from reconciler.sdk.dead_letters import DeadLetter, Retried, filter_letters
+from reconciler.sdk.dead_letters import DeadLetter, RetryResult, filter_letters
 
 ShownStage = Literal[Stage, "unreadable"]
 
@@ -123,7 +123,7 @@ def _find_letter(letters: Iterable[DeadLetter], number: int) -> DeadLetter:
     )
 
 
-def summarize_retry(retried: Retried) -> HandlingResult:
+def summarize_retry(retried: RetryResult) -> HandlingResult:
     """Return the result of a retry, which has failed if the decider rejected the message."""
     reply = retried.reply
     if reply is None:
@@ -189,7 +189,8 @@ def discarded_text(counts: Sequence[Discarded]) -> str:
     ]
     messages = plural(total, "message")
     return (
-        f"{messages} discarded without a dead letter, the last at {time_text(last)}; {some(parts)}"
+        f"{messages} discarded without a dead letter, the last at {time_text(last)}; "
+        f"{list_first(parts)}"
     )
 
 

@@ -17,13 +17,13 @@ from events.excerpt import shorten
 from events.manifest import InvalidManifestError
 from events.names import InvalidNameError
 from infra.components import ComponentError
-from infra.jetstream.connection import without_secrets
+from infra.jetstream.connection import redact_url
 from infra.jetstream.errors import BusError, NotFoundOnBusError
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import escape_text
 from reconciler.cli.settings import NAMES, flag_name
 from reconciler.errors import HostError, ReconcilerError, WaitTimeoutError
-from reconciler.process_secrets import OF_THIS_PROCESS
+from reconciler.process_secrets import PROCESS_SECRETS
 
 DISK_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _COMMAND_PATTERN = re.compile(r"(?<=`)reconciler (?![^`]*--help)[^`]+")
@@ -70,9 +70,9 @@ def report(
     status = Exit.OK
     reported: set[str] = set()
     if with_traceback:
-        sys.stderr.write(OF_THIS_PROCESS.hide("".join(traceback.format_exception(error))))
+        sys.stderr.write(PROCESS_SECRETS.hide("".join(traceback.format_exception(error))))
     for one in _leaves(error):
-        line = OF_THIS_PROCESS.hide(_with_flags(format_error(one), tokens))
+        line = PROCESS_SECRETS.hide(_with_flags(format_error(one), tokens))
         if line not in reported:  # several tasks may report the same error
             sys.stderr.write(f"error: {line}\n")
         reported.add(line)
@@ -87,7 +87,7 @@ def _with_flags(line: str, tokens: Sequence[str]) -> str:
         name, sign, value = token.partition("=")
         if name in flags:
             value = value if sign else "".join(tokens[number + 1 : number + 2])
-            with_values.append(shlex.join((name, without_secrets(value))))
+            with_values.append(shlex.join((name, redact_url(value))))
     return _COMMAND_PATTERN.sub(lambda found: " ".join((found[0], *with_values)), line)
 
 
@@ -126,7 +126,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _status(error: BaseException) -> Exit:
     if isinstance(error, CommandError):
         return error.status
-    # The name is from the command line; an invalid name in a message raises another class.
+    # The name is from the command line; an invalid name in a message raises a different exception.
     if isinstance(error, InvalidNameError):
         return Exit.USAGE
     return Exit.TIMEOUT if isinstance(error, WaitTimeoutError) else Exit.FAILED

@@ -75,7 +75,7 @@ async def models_as_of(nc: Client, when: When, tokens: str) -> PastModels:
     """Return the read models of matching resources, as of a moment.
 
     Raises:
-        NoSuchMomentError: the log does not contain the moment.
+        PositionNotFoundError: the log does not contain the moment.
     """
     await open_log(nc)
     at = await moment(nc, when)

@@ -11,7 +11,7 @@ from reconciler.cli.errors import UsageError
 from reconciler.cli.exits import Exit
 from reconciler.cli.options import Integer, check_replicas
 from reconciler.cli.output import Format, print_structured
-from reconciler.wiring import initialise
+from reconciler.wiring import initialize
 
 
 def init(
@@ -34,8 +34,8 @@ def init(
     Parameters
     ----------
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: the number that the existing
-        streams have, or 1.
+        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: that of the existing
+        streams, or 1.
     namespace
         Namespace of a service account. `init` creates the consumers from which the service reads
         its outcomes. May be repeated.
@@ -59,7 +59,7 @@ async def _init(
     connection: Connection, replicas: int | None, namespaces: Sequence[str], output: Format
 ) -> Exit:
     async with bus(connection, sends=True) as nc:
-        topology = await initialise(nc, replicas=replicas, namespaces=namespaces)
+        topology = await initialize(nc, replicas=replicas, namespaces=namespaces)
     if output == "table":
         rows = [(name, colored(change)) for name, change in topology.changes.items()]
         print_table(("STREAM OR CONSUMER", "CHANGE"), rows)

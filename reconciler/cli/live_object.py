@@ -23,7 +23,7 @@ from reconciler.provider.kind import installed_kinds
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.definitions import Definitions
 from reconciler.roles.runtime.provider_pool import resolve_secret
-from reconciler.roles.runtime.secret_guard import without_secret
+from reconciler.roles.runtime.secret_guard import mask_secrets
 from reconciler.sdk.history import History
 from reconciler.wiring import secrets_folder
 
@@ -70,7 +70,7 @@ async def live_object(nc: Client, key: ResourceKey) -> AsyncGenerator[LiveObject
         )
     stores = open_stores(find_secrets_directory())
     secrets = stores.for_api(resolve_secret(config.credentials_ref))
-    with without_secret(secrets.secrecy):
+    with mask_secrets(secrets.secrecy):
         provider = kind.connect(config, secrets, CallPermit())
         try:
             yield LiveObject(provider, owned.external_name, owned.uid or "")

@@ -14,7 +14,7 @@ import structlog
 from structlog.typing import EventDict
 
 from reconciler.cli.output import escape_lines, escape_text
-from reconciler.process_secrets import OF_THIS_PROCESS
+from reconciler.process_secrets import PROCESS_SECRETS
 
 _LINES = ("exception", "stack")
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -44,7 +44,7 @@ def configure_logs(level: LogLevel) -> None:
 
 
 def _hide_secrets(_logger: object, _method: str, line: EventDict) -> EventDict:
-    return OF_THIS_PROCESS.hide_in(line, line.keys())
+    return PROCESS_SECRETS.hide_in(line, line.keys())
 
 
 def _renderers() -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-FEW = 20
+MAX_WITHOUT_BAR = 20
 """Maximum number of items for which no progress bar is shown."""
 
 
@@ -15,9 +15,9 @@ def _show_nothing(_done: int) -> None:
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
-    """Show a bar on standard error if it is a terminal; yield a callback for the number done."""
-    if total <= FEW or not sys.stderr.isatty():
+def progress_bar(description: str, total: int) -> Generator[Callable[[int], None]]:
+    """Show a bar if standard error is a terminal; yield a callback that takes the number done."""
+    if total <= MAX_WITHOUT_BAR or not sys.stderr.isatty():
         yield _show_nothing
         return
     from rich import progress  # noqa: PLC0415 - takes 20 ms, and only a terminal needs it
@@ -31,5 +31,5 @@ def progress_bar(what: str, total: int) -> Generator[Callable[[int], None]]:
         progress.TimeElapsedColumn(),
     )
     with progress.Progress(*columns, console=console(error=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(description, total=total)
         yield lambda done: bar.update(task, completed=done)

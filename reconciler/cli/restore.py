@@ -71,7 +71,7 @@ def restore(
     replace
         Id of the damaged log to replace.
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster.
+        Number of replicas per stream: 1, or 3 or 5 in a cluster.
     """
     check_replicas(replicas)
     restored = run_async(_restore(connection, file, replace, replicas))
@@ -91,7 +91,7 @@ async def _restore(
         inspection = inspect(source, progress)
     async with bus(connection, sends=True) as nc:
         plan = await plan_restore(nc, source, inspection, replace)
-        if plan.way == "nothing":
+        if plan.mode == "nothing":
             return _build_unchanged_log(plan, rename_saved_files(source.path))
         with progress_bar("restoring", inspection.events) as progress:
             return await restore_log(nc, source, inspection, plan, progress, replicas=replicas)
@@ -100,7 +100,7 @@ async def _restore(
 async def plan_restore(
     nc: Client, source: Backup, inspection: LogSummary, replace: str | None
 ) -> Plan:
-    """Plan a restore, even of a log that has lost its end; raises ``RestoreRefusedError``."""
+    """Plan a restore, even of a log that lost its newest events; raises ``RestoreRefusedError``."""
     plan = await plan_restoration(nc, source, inspection, replace)
     if plan.log is None or plan.present != inspection.events:
         return plan
@@ -110,7 +110,7 @@ async def plan_restore(
 async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | None) -> Plan:
     """Return the plan for a backup whose events are all on the server.
 
-    If the log has lost its end, raises ``RestoreRefusedError`` unless ``replace`` is its id.
+    If the log lost its newest events, raises ``RestoreRefusedError`` unless ``replace`` is its id.
     """
     short: LogDamage | None = None
     # An interrupted restore has removed the rows.
@@ -119,7 +119,7 @@ async def _without_lost_end(nc: Client, plan: Plan, log_id: str, replace: str | 
     if short is None:
         return plan
     if replace == log_id:
-        return msgspec.structs.replace(plan, way="continue")
+        return msgspec.structs.replace(plan, mode="continue")
     raise RestoreRefusedError(
         f"the newest events of the log are missing: expected {short.expected}, found "
         f"{short.found}. This backup has no event that the log lacks; restore a backup with the "

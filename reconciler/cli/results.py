@@ -15,7 +15,7 @@ from events.wording import plural
 from reconciler.cli.console import NOT_READY, colored, print_table
 from reconciler.cli.exits import Exit
 from reconciler.cli.output import Format, escape_lines, print_structured, single_line
-from reconciler.cli.progress import FEW, progress_bar
+from reconciler.cli.progress import MAX_WITHOUT_BAR, progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.sdk.client import Client
@@ -130,7 +130,7 @@ def _print(results: Sequence[Result], output: Format, good: Collection[str]) -> 
         print_structured(results, output)
         return
     rows = results
-    if len(results) > FEW and sys.stdout.isatty():
+    if len(results) > MAX_WITHOUT_BAR and sys.stdout.isatty():
         rows = [one for one in results if not one.accepted or one.outcome not in (*good, "")]
         sys.stdout.write(f"{plural(len(results) - len(rows), 'resource')} succeeded\n")
     if rows:

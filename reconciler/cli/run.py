@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from infra.jetstream.connection import without_secrets
+from infra.jetstream.connection import redact_url
 from reconciler.cli.connection import (
     DEFAULT_BUS_OPTIONS,
     DEFAULT_LOG_OPTIONS,
@@ -17,7 +17,7 @@ from reconciler.cli.connection import (
 from reconciler.cli.process_logs import configure_logs
 from reconciler.cli.signals import run_until_stopped
 from reconciler.provider.lazy import check_extra
-from reconciler.wiring import Role, connected, running
+from reconciler.wiring import Role, open_connection, running
 
 
 def run(
@@ -49,8 +49,8 @@ def run(
     url = bus.url
 
     async def work() -> None:
-        async with connected(url, access=bus.access) as nc, running(nc, (role,)):
-            structlog.get_logger().info("role is running", role=role, bus=without_secrets(url))
+        async with open_connection(url, access=bus.access) as nc, running(nc, (role,)):
+            structlog.get_logger().info("role is running", role=role, bus=redact_url(url))
             await asyncio.Event().wait()
 
     return run_async(run_until_stopped(work()))

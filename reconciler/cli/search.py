@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from nats.aio.client import Client
 
-from events.excerpt import some
-from events.field_hints import closest
+from events.excerpt import list_first
+from events.field_hints import closest_hint
 from events.names import DEFAULT_NAMESPACE, ResourceKey, is_token
 from infra.bus.event_log import open_log
 from infra.bus.streams import LOG
@@ -103,5 +103,5 @@ async def check_namespace(nc: Client, namespace: str | None) -> None:
     known = sorted({row.namespace for row in (await current_models(nc)).status.values()})
     raise CommandError(
         f"namespace {namespace} never had a resource; the namespaces are: "
-        f"{some(known) or 'none yet'}{closest(str(namespace), known)}"
+        f"{list_first(known) or 'none yet'}{closest_hint(str(namespace), known)}"
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.names import DEFAULT_NAMESPACE, check_token
 from events.secret import SECRET_NAME
 from infra.named_files import MAX_KEY_BYTES, read_at_most
@@ -240,7 +240,8 @@ def remove(
     readers = store.grants.readers(key)
     if readers and not yes:
         raise CommandError(
-            f"secret {key} is granted to {some(readers)}; add --yes to remove it with its grants"
+            f"secret {key} is granted to {list_first(readers)}; add --yes to remove it with its "
+            "grants"
         )
     store.discard(key)
     return _print_change(store, key, "removed", output)

@@ -18,7 +18,7 @@ import structlog
 
 from infra.components import Component
 from infra.components.ports import is_free
-from infra.jetstream.connection import without_secrets
+from infra.jetstream.connection import redact_url
 from reconciler.cli import components
 from reconciler.cli.connection import UP_FILE, UP_LOCK, UpFile, read_up_file
 from reconciler.cli.errors import DISK_FULL_ERRNOS, StackError, UsageError
@@ -116,7 +116,7 @@ class Stack:
     @property
     def display_url(self) -> str:
         """The URL of the bus, without secrets."""
-        return without_secrets(self.nats_url)
+        return redact_url(self.nats_url)
 
     async def watch(self) -> None:
         """Wait indefinitely; raises ``StackError`` if a server exits unexpectedly.

@@ -44,7 +44,7 @@ from reconciler.cli.signals import run_until_stopped
 from reconciler.cli.stack import Stack, StackError, StackOptions, start_stack, write_up_file
 from reconciler.provider.lazy import check_extra
 from reconciler.roles.projector.lost_events import LogTooShortError
-from reconciler.wiring import ROLES, Role, connected, initialise, running, secrets_folder
+from reconciler.wiring import ROLES, Role, initialize, open_connection, running, secrets_folder
 
 _REPAIRABLE_ERRORS = (IncompatibleStreamError, StreamReplacedError, LogTooShortError)
 _REPAIR_HINT = (
@@ -130,8 +130,8 @@ def up(
     latency_ms
         Minimum duration of each request to the example API, in milliseconds.
     replicas
-        Replicas of each stream: 1, or 3 or 5 in a cluster. Default: the number that the existing
-        streams have, or 1.
+        Number of replicas per stream: 1, or 3 or 5 in a cluster. Default: that of the existing
+        streams, or 1.
     roles
         Roles to run here, separated by commas, or none.
     no_api
@@ -202,7 +202,7 @@ async def _start_and_serve(plan: UpOptions) -> None:
 
 async def _serve(plan: UpOptions, stack: Stack) -> None:
     async with (
-        connected(
+        open_connection(
             stack.nats_url, access=plan.access, timeout_seconds=_CONNECT_TIMEOUT_SECONDS
         ) as nc,
         contextlib.AsyncExitStack() as exits,
@@ -225,7 +225,7 @@ async def _serve(plan: UpOptions, stack: Stack) -> None:
 async def _start_roles(
     plan: UpOptions, stack: Stack, nc: Client, exits: contextlib.AsyncExitStack
 ) -> None:
-    await initialise(nc, replicas=plan.replicas)
+    await initialize(nc, replicas=plan.replicas)
     changes = await _correct_configs(plan, stack, nc)
     parts = await exits.enter_async_context(running(nc, plan.roles, secrets=plan.secrets))
     for change in changes:

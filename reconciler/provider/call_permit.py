@@ -21,16 +21,16 @@ class CallGate(Protocol):
     """Decides when the next request of one action, listing or feed may be sent."""
 
     @property
-    def is_free(self) -> bool:
+    def may_send_now(self) -> bool:
         """Whether the next request may be sent immediately."""
         ...
 
     @property
-    def pace_seconds(self) -> float:
+    def interval_seconds(self) -> float:
         """Interval between two requests in seconds, or 0.0 if there is no rate limit."""
         ...
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         """Wait until the next request may be sent, before or after all waiting requests.
 
         Raises ``NotCalledError`` if the wait would be too long.
@@ -72,11 +72,11 @@ class CallPermit:
         Raises ``NotCalledError`` if the wait is too long or the read is outdated.
         """
         gate = CALL_GATE.get()
-        if gate is not None and not gate.is_free:
-            await gate.wait(goes_first=read_at is not None)
+        if gate is not None and not gate.may_send_now:
+            await gate.wait(has_priority=read_at is not None)
         if read_at is None:
             return
-        age, pace = time.monotonic() - read_at, 0.0 if gate is None else gate.pace_seconds
+        age, pace = time.monotonic() - read_at, 0.0 if gate is None else gate.interval_seconds
         if age > READ_VALID_SECONDS + 2 * pace:
             raise NotCalledError(
                 f"not called: the read that the request depends on is {age:.0f} s old",

@@ -653,14 +653,14 @@ class _Cut(BaseException):
 class _CutBefore:
     """A permit that ends a call before one of its requests, as a crash does."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, request: int) -> None:
         self._remaining = request
 
-    async def wait(self, *, goes_first: bool = False) -> None:
-        del goes_first
+    async def wait(self, *, has_priority: bool = False) -> None:
+        del has_priority
         self._remaining -= 1
         if self._remaining == 0:
             raise _Cut

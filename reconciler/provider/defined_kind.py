@@ -8,7 +8,7 @@ from events.field_hints import field_error
 from events.kind_definition import KindDefinitionSpec
 from events.manifest import Fields, InvalidManifestError
 from reconciler.provider.definition import check_declarable, kind_of
-from reconciler.provider.engine import COMPOSITION, REST, installed_engine
+from reconciler.provider.engine import COMPOSITION, REST, load_engine
 from reconciler.provider.kind import Kind, KindRegistry
 
 
@@ -40,7 +40,7 @@ def _underlying(kinds: KindRegistry, name: str, spec: KindDefinitionSpec) -> Kin
             "and composition (the resources that make up the kind)"
         )
     if spec.over is None:
-        return installed_engine(COMPOSITION if spec.rest is None else REST)(name, spec)
+        return load_engine(COMPOSITION if spec.rest is None else REST)(name, spec)
     base = kinds.find(spec.over)
     if base is not None and base.composition is not None:
         raise InvalidManifestError(

@@ -1,4 +1,4 @@
-"""Engines, which build the underlying kind of a definition without an installed kind."""
+"""Engines, which build the underlying kind for a definition that has no installed kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Engine(Protocol):
         ...
 
 
-def installed_engine(name: str) -> Engine:
+def load_engine(name: str) -> Engine:
     """Load an engine. Raises ``InvalidManifestError`` if it cannot be used here."""
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
         try:

@@ -19,7 +19,7 @@ import msgspec
 from events.allow import Allow, check_allow
 from events.composition import COMPOSED_SET_KIND, ComposedSetSpec
 from events.external import ExternalObject
-from events.field_hints import closest, field_error, unknown_field
+from events.field_hints import closest_hint, field_error, unknown_field
 from events.kind_definition import DefinitionRef, KindDefinitionSpec
 from events.manifest import (
     EXTERNAL_NAME_ANNOTATION,
@@ -597,7 +597,7 @@ class KindRegistry(Mapping[str, Kind]):
     def __getitem__(self, name: str) -> Kind:
         kind = self._kinds.get(name)
         if kind is None:
-            hint = closest(name, self._kinds) or "; `reconciler kinds` lists the kinds"
+            hint = closest_hint(name, self._kinds) or "; `reconciler kinds` lists the kinds"
             raise UnknownKindError(f"kind {name!r} is unknown{hint}")
         return kind
 

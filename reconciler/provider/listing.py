@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from events.excerpt import quote, some
+from events.excerpt import list_first, quote
 from events.external import ExternalObject
 from events.provider_config import Scope
 from reconciler.errors import NotDoneError, UnreadableObjectsError
@@ -78,7 +78,7 @@ class Unreadable:
                 f"{_describe(name)}: {reason}" for (name, _), reason in self._reasons.items()
             ]
             raise UnreadableObjectsError(
-                f"cannot read {some(descriptions, '; ')}", self._reasons.keys()
+                f"cannot read {list_first(descriptions, '; ')}", self._reasons.keys()
             )
 
 

@@ -14,7 +14,7 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.hold import Hold
 from events.intake import ApiReported, ListingFailure
 from events.log import (
@@ -191,8 +191,8 @@ def _conclude_unobserved(failed: Mapping[str, ListingFailure]) -> Conclusion:
     return Conclusion(
         "Degraded",
         LISTINGS_FAILED,
-        f"{some(kinds, '; ')}; until a listing completes, Reconciler detects neither drift nor "
-        "deletions of these objects. Correct the cause of the error",
+        f"{list_first(kinds, '; ')}; until a listing completes, Reconciler detects neither drift "
+        "nor deletions of these objects. Correct the cause of the error",
         ready=Readiness(True, "Declared"),  # reads and writes of single objects still work
     )
 

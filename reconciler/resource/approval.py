@@ -14,7 +14,7 @@ import msgspec
 from events.hold import PLAN_HOLDS, Hold
 from events.intake import Approved
 from events.log import Action, ActionDecided, ApprovalRefused, ApprovalRequested, HoldApproved
-from events.manifest import ApprovalLevel, stricter
+from events.manifest import ApprovalLevel, stricter_level
 from events.names import ResourceKey
 from reconciler.resource.difference import Comparison, format_value
 from reconciler.resource.state import (
@@ -85,10 +85,10 @@ def _needs_approval(action: Action, state: ResourceState, context: Context) -> b
     """Return whether the policy or the ProviderConfig requires an approval of the action."""
     config, level = context.configs.get(action.provider_config), _declared_level(state)
     if config is not None:
-        level = stricter(config.approve, level)
+        level = stricter_level(config.approve, level)
     if _is_covered_by_approval(action, state):
         return False
-    return stricter(level, level_of(action)) == level
+    return stricter_level(level, level_of(action)) == level
 
 
 def _declared_level(state: ResourceState) -> ApprovalLevel:

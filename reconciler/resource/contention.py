@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.log import REPEATED_DRIFT, DriftDetected, PathDrift, RetryScheduled
 from reconciler.resource.backoff import delay
 from reconciler.resource.situation import Situation
@@ -62,7 +62,7 @@ def report_contention(situation: Situation) -> Conclusion | None:
     contended = _contended_paths(situation)
     if not contended:
         return None
-    descriptions = some([_describe(each) for each in contended], "; ")
+    descriptions = list_first([_describe(each) for each in contended], "; ")
     return Conclusion(
         "Degraded",
         REPEATED_DRIFT,

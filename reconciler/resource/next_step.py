@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.external import ExternalObject
 from events.hold import Hold
 from events.intake import LossCount
@@ -571,7 +571,7 @@ def _keep_absent(spec: Spec, situation: Situation) -> Step:
 
 def _describe_differences(differences: tuple[FieldDifference, ...]) -> str:
     """Return the first differences as text, with the declared values."""
-    return some(
+    return list_first(
         [
             f"{each.path}: {format_value(each.observed)} (declared {format_value(each.desired)})"
             for each in differences
@@ -593,7 +593,7 @@ def _finish_withdrawal(situation: Situation) -> Step:
     if referrers and not holds.release_forced:
         return on_hold(
             Hold.REFERENCED,
-            f"kept because it is referenced by {some(referrers)}",
+            f"kept because it is referenced by {list_first(referrers)}",
         )
     # Before a release and a deletion: both end what a holder may still use.
     waiting = _hold_for_finalizers(state)
@@ -657,7 +657,7 @@ def _hold_for_finalizers(state: ResourceState) -> Conclusion | None:
     """Hold a deletion or release while services have finalizers on the resource."""
     if not state.holds.finalizers:
         return None
-    holders = some([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
+    holders = list_first([f"{each.name} (set by {each.holder})" for each in state.holds.finalizers])
     return on_hold(Hold.FINALIZERS, f"waits for the removal of these finalizers: {holders}")
 
 

@@ -94,7 +94,7 @@ def _is_base(fields: Fields, state: ResourceState) -> bool:
 def _effect(data: ActionFailed, *, is_lookup: bool) -> Effect:
     """Return what a failed attempt may have changed."""
     error = data.error
-    # A refusal does not show whether another worker's call of the same attempt took effect.
+    # A refusal does not show whether another worker's call for the same attempt took effect.
     if data.redelivered:
         return Effect.UNKNOWN
     if is_lookup or not error.attempted:
@@ -137,7 +137,7 @@ def _consequence(data: ActionFailed, state: ResourceState) -> Consequence:
 
 
 def _needs_lookup(flight: InFlight | None, *, redelivered: bool) -> bool:
-    """Return whether a lookup must follow a refusal, as an earlier attempt may have had an effect.
+    """Return whether an earlier attempt may have had an effect, so a lookup must follow a refusal.
 
     If the lookup was refused too, or was inconclusive, nothing else can settle the action.
     """

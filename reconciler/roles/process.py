@@ -137,7 +137,7 @@ async def load(ports: Ports, roles: Sequence[Role], kinds: KindRegistry) -> Runn
         feed.subscribe_to_damage(known.mark_damage)
     feed.subscribe(lambda _position, event: gates.apply(event))
     if ports.watch is not None:
-        feed.subscribe(ports.watch.saw)
+        feed.subscribe(ports.watch.record_read)
     parts = Running(
         ports=ports,
         kinds=kinds,

@@ -32,13 +32,13 @@ from projections.status import StatusRow
 from reconciler.errors import (
     ConfigurationError,
     DeclarationRefusedError,
-    NoSuchMomentError,
+    PositionNotFoundError,
     ReconcilerError,
     WaitTimeoutError,
 )
 from reconciler.ports import StoredEvent
 from reconciler.sdk.client import Client
-from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError, Retried
+from reconciler.sdk.dead_letters import DeadLetter, LetterRefusedError, RetryResult
 from reconciler.sdk.listing_writer import ListingWriter
 from reconciler.sdk.moments import Moment
 from reconciler.sdk.outcomes import SETTLED, Outcome, OutcomeStream
@@ -63,16 +63,16 @@ __all__ = [
     "Manifest",
     "Metadata",
     "Moment",
-    "NoSuchMomentError",
     "Observed",
     "Outcome",
     "OutcomeName",
     "OutcomeStream",
     "OwnershipRow",
+    "PositionNotFoundError",
     "ReconcilerError",
     "Reply",
     "ResourceKey",
-    "Retried",
+    "RetryResult",
     "StatusRow",
     "StoredEvent",
     "WaitTimeoutError",

@@ -42,7 +42,7 @@ from reconciler.ports import IntakeMessageOut, StoredEvent
 from reconciler.sdk.dead_letters import (
     REPLIED_TO,
     DeadLetter,
-    Retried,
+    RetryResult,
     check_not_superseded,
     collect,
     filter_letters,
@@ -52,8 +52,8 @@ from reconciler.sdk.listing_writer import ListingWriter
 from reconciler.sdk.messages import (
     approval,
     as_key,
+    check_manifest,
     check_replies,
-    checked_manifest,
     declaration,
     finalizer_release,
     finalizer_request,
@@ -63,7 +63,7 @@ from reconciler.sdk.messages import (
 )
 from reconciler.sdk.moments import Moment, When, moment, span
 from reconciler.sdk.outcomes import SETTLED, OnOutcome, Outcome, OutcomeStream, Waiting, wait
-from reconciler.sdk.timeline import Interest, newest_events
+from reconciler.sdk.timeline import EventFilter, newest_events
 
 if TYPE_CHECKING:
     from reconciler.sdk.manifest_sets import ManifestSets
@@ -135,7 +135,7 @@ class Client:
         """
         from reconciler.sdk.plan import compute_plan  # noqa: PLC0415 - it imports a whole decider
 
-        checked = [checked_manifest(each) for each in manifests]
+        checked = [check_manifest(each) for each in manifests]
         return await compute_plan(self._nc, checked, withdraw=[as_key(each) for each in withdraw])
 
     def manifest_sets(self, *, timeout_seconds: float = 30.0) -> ManifestSets:
@@ -418,9 +418,9 @@ class Client:
 
         In ``actor``, ``*`` matches any text. ``event_names`` are names of event types, such as
         ``SpecDeclared``. ``since`` and ``until`` are positions or times. Raises
-        ``InvalidNameError`` and ``NoSuchMomentError``.
+        ``InvalidNameError`` and ``PositionNotFoundError``.
         """
-        interest = Interest(namespace, kind, name, actor, outcome, event_names)
+        interest = EventFilter(namespace, kind, name, actor, outcome, event_names)
         between = await span(self._nc, since, until)
         return await newest_events(self._nc, interest, between, limit)
 
@@ -428,7 +428,7 @@ class Client:
         """Return a moment of the log: a position, or the newest event at or before a time.
 
         Pass its position as ``at`` if several responses must show the same moment. Raises
-        ``NoSuchMomentError`` if the log has no events of that time.
+        ``PositionNotFoundError`` if the log has no events of that time.
         """
         return await moment(self._nc, when)
 
@@ -438,7 +438,7 @@ class Client:
         """Return the status of a resource; None if only its history is left.
 
         ``at``: the status at a position of the log or at a time, folded from the history, which
-        raises ``NoSuchMomentError`` and ``LogDamagedError``.
+        raises ``PositionNotFoundError`` and ``LogDamagedError``.
         """
         key = as_key(resource)
         if at is None:
@@ -454,8 +454,8 @@ class Client:
         """Return the status of all resources, sorted by key.
 
         ``at``: the status at a position of the log or at a time, which raises
-        ``NoSuchMomentError``. If it precedes the read models' position, the log is read up to it,
-        limited to the namespace or kind.
+        ``PositionNotFoundError``. If it precedes the read models' position, the log is read up to
+        it, limited to the namespace or kind.
         """
         tokens = _pattern(namespace or "*", kind or "*", "*")
         if at is None:
@@ -500,15 +500,15 @@ class Client:
         resource: ResourceName | None = None,
         since: datetime | None = None,
         only_open: bool = True,
-        most: int | None = None,
+        limit: int | None = None,
     ) -> list[DeadLetter]:
         """Return dead letters, newest last.
 
-        ``only_open``: omit letters that were retried or dismissed. ``most``: approximate number of
+        ``only_open``: omit letters that were retried or dismissed. ``limit``: approximate number of
         newest letters to search. Raises ``InvalidNameError``.
         """
         key = None if resource is None else as_key(resource)
-        letters = collect(*await self._bus.dead_letters(most=most))
+        letters = collect(*await self._bus.dead_letters(limit=limit))
         return filter_letters(letters, stage=stage, resource=key, since=since, only_open=only_open)
 
     async def discarded(self) -> Sequence[Discarded]:
@@ -526,7 +526,7 @@ class Client:
         payload: bytes | None = None,
         force: bool = False,
         reply_seconds: float = 5.0,
-    ) -> Retried:
+    ) -> RetryResult:
         """Publish a dead letter's message again on its subject, or a corrected payload for it.
 
         The letter is then marked as retried. If the message is undeliverable again, it becomes
@@ -540,16 +540,16 @@ class Client:
             message.subject,
             message.payload,
             message.message_id,
-            answer_seconds=reply_seconds if message.intake in REPLIED_TO else 0,
+            reply_timeout_seconds=reply_seconds if message.intake in REPLIED_TO else 0,
         )
-        await self._bus.letter_handled(
+        await self._bus.record_handling(
             self._handling(letter, "Retried", position=position, corrected=payload is not None)
         )
-        return Retried(letter.number, position, reply)
+        return RetryResult(letter.number, position, reply)
 
     async def dismiss_dead_letter(self, letter: DeadLetter, *, note: str = "") -> None:
         """Mark a dead letter as dismissed. It is kept, but no longer counts as open."""
-        await self._bus.letter_handled(self._handling(letter, "Dismissed", note=note))
+        await self._bus.record_handling(self._handling(letter, "Dismissed", note=note))
 
     def _handling(
         self,

@@ -76,7 +76,7 @@ class DeadLetter(msgspec.Struct, frozen=True, rename="camel"):
         return payload_of(self.record)
 
 
-class Retried(msgspec.Struct, frozen=True, rename="camel"):
+class RetryResult(msgspec.Struct, frozen=True, rename="camel"):
     """The position of a retried message in the intake, and the decider's reply if there is one.
 
     Observations, results and timers have no reply.

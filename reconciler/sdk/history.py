@@ -42,7 +42,7 @@ from reconciler.resource.state import NEW, ResourceState
 _LAYOUT: Final = "infra.eventstore.resource_layout:ResourceLayout"
 
 
-class Past(msgspec.Struct, frozen=True):
+class ResourceHistory(msgspec.Struct, frozen=True):
     """A resource as of one version: its state, and the events that led to it.
 
     ``id`` is its ``namespace/kind/name``. ``damage`` states where the log is damaged. Everything
@@ -59,21 +59,21 @@ class Past(msgspec.Struct, frozen=True):
         """Number of events of the resource."""
         return self.state.version
 
-    def until(self, position: int) -> Past:
+    def until(self, position: int) -> ResourceHistory:
         """Return the past as of a position of the log, without damage after that position."""
         earlier = [each for each in self.events if each.position <= position]
-        past = project(None, earlier) or Past(self.id, NEW, ())
+        past = project(None, earlier) or ResourceHistory(self.id, NEW, ())
         is_damaged = self.damage is not None and self.damage.position <= position
         return msgspec.structs.replace(past, damage=self.damage) if is_damaged else past
 
 
-def project(past: Past | None, events: Iterable[StoredEvent]) -> Past | None:
+def project(past: ResourceHistory | None, events: Iterable[StoredEvent]) -> ResourceHistory | None:
     """Fold events into a resource's past: a `projector_func` of the library's repository."""
     state, folded = (NEW, []) if past is None else (past.state, list(past.events))
     for stored in events:
         state = evolve(state, stored.event)
         folded.append(stored)
-    return Past(folded[0].originator_id, state, tuple(folded)) if folded else None
+    return ResourceHistory(folded[0].originator_id, state, tuple(folded)) if folded else None
 
 
 class LogMapper(Mapper[str]):
@@ -148,7 +148,7 @@ class History:
         self._nc = nc
         self._repository = Repository(LogStore(LogMapper(), recorder))
 
-    async def get(self, key: ResourceKey, *, version: int | None = None) -> Past:
+    async def get(self, key: ResourceKey, *, version: int | None = None) -> ResourceHistory:
         """Return a resource's past as of a version, or as of now; if damaged, its intact part.
 
         An event of a newer release counts as damage. Raises ``BusError`` classes.
@@ -159,14 +159,14 @@ class History:
             intact = await self._past(key, error.damage.version - 1)
             return msgspec.structs.replace(intact, damage=error.damage)
 
-    async def _past(self, key: ResourceKey, version: int | None) -> Past:
+    async def _past(self, key: ResourceKey, version: int | None) -> ResourceHistory:
         return await retry_read(self._nc, lambda: asyncio.to_thread(self._read, key, version))
 
-    def _read(self, key: ResourceKey, version: int | None) -> Past:
+    def _read(self, key: ResourceKey, version: int | None) -> ResourceHistory:
         try:
             past = self._repository.get(str(key), version=version, projector_func=project)
         except AggregateNotFoundError:
-            return Past(str(key), NEW, ())
+            return ResourceHistory(str(key), NEW, ())
         except PersistenceError as error:
             if isinstance(error.__cause__, BusError):
                 raise error.__cause__ from None

@@ -64,7 +64,7 @@ class LogReplay:
     async def advance(self, to: int | None = None, progress: Progress = no_progress) -> None:
         """Fold further events up to a position, or up to the current end.
 
-        It stops earlier if the log has lost its end, which it reports as damage.
+        It stops earlier if the log lost its newest events, which it reports as damage.
         """
         last = await self._log.last_position()
         target = last if to is None else to

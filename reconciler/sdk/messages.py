@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from events.checked_manifest import checked_manifest
+from events.check_manifest import check_manifest
 from events.intake import (
     ApprovalDecision,
     Approved,
@@ -44,8 +44,8 @@ def declaration(
     plan: PlanRef | None = None,
     reason: str = "",
 ) -> IntakeMessageOut:
-    """Return the message that declares a manifest; raises as ``checked_manifest``."""
-    checked = checked_manifest(manifest)
+    """Return the message that declares a manifest; raises as ``check_manifest``."""
+    checked = check_manifest(manifest)
     return _message("desired", checked.key, Declared(checked, expected_generation, plan, reason))
 
 

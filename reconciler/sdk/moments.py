@@ -8,14 +8,14 @@ import msgspec
 from nats.aio.client import Client
 
 from infra.bus.bus_clock import read_clock
-from infra.bus.log_moments import (
+from infra.bus.log_times import (
     MILLISECOND,
     first_event_from,
     last_position_before,
     log_range,
     truncate_to_millisecond,
 )
-from reconciler.errors import NoSuchMomentError
+from reconciler.errors import PositionNotFoundError
 from reconciler.ports import StoredEvent
 
 When = int | datetime
@@ -52,10 +52,10 @@ def as_utc(time: datetime) -> datetime:
 
 
 async def moment(nc: Client, when: When | None) -> Moment:
-    """Return a moment; None is now. Raises ``NoSuchMomentError`` with the extent of the log."""
+    """Return a moment; None is now. Raises ``PositionNotFoundError`` with the extent of the log."""
     first, newest = await log_range(nc)
     if not newest:
-        raise NoSuchMomentError("the log is empty")
+        raise PositionNotFoundError("the log is empty")
     if when is None or isinstance(when, int):
         return await _at_position(nc, newest if when is None else when, newest)
     requested = as_utc(when)
@@ -64,7 +64,7 @@ async def moment(nc: Client, when: When | None) -> Moment:
         raise await _build_too_early_error(nc, requested, first)
     event = (await _event(nc, position)).event
     if position == newest and await _is_in_the_future(nc, requested):
-        raise NoSuchMomentError(
+        raise PositionNotFoundError(
             f"{format_time(requested)} is in the future; the newest event of the log is from "
             f"{format_time(event.time)} (position {newest})"
         )
@@ -76,9 +76,11 @@ async def _is_in_the_future(nc: Client, time: datetime) -> bool:
     return time > datetime.now(UTC) and time > (await read_clock(nc)).now()
 
 
-async def _build_too_early_error(nc: Client, requested: datetime, first: int) -> NoSuchMomentError:
+async def _build_too_early_error(
+    nc: Client, requested: datetime, first: int
+) -> PositionNotFoundError:
     first_event = await _event(nc, first)
-    return NoSuchMomentError(
+    return PositionNotFoundError(
         f"{format_time(requested)} is before the start of the log, "
         f"{format_time(first_event.event.time)} (position {first_event.position}); use a later time"
     )
@@ -86,10 +88,10 @@ async def _build_too_early_error(nc: Client, requested: datetime, first: int) ->
 
 async def _at_position(nc: Client, position: int, newest: int) -> Moment:
     if position < 1:
-        raise NoSuchMomentError(f"position {position}: must be at least 1")
+        raise PositionNotFoundError(f"position {position}: must be at least 1")
     if position > newest:
         last = await _event(nc, newest)
-        raise NoSuchMomentError(
+        raise PositionNotFoundError(
             f"position {position}: after the end of the log; its newest event is at position "
             f"{newest}, from {format_time(last.event.time)}"
         )
@@ -99,7 +101,7 @@ async def _at_position(nc: Client, position: int, newest: int) -> Moment:
 async def _event(nc: Client, position: int) -> StoredEvent:
     event = await first_event_from(nc, position)
     if event is None or event.position != position:
-        raise NoSuchMomentError(
+        raise PositionNotFoundError(
             f"position {position}: the log is damaged there and has no readable event; use "
             "another position, and see `reconciler replay --verify`"
         )
@@ -120,8 +122,8 @@ async def span(nc: Client, since: When | None, until: When | None) -> Span:
     """Return the range between two moments, inclusive.
 
     ``since`` may precede the log's first event, and ``until`` may follow its newest one. Raises
-    ``NoSuchMomentError`` for a missing position, a ``since`` in the future, and an ``until`` before
-    ``since`` or the log's start.
+    ``PositionNotFoundError`` for a missing position, a ``since`` in the future, and an ``until``
+    before ``since`` or the log's start.
     """
     after = 0 if since is None else await _position_before(nc, since)
     if until is None:
@@ -139,7 +141,7 @@ async def span(nc: Client, since: When | None, until: When | None) -> Span:
         and as_utc(until) < as_utc(since)
     )
     if up_to < after or is_reversed:
-        raise NoSuchMomentError("the end is before the start; swap them")
+        raise PositionNotFoundError("the end is before the start; swap them")
     return Span(after, up_to)
 
 
@@ -148,5 +150,5 @@ async def _position_before(nc: Client, since: When) -> int:
         return (await moment(nc, since)).position - 1
     since = as_utc(since)
     if await _is_in_the_future(nc, since):
-        raise NoSuchMomentError(f"{format_time(since)} is in the future; use an earlier time")
+        raise PositionNotFoundError(f"{format_time(since)} is in the future; use an earlier time")
     return await last_position_before(nc, truncate_to_millisecond(since))

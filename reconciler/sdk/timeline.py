@@ -12,7 +12,7 @@ from nats.aio.client import Client
 
 from events.log import OutcomeName, OutcomeRecorded
 from events.names import check_token
-from infra.bus.log_moments import log_between, log_range
+from infra.bus.log_times import log_between, log_range
 from reconciler.ports import StoredEvent
 from reconciler.sdk.moments import Span
 
@@ -30,7 +30,7 @@ def no_progress(_position: int) -> None:
     """Ignore progress."""
 
 
-class Interest(msgspec.Struct, frozen=True):
+class EventFilter(msgspec.Struct, frozen=True):
     """A filter for events; ``*`` and None match all, and ``*`` in ``actor`` matches any text.
 
     ``event_names``: names of event types, such as ``SpecDeclared``; an empty list matches all.
@@ -65,7 +65,7 @@ class Interest(msgspec.Struct, frozen=True):
 
 async def newest_events(
     nc: Client,
-    interest: Interest,
+    interest: EventFilter,
     span: Span,
     limit: int,
     progress: Progress = no_progress,
@@ -93,7 +93,7 @@ async def newest_events(
 
 
 async def follow_events(
-    nc: Client, interest: Interest, after: int
+    nc: Client, interest: EventFilter, after: int
 ) -> AsyncGenerator[list[StoredEvent]]:
     """Yield matching events after a position endlessly."""
     reading = log_between(nc, interest.subject_filter, after=after, follows=True)

@@ -9,7 +9,7 @@ from infra.bus.actions import JetStreamActionReader
 from infra.bus.event_log import JetStreamLog
 from infra.jetstream.connection import leave_server
 from infra.jetstream.errors import BusRefusedError
-from reconciler.ports import ActionDelivery, NotTakenError, ResourceAppend
+from reconciler.ports import ActionDelivery, QueueRefusedError, ResourceAppend
 from tests.bus.histories import new_key
 from tests.bus.test_worker import decided
 
@@ -43,5 +43,5 @@ async def test_a_queue_for_which_the_account_has_no_room_is_reported_as_such(
 
     monkeypatch.setattr("infra.bus.actions.ensure_worker_consumer", refuse)
     reader = JetStreamActionReader(bus)
-    with pytest.raises(NotTakenError, match="maximum consumers"):
+    with pytest.raises(QueueRefusedError, match="maximum consumers"):
         await reader.take_from(log.log_id, 4)

@@ -101,7 +101,7 @@ class Process:
     async def last_position(self) -> int:
         return 0
 
-    async def until_certain(self, seconds: float) -> bool:
+    async def wait_until_certain(self, seconds: float) -> bool:
         assert 0 < seconds <= MAX_WAIT_SECONDS
         return self.is_certain
 

@@ -82,7 +82,7 @@ class Bus:
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         assert not deliveries
 
-    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+    async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         assert deliveries
         return not self.overtook
 
@@ -106,8 +106,8 @@ class Bus:
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
 
-    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
-        self.answers += [answer for _subject, answer in answers]
+    async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
+        self.answers += [reply for _subject, reply in replies]
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 
@@ -380,9 +380,9 @@ class Order(Bus):
         assert timers
         self.tell("timers")
 
-    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
+    async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
         self.tell("answers")
-        await super().answer(answers)
+        await super().send_replies(replies)
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         assert rejections
@@ -736,7 +736,7 @@ class EndingBus(FullBus):
     async def next_batch(self, *, wait: bool = True) -> Sequence[IntakeDelivery]:
         return self.batches.pop() if self.batches else []
 
-    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+    async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         self.deciding.set()
         await asyncio.Event().wait()
         return True

@@ -85,7 +85,7 @@ async def test_what_the_bus_cannot_take_as_it_is_holds_up_nothing(bus: Client) -
     inbox = bus.new_inbox()
     await subscribe(bus, inbox, lambda _answer: event_reported.set_result(None))
     short = Reply(True, "Accepted", 1, 1)
-    await sink.answer([(f"_INBOX.{'a' * 4_000}", short), (inbox, endless), (inbox, short)])
+    await sink.send_replies([(f"_INBOX.{'a' * 4_000}", short), (inbox, endless), (inbox, short)])
     await asyncio.wait_for(event_reported, PATIENCE_SECONDS)
 
 

@@ -84,7 +84,7 @@ async def test_a_priority_call_waits_for_one_slot(bus: Client, name: str) -> Non
     process = Process(bus, name, per_second=50, burst=1)
     calling = asyncio.create_task(process.calls(20))
     await asyncio.wait_for(process.called.wait(), 60)
-    await process.limiter.take(goes_first=True)
+    await process.limiter.take(has_priority=True)
     assert len(process.times) < 20
     await calling
 

@@ -45,7 +45,7 @@ from reconciler.ports import (
     ActionDelivery,
     IntakeMessageOut,
     NotStoredError,
-    NotTakenError,
+    QueueRefusedError,
     ResourceAppend,
 )
 from reconciler.provider import Capabilities, Effect, Provider
@@ -117,9 +117,9 @@ class Bus:
         self.ids: list[str] = []
         self.rooms = 0
 
-    async def take_from(self, provider_config: str, most: int) -> None: ...
+    async def take_from(self, provider_config: str, limit: int) -> None: ...
 
-    def make_room(self, delivery: ActionDelivery) -> None:
+    def free_slot(self, delivery: ActionDelivery) -> None:
         assert delivery
         self.rooms += 1
 
@@ -132,7 +132,7 @@ class Bus:
         assert deliveries
         self.acknowledged.set()
 
-    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None: ...
+    async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -238,10 +238,10 @@ class FullBus(Bus):
         self.has_room = False
         self.taken = asyncio.Event()
 
-    async def take_from(self, provider_config: str, most: int) -> None:
+    async def take_from(self, provider_config: str, limit: int) -> None:
         self.was_called.set()
         if not self.has_room:
-            raise NotTakenError("maximum consumers limit reached")
+            raise QueueRefusedError("maximum consumers limit reached")
         self.taken.set()
 
 
@@ -633,7 +633,7 @@ class Resumed(Paused):
             return await super().next_batch()
         return await Bus.next_batch(self)
 
-    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
+    async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None:
         self.shown_life.set()
 
 

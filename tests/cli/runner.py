@@ -22,7 +22,7 @@ import structlog
 
 from infra.embedded import EmbeddedServer
 from reconciler.cli.main import main
-from reconciler.wiring import connected, initialise
+from reconciler.wiring import initialize, open_connection
 
 REPOSITORY = Path(__file__).parents[2]
 STOP_SECONDS = 90
@@ -176,8 +176,8 @@ def idle_bus(folder: Path) -> Generator[str]:
 
 
 async def _initialise(url: str) -> None:
-    async with connected(url) as nc:
-        await initialise(nc)
+    async with open_connection(url) as nc:
+        await initialize(nc)
 
 
 def shape(name: str, color: str = "Red", **metadata: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from nats.aio.client import Client
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.intake import ListingFailure
 from events.provider_config import ProviderConfigSpec
 from infra.bus.replicas import StreamReplicas
@@ -531,5 +531,5 @@ def test_leftovers_of_a_killed_up_are_not_believed(
 
 
 def test_some_of_many() -> None:
-    assert some(["a", "b"]) == "a, b"
-    assert some(list("abcde")) == "a, b, c and 2 more"
+    assert list_first(["a", "b"]) == "a, b"
+    assert list_first(list("abcde")) == "a, b, c and 2 more"

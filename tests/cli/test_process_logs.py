@@ -25,7 +25,7 @@ def secrecy(monkeypatch: pytest.MonkeyPatch) -> Generator[Secrecy]:
     """Remember a secret, and put the logs back as they were."""
     remembered = Secrecy(TOKEN)
     for module in (errors, process_logs):
-        monkeypatch.setattr(module, "OF_THIS_PROCESS", remembered)
+        monkeypatch.setattr(module, "PROCESS_SECRETS", remembered)
     root = logging.getLogger()
     handlers, level, config = root.handlers[:], root.level, structlog.get_config()
     yield remembered

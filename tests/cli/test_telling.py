@@ -193,5 +193,5 @@ def test_a_command_reports_once_that_the_server_does_not_confirm_what_it_sends(
     notice(2)
     notice(1)
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("waiting: the server does not confirm 2 messages")
+    assert line.startswith("waiting: the server has not confirmed 2 messages")
     assert "disk" in line

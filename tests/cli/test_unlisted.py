@@ -10,7 +10,7 @@ from events.intake import ApiReported, ListingFailure
 from events.provider_config import config_key
 from infra.bus.intake import JetStreamIntakeWriter
 from reconciler.ports import IntakeMessageOut
-from reconciler.wiring import connected
+from reconciler.wiring import open_connection
 from tests.cli.runner import Cli, Up, shape, until
 
 SINCE = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -27,7 +27,7 @@ def config(api_url: str) -> str:
 
 async def reported(url: str, reports: Sequence[ApiReported]) -> None:
     """Report as an observer does."""
-    async with connected(url) as nc:
+    async with open_connection(url) as nc:
         for number, each in enumerate(reports):
             key, message_id = config_key("half"), f"unlisted-{number}-{each.state}"
             await JetStreamIntakeWriter(nc, "observer").publish(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reconciler.wiring import connected, initialise
+from reconciler.wiring import initialize, open_connection
 from tests.cluster.routes import Routes
 from tests.cluster.servers import NODES, EmbeddedCluster
 from tests.faulty_api import FaultyApi
@@ -17,8 +17,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
     cluster = EmbeddedCluster()
     await cluster.start(tmp_path / "nats")
     try:
-        async with connected(cluster.url) as nc:
-            await initialise(nc, replicas=NODES)
+        async with open_connection(cluster.url) as nc:
+            await initialize(nc, replicas=NODES)
         yield cluster
     finally:
         await cluster.kill()
@@ -30,8 +30,8 @@ async def routes(tmp_path: Path) -> AsyncIterator[Routes]:
     routes = Routes()
     async with AsyncExitStack() as stack:
         await routes.start(tmp_path / "nats", stack)
-        async with connected(routes.cluster.url) as nc:
-            await initialise(nc, replicas=NODES)
+        async with open_connection(routes.cluster.url) as nc:
+            await initialize(nc, replicas=NODES)
         yield routes
 
 

@@ -22,7 +22,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import BusError, BusUnavailableError
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
-from reconciler.wiring import Role, connected
+from reconciler.wiring import Role, open_connection
 from tests.cluster.fleet import Fleet, fleet
 from tests.cluster.servers import NODES, EmbeddedCluster, leader
 from tests.judge.from_bus import check
@@ -168,7 +168,7 @@ async def running_story(
     """Run roles that know the API, until the story ends."""
     async with (
         fleet(cluster.url, roles, folder) as processes,
-        connected(cluster.url) as nc,
+        open_connection(cluster.url) as nc,
         client_on(nc, source="story") as sdk,
     ):
         config = api_config(

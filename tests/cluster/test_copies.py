@@ -10,7 +10,7 @@ from infra.jetstream.errors import AppendConflictError, BusRefusedError, BusUnav
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import stream_state
 from reconciler.cli.checks.cluster import judge_replicas
-from reconciler.wiring import connected, initialise
+from reconciler.wiring import initialize, open_connection
 from tests.cluster.servers import EmbeddedCluster
 from tests.cluster.story import until, until_whole
 
@@ -31,7 +31,7 @@ async def test_a_copy_of_several_blocks_is_whole_again_after_its_node_was_killed
     Here that is in the middle of a closed block: were that one compressed, the server would destroy
     it. The copy is there if it makes a majority with one other.
     """
-    async with connected(cluster.url_of(0)) as nc:
+    async with open_connection(cluster.url_of(0)) as nc:
         await append(nc, [EVENT] * FIRST, timeout=60)
         await cluster.nodes[BACK].stop()  # in order: that makes a snapshot
         await cluster.start_node(BACK)
@@ -63,17 +63,17 @@ async def test_a_copy_of_several_blocks_is_whole_again_after_its_node_was_killed
 async def test_replicas_that_another_client_removed_are_named_and_restored(
     cluster: EmbeddedCluster,
 ) -> None:
-    async with connected(cluster.url_of(0)) as nc:
+    async with open_connection(cluster.url_of(0)) as nc:
         for stream in (LOG, RATES):
             config = (await api_request(nc, f"STREAM.INFO.{stream}", None))["config"]
             await api_request(nc, f"STREAM.UPDATE.{stream}", {**config, "num_replicas": 1})
         with pytest.raises(
             BusRefusedError, match=r"cannot have 5 replicas .*; use at most as many"
         ):
-            await initialise(nc, replicas=5)
+            await initialize(nc, replicas=5)
         finding = judge_replicas(await read_replicas(nc))
         assert finding.details == "too few replicas: LOG_1 has 1 of 3, RATES has 1 of 3"
-        await initialise(nc)
+        await initialize(nc)
 
         async def has_all() -> bool:
             return judge_replicas(await read_replicas(nc)).verdict == "ok"

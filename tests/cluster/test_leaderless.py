@@ -10,7 +10,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject, stream_state
-from reconciler.wiring import connected
+from reconciler.wiring import open_connection
 from tests.cluster.servers import EmbeddedCluster
 from tests.cluster.story import until
 
@@ -23,7 +23,7 @@ async def test_fault_5_a_minority_acknowledges_nothing_and_its_empty_stream_is_n
     cluster: EmbeddedCluster,
 ) -> None:
     """The node that is left answers "no messages" for a stream that has no leader."""
-    async with connected(cluster.url_of(0)) as nc:
+    async with open_connection(cluster.url_of(0)) as nc:
 
         async def is_without_leader() -> bool:
             try:

@@ -27,7 +27,7 @@ from pathlib import Path
 from infra.components.certificates import Certificates
 
 async def main():
-    server = Certificates(beside_others=True)
+    server = Certificates(isolated=True)
     await server.start(Path(sys.argv[1]))
     print(server.pid, flush=True)
     await asyncio.Event().wait()
@@ -64,7 +64,7 @@ def until_ended(pid: int) -> None:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Certificates]:
-    one = Certificates(beside_others=True)
+    one = Certificates(isolated=True)
     yield one
     await one.stop()
 
@@ -103,7 +103,7 @@ async def test_a_port_that_is_taken_is_left_to_others(tmp_path: Path, server: Ce
     (tmp_path / "two").mkdir()
     ports_file = (tmp_path / "one/ports.json").read_bytes()
     (tmp_path / "two/ports.json").write_bytes(ports_file)
-    other_server = Certificates(beside_others=True)
+    other_server = Certificates(isolated=True)
     try:
         await other_server.start(tmp_path / "two")
         assert other_server.directory != server.directory

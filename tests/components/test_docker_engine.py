@@ -28,7 +28,7 @@ from pathlib import Path
 from infra.components.docker_engine import DockerEngine
 
 async def main():
-    await DockerEngine(beside_others=True).start(Path(sys.argv[1]))
+    await DockerEngine(isolated=True).start(Path(sys.argv[1]))
     print("started", flush=True)
     await asyncio.Event().wait()
 
@@ -74,7 +74,7 @@ def assert_nothing_is_left(folder: Path) -> None:
 
 @pytest.mark.own_dockerd
 async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path) -> None:
-    engine: Component = DockerEngine(beside_others=True)
+    engine: Component = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
         assert engine.is_running
@@ -99,7 +99,7 @@ async def test_it_starts_and_ends_and_its_folder_can_be_used_again(folder: Path)
 
 @pytest.mark.own_dockerd
 async def test_what_ran_on_after_a_crash_is_ended_with_it(folder: Path) -> None:
-    engine = DockerEngine(beside_others=True)
+    engine = DockerEngine(isolated=True)
     await engine.start(folder)
     hands = Hands(engine.endpoint)
     image = hands.import_image("reconciler-test:crash", 'CMD ["/bin/sleep", "1000000"]')
@@ -128,7 +128,7 @@ def start_and_kill_parent(folder: Path) -> None:
 
 @pytest.mark.own_dockerd
 async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Path) -> None:
-    engine = DockerEngine(beside_others=True)
+    engine = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
         hands = Hands(engine.endpoint)
@@ -156,7 +156,7 @@ async def test_what_was_about_to_be_started_at_a_crash_can_be_started(folder: Pa
 @pytest.mark.own_dockerd
 async def test_nothing_is_left_where_a_folders_name_is_not_plain(folder: Path) -> None:
     plain = folder.with_name("dö ck")
-    engine = DockerEngine(beside_others=True)
+    engine = DockerEngine(isolated=True)
     try:
         await engine.start(plain)
         hands = Hands(engine.endpoint)
@@ -171,13 +171,13 @@ async def test_nothing_is_left_where_a_folders_name_is_not_plain(folder: Path) -
 @pytest.mark.own_dockerd
 async def test_the_bridge_of_an_earlier_start_is_not_left(folder: Path) -> None:
     bridges_before = bridges()
-    engine = DockerEngine(beside_others=True)
+    engine = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
         new_bridges = bridges() - bridges_before
         await engine.kill()
         # As at a later start, when no other Engine runs.
-        engine._beside_others = False  # pyright: ignore[reportPrivateUsage]
+        engine._isolated = False  # pyright: ignore[reportPrivateUsage]
     finally:
         await engine.stop()
     assert new_bridges, "others may have made one meanwhile, too"
@@ -189,7 +189,7 @@ async def test_it_ends_with_its_parent_that_is_killed_and_the_next_one_waits_for
     folder: Path,
 ) -> None:
     await asyncio.to_thread(start_and_kill_parent, folder)
-    engine = DockerEngine(beside_others=True)
+    engine = DockerEngine(isolated=True)
     try:
         await engine.start(folder)
         assert answers(engine.endpoint)

@@ -19,7 +19,7 @@ from events.names import ResourceKey
 from infra.embedded import EmbeddedServer
 from reconciler.provider import Provider
 from reconciler.provider.contract import ProviderContract, action
-from reconciler.wiring import connected, initialise
+from reconciler.wiring import initialize, open_connection
 from tests.composites.palette import PALETTE
 from tests.composites.trio import kind_from
 from tests.crashes.role_process import RoleProcess
@@ -30,8 +30,8 @@ async def reconciler_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncItera
     folder = tmp_path_factory.mktemp("reconciler")
     server = EmbeddedServer()
     url = await server.start(folder / "nats")
-    async with connected(url) as nc:
-        await initialise(nc)
+    async with open_connection(url) as nc:
+        await initialize(nc)
     process = RoleProcess.fork(url, folder / "roles.log")
     await process.ready()
     yield url

@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from events.checked_manifest import checked_manifest
+from events.check_manifest import check_manifest
 from events.envelope import (
     InvalidMessageError,
     decode_intake,
@@ -162,7 +162,7 @@ def test_events_of_the_log_are_read_or_refused(payload: bytes) -> None:
 @given(json_values | json_values.map(_manifest_with))
 def test_manifests_are_taken_or_refused(manifest: Any) -> None:
     with contextlib.suppress(InvalidManifestError, InvalidNameError):
-        assert isinstance(checked_manifest(manifest), Manifest)
+        assert isinstance(check_manifest(manifest), Manifest)
 
 
 @quickly

@@ -20,7 +20,7 @@ from reconciler.cli.process_logs import configure_logs
 from reconciler.cli.signals import run_until_stopped
 from reconciler.failpoints import VARIABLE
 from reconciler.provider.kind import KindRegistry, installed_kinds
-from reconciler.wiring import ROLES, SECRETS_VARIABLE, Role, connected, initialise, running
+from reconciler.wiring import ROLES, SECRETS_VARIABLE, Role, initialize, open_connection, running
 from tests.faulty_api.kinds import OPTION_KINDS, SEALED
 
 READY = "roles are running"
@@ -51,8 +51,8 @@ def run_roles(url: str, roles: Sequence[Role] | str, failpoint: str, log: Path |
 
 
 async def _initialise(url: str) -> None:
-    async with connected(url) as nc:
-        await initialise(nc)
+    async with open_connection(url) as nc:
+        await initialize(nc)
 
 
 async def _serve(url: str, roles: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ async def _serve(url: str, roles: Sequence[str]) -> None:
     kinds = KindRegistry([*installed_kinds().values(), *OPTION_KINDS, SEALED])
 
     async def work() -> None:
-        async with connected(url) as nc, running(nc, expected, kinds=kinds):
+        async with open_connection(url) as nc, running(nc, expected, kinds=kinds):
             print(READY, file=sys.stderr, flush=True)
             await asyncio.Event().wait()
 

@@ -20,7 +20,7 @@ from events.provider_config import PROVIDER_CONFIG_KIND, ProviderConfigSpec
 from infra.bus.streams import ensure_topology
 from infra.jetstream.connection import OLDEST_SERVER, require_jetstream
 from reconciler.ports import IntakeMessageOut
-from reconciler.wiring import ROLES, connected, running
+from reconciler.wiring import ROLES, open_connection, running
 from tests.faulty_api import FaultyApi
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def test_a_resource_converges_over_a_server_in_a_container(
         if event.subject == str(shape.key) and isinstance(data, OutcomeRecorded):
             converged.set() if data.outcome == "Converged" else converged.clear()
 
-    async with connected(nats_container.nats_uri()) as nc:
+    async with open_connection(nats_container.nats_uri()) as nc:
         version = await require_jetstream(nc)
         assert (version.major, version.minor) >= OLDEST_SERVER
         first = await ensure_topology(nc)

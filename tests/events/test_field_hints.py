@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from events.field_hints import closest, field_error
+from events.field_hints import closest_hint, field_error
 from events.manifest import InvalidManifestError, Manifest, Metadata, split_manifest
 
 
@@ -99,5 +99,5 @@ def test_labels_that_would_fill_the_listings_of_an_api_are_refused() -> None:
 
 
 def test_only_what_is_alike_is_suggested() -> None:
-    assert closest("shpe", ["Shape", "Stream"]) == "; did you mean Shape?"
-    assert closest("bucket", ["Shape", "Stream"]) == ""
+    assert closest_hint("shpe", ["Shape", "Stream"]) == "; did you mean Shape?"
+    assert closest_hint("bucket", ["Shape", "Stream"]) == ""

@@ -27,7 +27,7 @@ from events.log import (
     SpecWithdrawn,
     event_id,
     event_type,
-    log_place,
+    log_suffix,
 )
 from events.names import ResourceKey
 from infra.embedded import EmbeddedServer
@@ -77,7 +77,7 @@ def _append_as_the_product_does(factory: JetStreamFactory, events: list[LogEvent
         Entry(
             subjects.log_filter(event.key),
             event.resourceversion,
-            subjects.log(event.key, log_place(event.data)),
+            subjects.log(event.key, log_suffix(event.data)),
             encode_log(event),
         )
         for event in events

@@ -24,7 +24,7 @@ from infra.jetstream.errors import BusError, StreamFullError
 from reconciler.cli.checks.space import check_disk
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
-from reconciler.wiring import connected, initialise
+from reconciler.wiring import initialize, open_connection
 from tests.cli.runner import Cli, up
 from tests.faulty_api import FaultyApi
 from tests.judge.from_bus import check
@@ -136,11 +136,11 @@ async def test_fault_15_streams_that_do_not_fit_on_the_disk_are_refused_in_one_l
 ) -> None:
     disk.resize("64m")
     server = EmbeddedServer()
-    async with connected(await server.start(disk.folder / "nats")) as nc:
+    async with open_connection(await server.start(disk.folder / "nats")) as nc:
         with pytest.raises(
             StreamFullError, match=r"^stream INTAKE cannot be created: .*larger disk"
         ):
-            await initialise(nc)
+            await initialize(nc)
     await server.stop()
 
 

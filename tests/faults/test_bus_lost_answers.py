@@ -14,7 +14,7 @@ from infra.jetstream.append import append
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import SubjectStart, last_by_subject, read_starts
 from reconciler.sdk import Client, connect
-from reconciler.wiring import connected, initialise, running
+from reconciler.wiring import initialize, open_connection, running
 from tests.faults.tcp_proxy import TcpProxy, proxied
 from tests.scenarios.harness import manifest
 
@@ -24,8 +24,8 @@ PATIENCE_SECONDS = 60.0
 @pytest.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     server = EmbeddedServer()
-    async with connected(await server.start(tmp_path / "nats")) as nc:
-        await initialise(nc)
+    async with open_connection(await server.start(tmp_path / "nats")) as nc:
+        await initialize(nc)
     yield server
     await server.stop()
 
@@ -37,7 +37,7 @@ async def test_fault_6_an_append_whose_answer_is_lost_is_found_and_not_repeated(
     """The decider appends again, gets a conflict, and finds that the winner was itself."""
     async with (
         proxied(bus.port, by_frames=True) as proxy,
-        connected(proxy.url) as behind,
+        open_connection(proxy.url) as behind,
         running(behind, ["decider"]),
         connect(bus.url, source="test") as client,
     ):
@@ -67,7 +67,7 @@ async def test_fault_6_a_declaration_whose_acknowledgement_is_lost_is_one_genera
     async with (
         proxied(bus.port, by_frames=True) as proxy,
         connect(proxy.url, source="test") as client,
-        connected(bus.url) as direct,
+        open_connection(bus.url) as direct,
         running(direct, ["decider"]),
     ):
         proxy.swallow_one(lambda frame: b'"stream":"INTAKE"' in frame and b'"seq"' in frame)
@@ -88,7 +88,7 @@ async def test_fault_6_a_lost_read_of_a_cluster_is_repeated(
     subjects = [f"log.default.Shape.s{number}.fact" for number in range(20)]
     async with (
         proxied(bus.port, by_frames=True) as proxy,
-        connected(proxy.url) as behind,
+        open_connection(proxy.url) as behind,
         asyncio.timeout(reads.API_TIMEOUT_SECONDS),
     ):
         await append(behind, [OutgoingMessage(each, each.encode()) for each in subjects])
@@ -105,7 +105,7 @@ async def test_fault_6_a_lost_answer_about_a_stream_of_a_cluster_is_requested_ag
 ) -> None:
     """A request to a leader that has just died gets no response, but its successor responds."""
     monkeypatch.setattr(connection, "is_clustered", bool)
-    async with proxied(bus.port, by_frames=True) as proxy, connected(proxy.url) as behind:
+    async with proxied(bus.port, by_frames=True) as proxy, open_connection(proxy.url) as behind:
         proxy.swallow_one(lambda frame: b"stream_info_response" in frame)
         async with asyncio.timeout(connection.API_TIMEOUT_SECONDS / 2):
             info = await connection.api_request(behind, f"STREAM.INFO.{LOG}", None)

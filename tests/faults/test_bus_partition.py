@@ -14,7 +14,7 @@ from infra.jetstream.append import append
 from infra.jetstream.errors import AppendConflictError, BusUnavailableError
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.reads import read_subject
-from reconciler.wiring import Role, connected, initialise, running
+from reconciler.wiring import Role, initialize, open_connection, running
 from tests.cluster.routes import Routes
 from tests.cluster.servers import NODES, leader
 from tests.cluster.story import until
@@ -50,7 +50,7 @@ async def test_fault_5_a_decider_behind_a_dead_connection_finds_out_and_continue
     """Its connection is dead without an end; pings find out, and the next connection works."""
     async with (
         proxied(world.server.port) as proxy,
-        connected(proxy.url) as behind,
+        open_connection(proxy.url) as behind,
         running(behind, ["decider"], kinds=world.kinds),
     ):
         await world.configure(api_config(world.human.url))
@@ -90,15 +90,15 @@ async def test_fault_5_a_leader_that_is_cut_off_acknowledges_nothing_that_the_ot
     async with AsyncExitStack() as stack:
         await routes.start(tmp_path / "nats", stack)
         cluster = routes.cluster
-        async with connected(cluster.url) as nc:
-            await initialise(nc, replicas=3)
+        async with open_connection(cluster.url) as nc:
+            await initialize(nc, replicas=3)
             await until(lambda: _is_led(nc), lambda: "no leader")
             minority = await leader(nc, LOG)
         assert minority is not None
         majority = (minority + 1) % NODES
         async with (
-            connected(cluster.url_of(minority)) as alone,
-            connected(cluster.url_of(majority)) as others,
+            open_connection(cluster.url_of(minority)) as alone,
+            open_connection(cluster.url_of(majority)) as others,
         ):
             [first] = await append(others, [_after(0, b"first")])
             routes.isolate(minority)

@@ -15,7 +15,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.topology import delete_consumer, delete_stream
 from reconciler.cli.checks.bus import check_streams
 from reconciler.cli.errors import report
-from reconciler.wiring import ROLES, initialise
+from reconciler.wiring import ROLES, initialize
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config, manifest
 
@@ -55,7 +55,7 @@ async def test_fault_18_a_role_whose_consumer_was_deleted_reports_it_and_ends(
     error_text = await halts(world)
     expected = rf"error: consumer {consumer} of stream {stream} was deleted; .*init.*\n"
     assert re.fullmatch(expected, error_text), "one line that says what, where, and what to do"
-    await initialise(world.nc)
+    await initialize(world.nc)
     await world.start_reconciler()
     await world.declare("foo", color="Blue")
     await world.until_outcome("foo", "Converged", generation=2)
@@ -103,7 +103,7 @@ async def test_fault_18_without_the_stream_of_rejections_all_others_continue(
     assert REJECTIONS in finding.details
     assert "reconciler init" in finding.remedy
 
-    await initialise(world.nc)
+    await initialize(world.nc)
     for name in names:
         await world.until_outcome(name, "Rejected")
     await world.until_settled()

@@ -22,7 +22,7 @@ from infra.jetstream.connection import api_request
 from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_many
 from reconciler.sdk import connect
-from reconciler.wiring import connected, initialise
+from reconciler.wiring import initialize, open_connection
 from tests.bus.histories import event
 from tests.faults.outcome_reader import NAME
 
@@ -45,15 +45,15 @@ def config() -> str:
 async def bus(tmp_path: Path, config: str) -> AsyncIterator[EmbeddedServer]:
     server = EmbeddedServer()
     url = await server.start(tmp_path / "nats", http_port=0, extra_config=config)
-    async with connected(url) as nc:
-        await initialise(nc)
+    async with open_connection(url) as nc:
+        await initialize(nc)
     yield server
     await server.stop()
 
 
 async def publish_outcomes(server: EmbeddedServer, count: int) -> None:
     payload = encode_log(event(KEY, 1))
-    async with connected(server.url) as nc:
+    async with open_connection(server.url) as nc:
         messages = [OutgoingMessage(log(KEY, "outcome.Converged"), payload) for _ in range(count)]
         results = await publish_many(nc, messages, timeout=PATIENCE_SECONDS)
         assert not [each for each in results if isinstance(each, Exception)]
@@ -80,7 +80,7 @@ async def test_fault_17_a_reader_that_takes_nothing_holds_no_more_than_a_window(
         print(f"\nbehind by {COUNT}: {grown:.0f} MB more here")
         print(f"{resident_megabytes(bus.pid) - server_before:.0f} MB more in the server")
         assert grown < 3 * MAX_MEGABYTES, "the messages that were published are some of it"
-        async with connected(bus.url) as nc:
+        async with open_connection(bus.url) as nc:
             listed = await api_request(nc, f"CONSUMER.LIST.{LOG}", {})
         [lag] = [each["num_pending"] for each in listed["consumers"]]
         assert lag > COUNT // 2, "how far it is behind can be seen"

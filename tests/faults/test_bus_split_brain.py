@@ -26,7 +26,7 @@ from reconciler.ports import AppendLostError, IntakeDelivery, ResourceAppend
 from reconciler.provider.kind import installed_kinds
 from reconciler.roles.decider.decider import Decider
 from reconciler.roles.runtime.configurations import Configurations
-from reconciler.wiring import connected, initialise
+from reconciler.wiring import initialize, open_connection
 from tests.bus.histories import history_of, new_key
 from tests.bus.test_decider import Bus, decider, declaration
 from tests.faulty_api import FaultyApi
@@ -72,7 +72,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 @asynccontextmanager
 async def second_decider(world: World) -> AsyncGenerator[CountingLog]:
     """Another decider that decides every message, too, until the context ends."""
-    async with connected(world.server.url) as nc:
+    async with open_connection(world.server.url) as nc:
         await ensure_consumer(nc, INTAKE, {"durable_name": "second", "ack_policy": "explicit"})
         log = CountingLog(nc, await find_log(nc))
         configurations = Configurations()
@@ -115,8 +115,8 @@ async def test_scenario_25_two_deciders_decide_everything_and_each_effect_happen
 @pytest.fixture
 async def log(tmp_path: Path) -> AsyncIterator[JetStreamLog]:
     server = EmbeddedServer()
-    async with connected(await server.start(tmp_path / "nats")) as nc:
-        await initialise(nc)
+    async with open_connection(await server.start(tmp_path / "nats")) as nc:
+        await initialize(nc)
         yield await open_log(nc)
     await server.stop()
 

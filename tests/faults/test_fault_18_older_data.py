@@ -23,7 +23,7 @@ from infra.jetstream.publish import publish
 from infra.jetstream.reads import StreamState, stream_state
 from reconciler.cli.errors import report
 from reconciler.ports import LogCertainty, ResourceAppend
-from reconciler.wiring import ROLES, Role, connected, initialise
+from reconciler.wiring import ROLES, Role, initialize, open_connection
 from tests.bus.histories import event
 from tests.faulty_api import FaultyApi
 from tests.scenarios.harness import Human, World, api_config
@@ -116,15 +116,15 @@ async def test_fault_18_a_role_ends_before_its_first_call_when_its_log_is_shorte
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     server = EmbeddedServer()
-    async with connected(await server.start(tmp_path / "nats")) as nc:
-        await initialise(nc)
+    async with open_connection(await server.start(tmp_path / "nats")) as nc:
+        await initialize(nc)
     yield server
     await server.kill()
 
 
 async def write(server: EmbeddedServer, count: int, *, after: int = 0, kind: str = "a") -> None:
     """Append events of a resource of this kind of name."""
-    async with connected(server.url) as nc:
+    async with open_connection(server.url) as nc:
         event_log = await open_log(nc)
         for number in range(after, after + count):
             key = ResourceKey("default", "Shape", f"{kind}{number}")
@@ -147,7 +147,7 @@ async def test_fault_18_older_data_that_were_written_to_since_are_detected_by_th
     shutil.copytree(server.data_dir, older)
     await server.start(server.data_dir, port=server.port)
     await write(server, 2, after=3)
-    async with connected(server.url) as nc:
+    async with open_connection(server.url) as nc:
         watch = await watch_log(nc)
         watching = asyncio.create_task(ends(watch))
         await asyncio.sleep(0)
@@ -166,7 +166,7 @@ async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not
     server: EmbeddedServer,
 ) -> None:
     await write(server, 3)
-    async with connected(server.url) as nc:
+    async with open_connection(server.url) as nc:
         await publish(nc, log(KEY, "fact"), b"no event at all")
         watch = await watch_log(nc)
         watching = asyncio.create_task(watch.run())
@@ -174,7 +174,7 @@ async def test_fault_18_the_same_log_is_recognised_and_what_is_unreadable_is_not
             await server.kill()
             await wait_until_lost(watch)
             await server.start(server.data_dir, port=server.port)
-            assert await watch.until_certain(PATIENCE_SECONDS)
+            assert await watch.wait_until_certain(PATIENCE_SECONDS)
         assert not watching.done()
         watching.cancel()
 
@@ -194,7 +194,7 @@ async def test_fault_18_a_cluster_is_believed_only_when_it_repeats_its_answer_fo
             return state
         return StreamState(1, 1, 1, state.bytes, state.config, state.created)
 
-    async with connected(server.url) as connection:
+    async with open_connection(server.url) as connection:
         watch = await watch_log(connection)
         monkeypatch.setattr(log_watch, "is_clustered", bool)
         monkeypatch.setattr(log_watch, "stream_state", misled)
@@ -202,7 +202,7 @@ async def test_fault_18_a_cluster_is_believed_only_when_it_repeats_its_answer_fo
         await server.kill()
         await wait_until_lost(watch)
         await server.start(server.data_dir, port=server.port)
-        assert await watch.until_certain(PATIENCE_SECONDS)
+        assert await watch.wait_until_certain(PATIENCE_SECONDS)
         assert not watching.done()
         watching.cancel()
 

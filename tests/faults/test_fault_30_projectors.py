@@ -38,7 +38,7 @@ from reconciler.cli.row_comparison import compare
 from reconciler.failpoints import Failpoint
 from reconciler.ports import ResourceAppend, StoredEvent
 from reconciler.roles.projector.projector import Projector, load_models
-from reconciler.wiring import initialise
+from reconciler.wiring import initialize
 from tests.crashes.role_process import RoleProcess
 from tests.projections.logs import renamed
 from tests.resource.building import Story, converged
@@ -94,7 +94,7 @@ class Log:
             self._heads |= {each.key: last for each, last in zip(appends, positions, strict=True)}
 
     async def events(self) -> list[StoredEvent]:
-        return sorted(await self._log.of_kind("*", "*"), key=lambda each: each.position)
+        return sorted(await self._log.read_kind("*", "*"), key=lambda each: each.position)
 
     async def expected(self) -> dict[str, bytes]:
         return dict(rebuild((each.position, each.event) for each in await self.events()).rows())
@@ -126,7 +126,7 @@ async def log(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Log]:
     server = EmbeddedServer()
     url = await server.start(tmp_path_factory.mktemp("bus"))
     nc = await connect(url, name="test")
-    await initialise(nc)
+    await initialize(nc)
     log = Log(url, nc, await open_log(nc))
     await log.go_on(keys(0, COUNT), 0)
     await log.go_on(keys(0, COUNT // 2), 1)

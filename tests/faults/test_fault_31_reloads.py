@@ -15,7 +15,7 @@ import pytest
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
 from reconciler.sdk import connect as connect_sdk
-from reconciler.wiring import ROLES, connected, initialise, running
+from reconciler.wiring import ROLES, initialize, open_connection, running
 from tests.faulty_api import FaultyApi
 from tests.security.guarded import provider_config, shape
 from tests.security.keys import Pair
@@ -85,8 +85,8 @@ async def test_roles_start_while_the_server_reloads(reloading: Reloading, pair: 
     reloads = asyncio.ensure_future(reloading.reload_for_ever(pair))
     try:
         for number in range(STARTS):
-            async with connected(url, access=reloading.access()) as nc:
-                await initialise(nc)
+            async with open_connection(url, access=reloading.access()) as nc:
+                await initialize(nc)
                 async with running(nc, ROLES):
                     if number == STARTS - 1:
                         reloads.cancel()
@@ -98,8 +98,8 @@ async def test_roles_start_while_the_server_reloads(reloading: Reloading, pair: 
 
 async def test_keys_are_revoked_while_roles_start(reloading: Reloading, pair: Pair) -> None:
     """Again while they reconnect: they have the key before the server knows it, or later."""
-    async with connected(reloading.bus.url, access=reloading.access()) as nc:
-        await initialise(nc)
+    async with open_connection(reloading.bus.url, access=reloading.access()) as nc:
+        await initialize(nc)
         async with running(nc, ROLES):
             for number in range(REVOCATIONS):
                 fresh = Pair.of_user()

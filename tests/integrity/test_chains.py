@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from events.envelope import encode_log
 from events.integrity import LogChains, LogDamage, Problem, RecordedEvent, next_digest
-from events.log import LogEvent, log_place
+from events.log import LogEvent, log_suffix
 from events.names import ResourceKey
 from events.subjects import log
 from tests.bus.histories import events
@@ -27,7 +27,7 @@ def recorded(history: Sequence[LogEvent]) -> list[RecordedEvent]:
     for position, event in enumerate(history, 1):
         payload = encode_log(event)
         digest = next_digest(digest, payload)
-        subject = log(event.key, log_place(event.data))
+        subject = log(event.key, log_suffix(event.data))
         records.append(RecordedEvent(position, subject, payload, digest))
     return records
 
@@ -42,9 +42,9 @@ class Pass:
 
 def passed(stored: Sequence[RecordedEvent], *, after: int = 0, most: int | None = None) -> Pass:
     result = Pass()
-    chains = LogChains(result.damage.append, after=after, most=most)
+    chains = LogChains(result.damage.append, after=after, max_resources=most)
     for one in stored:
-        event = chains.take(one)
+        event = chains.verify_next(one)
         if event is not None:
             result.sound.append(event.id)
     return result
@@ -145,7 +145,7 @@ def test_a_position_without_an_event_is_missing_whoever_it_belonged_to() -> None
     damage: list[LogDamage] = []
     chains = LogChains(damage.append)
     for one in stored[:3]:
-        chains.take(one)
+        chains.verify_next(one)
     chains.end(3)
     assert damage == []
     chains.end(5)

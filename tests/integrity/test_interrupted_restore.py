@@ -38,14 +38,14 @@ from infra.jetstream.topology import delete_stream
 from reconciler.cli.restore import plan_restore
 from reconciler.failpoints import Failpoint, arm
 from reconciler.ports import ResourceAppend
-from reconciler.wiring import initialise
+from reconciler.wiring import initialize
 from tests.bus.histories import events, new_key
 
 
 @pytest.fixture
 async def nc(fresh_bus_url: str) -> AsyncIterator[Client]:
     client = await connect(fresh_bus_url, name="test")
-    await initialise(client)
+    await initialize(client)
     yield client
     await client.close()
     arm(None)
@@ -66,7 +66,7 @@ async def restore(nc: Client, path: Path, replace: str | None) -> RestoredLog:
 async def way(nc: Client, path: Path) -> str:
     """Return what the command would do now."""
     backup = Backup(path)
-    return (await plan_restore(nc, backup, inspect(backup, lambda _: None), None)).way
+    return (await plan_restore(nc, backup, inspect(backup, lambda _: None), None)).mode
 
 
 async def declare(nc: Client, name: str) -> None:
@@ -155,7 +155,7 @@ async def test_declarations_beside_the_deleted_log_of_another_installation_are_o
 ) -> None:
     await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
     other_client = await connect(module_bus_url, name="test")
-    await initialise(other_client)
+    await initialize(other_client)
     await declare(other_client, "foreign")
     await delete_stream(other_client, LOG)
     restored = await restore(other_client, tmp_path / "b", None)
@@ -348,7 +348,7 @@ async def test_an_account_with_too_few_streams_or_consumers_is_reported_before_a
 ) -> None:
     """Two namespaces have six consumers of the log each, and the restore reads the log itself."""
     key = new_key()
-    await initialise(nc, namespaces=["payments", "web"])
+    await initialize(nc, namespaces=["payments", "web"])
     await log.append([ResourceAppend(key, events(key, 1, 3), 0)])
     await save_log(nc, tmp_path / "b", await find_log(nc), lambda _: None)
     server = EmbeddedServer()

@@ -25,7 +25,7 @@ from projections.read_models import (
 )
 from reconciler.ports import ResourceAppend
 from reconciler.roles.projector.lost_events import LogTooShortError
-from reconciler.wiring import initialise, running
+from reconciler.wiring import initialize, running
 from tests.bus.histories import events, new_key
 from tests.integrity.operator import Operator, blocks_of
 from tests.scenarios.harness import World, api_config, shape
@@ -255,7 +255,7 @@ async def test_roles_and_doctor_refuse_a_shorter_intake_and_its_declarations_are
         await world.start_reconciler()
     finding = await operator.finds(url, "intake positions")
     assert finding["status"] == "fail"
-    assert "Delete nothing. Stop all roles" in finding["remedy"]
+    assert "Do not delete anything. Stop all roles" in finding["remedy"]
     await operator.succeeds(url, "backup", "now")
     restored = (await operator.succeeds(url, "restore", "now", "-o", "json")).json
     assert (restored["declarations"], restored["lost"]) == (2, 0)
@@ -289,7 +289,7 @@ async def test_a_deleted_log_is_not_replaced_by_an_empty_one(
         await world.start_reconciler()
     await api_request(world.nc, f"STREAM.CREATE.{LOG}", {"name": LOG, "subjects": ["log.>"]})
     with pytest.raises(IncompatibleStreamError, match="Keep all streams"):
-        await initialise(world.nc)
+        await initialize(world.nc)
     await delete_stream(world.nc, LOG)
 
     await operator.succeeds(url, "restore", "sound")

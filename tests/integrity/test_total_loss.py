@@ -8,7 +8,7 @@ from events.log import Action, ActionDecided
 from infra.bus.event_log import open_log
 from infra.bus.streams import LogIdentity, begin_restoration, find_log
 from reconciler.resource.owner_label import OWNER_LABEL
-from reconciler.wiring import initialise
+from reconciler.wiring import initialize
 from tests.integrity.operator import Operator
 from tests.scenarios.harness import World, api_config, every, now
 
@@ -178,5 +178,5 @@ async def test_init_does_not_touch_a_log_that_is_only_half_restored(
     refused = await operator.runs(url, "get")
     assert "being restored" in refused.err
     await operator.succeeds(url, "restore", "b")
-    await initialise(world.nc)
+    await initialize(world.nc)
     assert (await open_log(world.nc)).log_id != "abc"

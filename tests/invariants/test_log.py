@@ -77,7 +77,7 @@ async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world:
 
     await world.until(has_rows, "the rows are written again")
     assert await world.rows() == rows_before
-    events = [(each.position, each.event) for each in await world.log.of_kind("*", "*")]
+    events = [(each.position, each.event) for each in await world.log.read_kind("*", "*")]
     assert dict(rebuild(events).rows()) == rows_before
     assert await world.human.requests() == {}
     assert await world.human.journal() == journal

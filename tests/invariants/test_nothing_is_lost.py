@@ -29,7 +29,7 @@ async def unaccounted(world: World) -> list[str]:
     then the queue of actions, then the intake and the timers.
     """
     histories: dict[ResourceKey, list[LogEvent]] = {}
-    for stored in await world.log.of_kind("default", "Shape"):
+    for stored in await world.log.read_kind("default", "Shape"):
         histories.setdefault(stored.event.key, []).append(stored.event)
     states = {key: fold(events) for key, events in histories.items()}
     actions = {key: state.actions for key, state in states.items()}

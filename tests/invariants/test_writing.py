@@ -134,7 +134,7 @@ class Inbox:
     async def retry_later(self, deliveries: Sequence[IntakeDelivery], seconds: float) -> None:
         raise AssertionError(f"{len(deliveries)} messages could not be decided")
 
-    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+    async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         return bool(deliveries)
 
     async def newer_declarations(
@@ -155,7 +155,7 @@ class DiscardingSink:
 
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None: ...
 
-    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None: ...
+    async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None: ...
 
     async def reject(self, rejections: Sequence[Rejection]) -> None: ...
 

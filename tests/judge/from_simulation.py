@@ -189,7 +189,7 @@ class SimulatedTruth:
             answers = [each for to, each in self.history.answers or () if to == inbox]
             rejection = self._decisions.rejections.get((key, message.position))
             if rejection is not None:  # the answer may be lost, this is not
-                answers.append(rejection[0].answer)
+                answers.append(rejection[0].reply)
             is_refused = any(each in answer.message for answer in answers for each in _CIRCLES)
             return is_refused and self._may_close_a_circle(key.name)
         defined = (each.stored_at for each in log if each.event.key.kind == KIND_DEFINITION_KIND)

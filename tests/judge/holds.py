@@ -15,7 +15,7 @@ from events.log import (
     OwnershipReleased,
     ReleaseForced,
 )
-from events.manifest import ApprovalLevel, stricter
+from events.manifest import ApprovalLevel, stricter_level
 from events.provider_config import ProviderConfigSpec
 from tests.judge.ledger import MADE_WAY, Resource
 from tests.judge.rule import Happening, on
@@ -76,7 +76,7 @@ def unapproved_action(of: Happening[ActionDecided]) -> Iterator[str]:
     action, plan = of.data.action, of.resource.plan
     settings = of.settings(action.provider_config)
     least = min((_LEVELS.index(each.approve) for each in settings), default=0)
-    level = stricter(_LEVELS[least], of.resource.policy.approve)
+    level = stricter_level(_LEVELS[least], of.resource.policy.approve)
     is_deletion = action.operation == "Delete" or action.purpose == "Replace"
     if level == "Never" or action.purpose == "Retire":
         return

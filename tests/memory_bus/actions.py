@@ -122,8 +122,8 @@ class MemoryActionReader:
         self._leased: dict[int, str] = {}
         self._with_room: set[int] = set()
 
-    async def take_from(self, provider_config: str, most: int) -> None:
-        self._most[provider_config] = most
+    async def take_from(self, provider_config: str, limit: int) -> None:
+        self._most[provider_config] = limit
         self._network.send("actions", self._queue.serve)
 
     async def next_batch(self) -> Sequence[ActionDelivery]:
@@ -143,7 +143,7 @@ class MemoryActionReader:
         rooms = {name: size - leased.count(name) for name, size in self._most.items()}
         return {name: min(most, room) for name, room in rooms.items() if room > 0}
 
-    def make_room(self, delivery: ActionDelivery) -> None:
+    def free_slot(self, delivery: ActionDelivery) -> None:
         self._with_room.add(delivery.position)
         self._network.send("actions", self._queue.serve)
 
@@ -154,7 +154,7 @@ class MemoryActionReader:
             self._with_room.discard(position)
         self._network.send("action ack", lambda: self._queue.ack(positions))
 
-    async def still_working(self, deliveries: Sequence[ActionDelivery]) -> None:
+    async def extend_leases(self, deliveries: Sequence[ActionDelivery]) -> None:
         positions = [each.position for each in deliveries]
         self._network.send("sign of life", lambda: self._queue.extend(positions))
 

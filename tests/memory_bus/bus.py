@@ -46,7 +46,7 @@ class MemoryBus:
         max_unacknowledged: int = MAX_UNACKNOWLEDGED,
         max_actions_leased: int = MAX_ACTIONS_LEASED,
         max_actions: int = MAX_ACTIONS,
-        rows_at_once: int = ROWS_AT_ONCE,
+        rows_per_save: int = ROWS_AT_ONCE,
         batch_sizes: Sequence[int] = BATCH_SIZES,
         max_delay_seconds: float = MAX_DELAY_SECONDS,
         may_be_damaged: bool = False,
@@ -64,7 +64,7 @@ class MemoryBus:
         self.listings = Listings(time)
         self.rows = Rows()
         self.rates = Rates(time)
-        self._rows_at_once = rows_at_once
+        self._rows_at_once = rows_per_save
         self._batch_sizes = batch_sizes
         self._max_actions = max_actions
 
@@ -80,7 +80,7 @@ class MemoryBus:
         network, seed = self.network, f"{self.seed}/{name}"
         clock = Clock(self.loop.time, clock_seconds)
         log = MemoryLog(self.log, network)
-        rows = MemoryRows(self.rows, network, rows_at_once=self._rows_at_once)
+        rows = MemoryRows(self.rows, network, rows_per_save=self._rows_at_once)
         return Ports(
             name=name,
             log=log,

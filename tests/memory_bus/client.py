@@ -64,21 +64,21 @@ class MemoryClientBus:
         return [each.result() if each.done() else None for each in answers]
 
     async def ask_raw(
-        self, subject: str, payload: bytes, *, message_id: str = "", answer_seconds: float
+        self, subject: str, payload: bytes, *, message_id: str = "", reply_timeout_seconds: float
     ) -> tuple[int, Reply | None]:
         """Store bytes; return their position, and the answer if one comes in time."""
         inbox = self._inbox()
         answer = self._waiting[inbox]
         [position] = await self._store([(subject, payload, message_id, inbox)])
-        await asyncio.wait([answer], timeout=answer_seconds)
+        await asyncio.wait([answer], timeout=reply_timeout_seconds)
         return position, answer.result() if answer.done() else None
 
     async def publish_again(
-        self, subject: str, payload: bytes, message_id: str, *, answer_seconds: float
+        self, subject: str, payload: bytes, message_id: str, *, reply_timeout_seconds: float
     ) -> tuple[int, Reply | None]:
         """Store a message of the intake as it is, under a new id."""
         return await self.ask_raw(
-            subject, payload, message_id=message_id, answer_seconds=answer_seconds
+            subject, payload, message_id=message_id, reply_timeout_seconds=reply_timeout_seconds
         )
 
     def _inbox(self) -> str:
@@ -104,14 +104,14 @@ class MemoryClientBus:
     # --- dead letters
 
     async def dead_letters(
-        self, *, most: int | None = None
+        self, *, limit: int | None = None
     ) -> tuple[Mapping[int, DeadLetterRecord], Sequence[DeadLetterHandled]]:
         """Return the dead letters by number, and what was done about them."""
         letters = self._bus.decisions.dead_letters.values()
         numbered = list(enumerate(map(self._record, letters), start=1))
-        return dict(numbered[-most:] if most else numbered), self._handled
+        return dict(numbered[-limit:] if limit else numbered), self._handled
 
-    async def letter_handled(self, handled: DeadLetterHandled) -> None:
+    async def record_handling(self, handled: DeadLetterHandled) -> None:
         """Write down what was done about a dead letter."""
         self._handled.append(handled)
 
@@ -170,7 +170,7 @@ class MemoryClientBus:
 
     async def rows(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match."""
-        return await self._rows.matching(pattern)
+        return await self._rows.read_matching(pattern)
 
 
 class _Outcomes:
@@ -204,6 +204,6 @@ class MemoryClient(Client):
         key = as_key(resource)
         return [
             each
-            for each in await self._memory_log.of_kind(key.namespace, key.kind)
+            for each in await self._memory_log.read_kind(key.namespace, key.kind)
             if each.event.key == key
         ]

@@ -126,12 +126,12 @@ class Decisions:
     def reject(self, rejections: Sequence[Rejection]) -> None:
         """Keep rejections, each once."""
         for each in rejections:
-            self.rejections.setdefault((each.key, each.answer.position), (each, self._time()))
+            self.rejections.setdefault((each.key, each.reply.position), (each, self._time()))
 
 
 def rejected_event(rejection: Rejection) -> LogEvent:
     """Return the event by which a rejection is published among the outcomes."""
-    answer = rejection.answer
+    answer = rejection.reply
     data = OutcomeRecorded("Rejected", answer.generation, answer.reason, answer.message)
     return LogEvent(
         id=f"{rejection.key}#rejected-{answer.position}",
@@ -157,9 +157,9 @@ class MemoryDecisionSink:
     async def set_timers(self, timers: Sequence[TimerRequest]) -> None:
         await self._network.ask("timers", lambda: self._decisions.set_timers(timers))
 
-    async def answer(self, answers: Sequence[tuple[str, Reply]]) -> None:
-        if answers:
-            self._network.send("answer", lambda: self._decisions.answer(answers))
+    async def send_replies(self, replies: Sequence[tuple[str, Reply]]) -> None:
+        if replies:
+            self._network.send("answer", lambda: self._decisions.answer(replies))
 
     async def reject(self, rejections: Sequence[Rejection]) -> None:
         await self._network.ask("dead letters", lambda: self._decisions.reject(rejections))

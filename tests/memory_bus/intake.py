@@ -117,7 +117,7 @@ class IntakeStream:
         self.serve()
         return position
 
-    def was_alone(self, delivery: IntakeDelivery) -> bool:
+    def was_sole_reader(self, delivery: IntakeDelivery) -> bool:
         """Return whether no other reader has got the partition of a message since then."""
         return self._times_pinned[_partition_of(delivery.subject)] == delivery.receipt
 
@@ -353,9 +353,9 @@ class MemoryIntakeReader:
         if deliveries:
             self._network.send("later", lambda: self._stream.retry_later(deliveries, seconds))
 
-    async def was_alone(self, deliveries: Sequence[IntakeDelivery]) -> bool:
+    async def was_sole_reader(self, deliveries: Sequence[IntakeDelivery]) -> bool:
         stream = self._stream
-        return await self._network.ask("read", lambda: all(map(stream.was_alone, deliveries)))
+        return await self._network.ask("read", lambda: all(map(stream.was_sole_reader, deliveries)))
 
     async def newer_declarations(
         self, deliveries: Sequence[IntakeDelivery]

@@ -96,7 +96,7 @@ class LogStream:
         lagging = self._time() < self._followers_lag_until
         return self._followers_see if lagging else len(self.events)
 
-    def of_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
+    def read_kind(self, namespace: str, kind: str) -> list[StoredEvent]:
         """Give all events of the resources of a kind: a follower that lags is waited for."""
         return [
             each
@@ -197,9 +197,9 @@ class MemoryLog:
     async def newest_versions(self, keys: Sequence[ResourceKey]) -> Mapping[ResourceKey, int]:
         return {key: self._stream.newest_version(key) for key in keys}
 
-    async def of_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
+    async def read_kind(self, namespace: str, kind: str) -> Sequence[StoredEvent]:
         return await self._network.ask(
-            "configurations", lambda: self._stream.of_kind(namespace, kind)
+            "configurations", lambda: self._stream.read_kind(namespace, kind)
         )
 
     def follow(
@@ -209,7 +209,9 @@ class MemoryLog:
         damaged: DamageListener | None = None,
         max_resources: int | None = None,
     ) -> AbstractAsyncContextManager[EventFeed]:
-        return self._follow(after, LogChains(damaged or _nobody, after=after, most=max_resources))
+        return self._follow(
+            after, LogChains(damaged or _nobody, after=after, max_resources=max_resources)
+        )
 
     @asynccontextmanager
     async def _follow(self, after: int, chains: LogChains) -> AsyncGenerator[EventFeed]:
@@ -282,7 +284,9 @@ class _CheckedFeed:
 
     async def next_events(self) -> Sequence[StoredEvent]:
         arrived = await self._pushed.next()
-        found = [(each.position, self._chains.take(each)) for each in arrived if each is not None]
+        found = [
+            (each.position, self._chains.verify_next(each)) for each in arrived if each is not None
+        ]
         self.position += len(arrived)
         self._check_end()
         return [StoredEvent(position, event) for position, event in found if event is not None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from events.integrity import HistoryChain, LogDamagedError, RecordedEvent, next_digest
-from events.log import LogEvent, log_place
+from events.log import LogEvent, log_suffix
 from events.names import ResourceKey
 from events.subjects import log as log_subject
 from reconciler.ports import LoadedResource
@@ -33,7 +33,7 @@ class RecordedLog:
         """Store an event with its digest."""
         digest = self._digests[key] = next_digest(self._digests.get(key, ""), payload)
         position = len(self.events) + 1
-        subject = log_subject(key, log_place(event.data))
+        subject = log_subject(key, log_suffix(event.data))
         self.events.append(RecordedEvent(position, subject, payload, digest))
         self._of_resource.setdefault(key, []).append(position)
 
@@ -75,7 +75,7 @@ class RecordedLog:
         events: list[LogEvent] = []
         try:
             for recorded in self._there(key, chain.position, plain.last_position):
-                events.append(chain.take(recorded, str(key)))  # noqa: PERF401 - those before damage
+                events.append(chain.verify_next(recorded, str(key)))  # noqa: PERF401 - those before damage
         except LogDamagedError as error:
             return LoadedResource(plain.last_position, plain.cached, events, error.damage)
         return LoadedResource(plain.last_position, plain.cached, events)

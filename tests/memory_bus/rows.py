@@ -46,10 +46,10 @@ class Rows:
 class MemoryRows:
     """Implements ``reconciler.ports.RowStore`` for one process."""
 
-    def __init__(self, rows: Rows, network: Network, *, rows_at_once: int = 900) -> None:
+    def __init__(self, rows: Rows, network: Network, *, rows_per_save: int = 900) -> None:
         self._rows = rows
         self._network = network
-        self.rows_at_once = rows_at_once
+        self.rows_per_save = rows_per_save
 
     async def load(self) -> Mapping[str, bytes]:
         return await self._network.ask("rows", lambda: dict(self._rows.content))
@@ -64,7 +64,7 @@ class MemoryRows:
 
         return await self._network.ask("rows", read)
 
-    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+    async def read_matching(self, pattern: str) -> Mapping[str, bytes]:
         prefix = pattern.removesuffix(">")
 
         def read() -> dict[str, bytes]:

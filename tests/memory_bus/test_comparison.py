@@ -112,7 +112,7 @@ async def look_back(bus: Bus, dice: random.Random) -> Any:
     """Read the log in every other way."""
     key = dice.choice(_SHAPES)
     history = [each.id for each in await history_of(bus.log, key)]
-    kind = [each.position for each in await bus.log.of_kind("default", "Shape")]
+    kind = [each.position for each in await bus.log.read_kind("default", "Shape")]
     newest = await bus.log.newest_positions(_SHAPES)
     return history, sorted(kind), dict(newest), await bus.log.last_position()
 

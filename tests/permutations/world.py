@@ -106,7 +106,7 @@ class MemoryWorld(World):
 
     async def ask_raw(self, subject: str, payload: bytes) -> Reply:
         _, answer = await self._client.bus.ask_raw(
-            subject, payload, answer_seconds=PATIENCE_SECONDS
+            subject, payload, reply_timeout_seconds=PATIENCE_SECONDS
         )
         assert answer is not None, f"no answer about {subject}"
         return answer

@@ -57,7 +57,7 @@ class Rows:
         stored = Checkpoint(SCHEMA, self.models.losses, self.models.position)
         return encode_checkpoint(stored), 1
 
-    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+    async def read_matching(self, pattern: str) -> Mapping[str, bytes]:
         return {name: row for name, row in self.models.rows() if name.startswith(pattern[:-1])}
 
 

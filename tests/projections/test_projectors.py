@@ -42,7 +42,7 @@ class WatchedRows:
     def __init__(self, rows: Rows, log: Log) -> None:
         self._rows = rows
         self.log = log
-        self.rows_at_once = PORTION_ROWS
+        self.rows_per_save = PORTION_ROWS
         self.steps = 0
         self.trouble: dict[int, BaseException] = {}
         self.before_step: dict[int, Callable[[], Awaitable[None]]] = {}
@@ -419,7 +419,7 @@ async def test_a_store_that_takes_nothing_does_not_stop_the_folding_and_gets_all
 async def test_no_more_is_folded_than_can_be_written() -> None:
     log, rows = log_of_many(), Rows()
     store = WatchedRows(rows, log)
-    store.rows_at_once = 1
+    store.rows_per_save = 1
     models = await load_models(store)
     projector = Projector(models, store)
     for position, event in log:

@@ -41,14 +41,14 @@ class CallResult(msgspec.Struct):
 class _Dies:
     """Leave to call that is the end of the process."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, step: int) -> None:
         self._remaining = step
 
-    async def wait(self, *, goes_first: bool = False) -> None:
-        del goes_first
+    async def wait(self, *, has_priority: bool = False) -> None:
+        del has_priority
         self._remaining -= 1
         if self._remaining == 0:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -8,14 +8,14 @@ import asyncio
 class Permit:
     """Gives leave to call when it is told to; ``waits``: who waited, and whether before others."""
 
-    is_free = False
+    may_send_now = False
 
-    def __init__(self, *, pace_seconds: float = 0.0) -> None:
-        self.pace_seconds = pace_seconds
+    def __init__(self, *, interval_seconds: float = 0.0) -> None:
+        self.interval_seconds = interval_seconds
         self.waits: list[bool] = []
         self.is_requested, self.is_granted = asyncio.Event(), asyncio.Event()
 
-    async def wait(self, *, goes_first: bool = False) -> None:
-        self.waits.append(goes_first)
+    async def wait(self, *, has_priority: bool = False) -> None:
+        self.waits.append(has_priority)
         self.is_requested.set()
         await self.is_granted.wait()

@@ -338,14 +338,14 @@ async def test_routes_of_others_are_listed_as_theirs_and_what_is_no_route_is_not
 class Counter:
     """Leave to call that counts, and holds the request of a number until the end of the test."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, *, holds: int = 0, until: asyncio.Event | None = None) -> None:
         self.requests = 0
         self._holds, self._reached = holds, until
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         self.requests += 1
         if self._reached is not None and self.requests == self._holds:
             self._reached.set()
@@ -355,13 +355,13 @@ class Counter:
 class EditBefore:
     """Leave to call that lets a hand change a route before one of the requests."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, hands: Hands, content: dict[str, Any], *, request: int) -> None:
         self._hands, self._content, self._remaining = hands, content, request
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         self._remaining -= 1
         if self._remaining == 0:
             await self._hands.does("PATCH", f"/id/{self._content['@id']}", self._content)

@@ -699,9 +699,9 @@ from reconciler.provider.secrets import Secrets
 from tests.host_access import EVERYTHING
 
 class KillBefore:
-    is_free, pace_seconds, remaining = False, 0.0, int(sys.argv[2])
+    is_free, interval_seconds, remaining = False, 0.0, int(sys.argv[2])
 
-    async def wait(self, *, goes_first=False):
+    async def wait(self, *, has_priority=False):
         self.remaining -= 1
         if not self.remaining:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -909,7 +909,7 @@ async def test_an_authority_that_lost_everything_gets_the_account_again_by_its_k
     root: Path, provider: CertificatesProvider, tmp_path: Path
 ) -> None:
     """Refused nonces on the way: half of them."""
-    pebble = Certificates(beside_others=True, environment=[("PEBBLE_WFE_NONCEREJECT", "50")])
+    pebble = Certificates(isolated=True, environment=[("PEBBLE_WFE_NONCEREJECT", "50")])
     await pebble.start(tmp_path / "own-pebble")
     try:
         trust(pebble, root)

@@ -794,15 +794,15 @@ async def test_a_worker_without_the_right_to_mount_makes_disks_and_says_what_it_
 class Meanwhile:
     """Leave to call, before one of whose steps something else happens."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, step: int, happens: Callable[[], Awaitable[None]]) -> None:
         self._remaining = step
         self._happens = happens
 
-    async def wait(self, *, goes_first: bool = False) -> None:
-        del goes_first
+    async def wait(self, *, has_priority: bool = False) -> None:
+        del has_priority
         self._remaining -= 1
         if self._remaining == 0:
             token = CALL_GATE.set(None)

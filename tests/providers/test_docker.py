@@ -282,13 +282,13 @@ async def test_our_own_labels_cannot_be_declared(case: Case, label: str) -> None
 class CutAt:
     """A permit that ends the caller at one of its requests."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, request: int, error: BaseException) -> None:
         self.remaining, self.error = request, error
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         self.remaining -= 1
         if self.remaining == 0:
             raise self.error

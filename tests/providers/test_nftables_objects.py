@@ -517,15 +517,15 @@ async def test_a_write_that_is_killed_at_any_moment_is_done_or_not(services: Ser
 class Killer:
     """Kills the process of a write some time after it may begin."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, *, after_seconds: float) -> None:
         self.after_seconds = after_seconds
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, *, goes_first: bool = False) -> None:
-        if goes_first:  # it relies on what was read
+    async def wait(self, *, has_priority: bool = False) -> None:
+        if has_priority:  # it relies on what was read
             self._task = asyncio.create_task(self._kill(children()))
 
     async def _kill(self, others: set[int]) -> None:
@@ -580,14 +580,14 @@ async def test_a_change_between_the_read_and_the_write_is_not_overwritten(
 class BeforeTheWrite:
     """Does something once, when all is read and nothing is written."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, do: Callable[[], object]) -> None:
         self._do: Callable[[], object] | None = do
 
-    async def wait(self, *, goes_first: bool = False) -> None:
-        if goes_first and self._do is not None:
+    async def wait(self, *, has_priority: bool = False) -> None:
+        if has_priority and self._do is not None:
             do, self._do = self._do, None
             do()
 
@@ -623,13 +623,13 @@ async def test_many_are_made_at_once_by_two_who_do_not_know_of_each_other(
 class Counting:
     """Counts what is asked of the API."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self) -> None:
         self.call_count = 0
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         self.call_count += 1
 
 
@@ -813,10 +813,10 @@ async def test_nft_that_does_not_end_is_killed_and_the_result_is_unknown(
     slow.nft.program = program
 
     class SlowWrite:
-        is_free, pace_seconds = False, 0.0
+        may_send_now, interval_seconds = False, 0.0
 
-        async def wait(self, *, goes_first: bool = False) -> None:
-            if goes_first:
+        async def wait(self, *, has_priority: bool = False) -> None:
+            if has_priority:
                 slow.nft.program = ("sh", "-c", "sleep 60", *program)
 
     children_before = children()

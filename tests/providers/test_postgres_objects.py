@@ -305,13 +305,13 @@ async def test_verifiers_are_those_that_the_client_makes(
 class Interrupted:
     """Does something before the call's request of that number."""
 
-    is_free = False
-    pace_seconds = 0.0
+    may_send_now = False
+    interval_seconds = 0.0
 
     def __init__(self, request: int, what: Callable[[], None]) -> None:
         self.remaining, self._what = request, what
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         self.remaining -= 1
         if self.remaining == 0:
             self._what()

@@ -177,7 +177,7 @@ async def test_a_write_waits_before_others_and_as_long_as_the_rate_demands(
     shapes: Provider, planned: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reconciler.provider.call_permit.READ_VALID_SECONDS", -1.0)
-    permit = Permit(pace_seconds=10.0)
+    permit = Permit(interval_seconds=10.0)
     permit.is_granted.set()
     planned.plan += [OURS, answer(204)]
     token = CALL_GATE.set(permit)

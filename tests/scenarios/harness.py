@@ -58,7 +58,7 @@ from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.sdk import Client as SdkClient
 from reconciler.sdk import client_on
-from reconciler.wiring import ROLES, Role, Running, connected, initialise, running
+from reconciler.wiring import ROLES, Role, Running, initialize, open_connection, running
 from shapes_api.kinds.records import RECORD
 from shapes_api.kinds.shapes import SHAPE
 from tests.host_access import EVERYTHING
@@ -264,7 +264,7 @@ class World:
 
     async def _run(self, roles: Sequence[Role], ready: asyncio.Future[Running]) -> None:
         async with (
-            connected(self.url) as nc,
+            open_connection(self.url) as nc,
             running(nc, roles, kinds=self.kinds, secrets=self.secrets) as parts,
         ):
             self.reconciler_nc = nc
@@ -481,8 +481,8 @@ class World:
         if isinstance(self._place, Path):
             await self.server.start(self._place)
         try:
-            async with connected(self.url) as self.nc:
-                await initialise(self.nc)
+            async with open_connection(self.url) as self.nc:
+                await initialize(self.nc)
                 self.log = await open_log(self.nc)
                 self._writer = JetStreamIntakeWriter(self.nc, ACTOR)
                 await self.human.start_afresh()

@@ -122,7 +122,7 @@ async def place(bare_world: World, tmp_path: Path) -> Place:
 async def short_lived() -> AsyncIterator[Certificates]:
     """An authority whose certificates end soon."""
     with short_folder() as folder:
-        one = Certificates(beside_others=True, validity_seconds=SHORT_SECONDS)
+        one = Certificates(isolated=True, validity_seconds=SHORT_SECONDS)
         await one.start(folder / "certificates")
         yield one
         await one.stop()

@@ -21,7 +21,7 @@ from infra.jetstream.errors import BusUnavailableError
 from infra.jetstream.reads import stream_state
 from reconciler.sdk import BusError, ConfigurationError, WaitTimeoutError, client_on, connect
 from reconciler.sdk.messages import withdrawal
-from reconciler.wiring import connected, initialise, running
+from reconciler.wiring import initialize, open_connection, running
 from tests.sdk.conftest import shape
 
 
@@ -29,8 +29,8 @@ from tests.sdk.conftest import shape
 async def bus(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     """A bus of the test's own, without a decider."""
     server = EmbeddedServer()
-    async with connected(await server.start(tmp_path / "nats")) as nc:
-        await initialise(nc)
+    async with open_connection(await server.start(tmp_path / "nats")) as nc:
+        await initialize(nc)
     yield server
     await server.stop()
 
@@ -42,7 +42,7 @@ async def test_without_a_decider_the_answer_does_not_come(bus: EmbeddedServer) -
         ):
             await client.declare(shape("foo"), timeout_seconds=0.3)
         await client.publish([shape("bar")])
-    async with connected(bus.url) as nc:
+    async with open_connection(bus.url) as nc:
         assert (await stream_state(nc, "INTAKE")).messages == 2
 
 
@@ -76,7 +76,7 @@ async def test_a_lost_answer_is_requested_again(bus: EmbeddedServer) -> None:
         port, folder = bus.port, bus.data_dir
         await bus.kill()
         await bus.start(folder, port=port)
-        async with connected(bus.url) as nc, running(nc, ["decider"]):
+        async with open_connection(bus.url) as nc, running(nc, ["decider"]):
             answer = await asking
         declared = [each for each in await client.history("default/Shape/foo") if each]
 
@@ -97,7 +97,7 @@ async def test_a_bus_without_a_reconciler_is_reported(tmp_path: Path) -> None:
         async with connect(url, source="test"):
             pass
     nc = await connect_bus(url, name="test")
-    await initialise(nc)
+    await initialize(nc)
     async with client_on(nc, source="test") as client:
         assert (await client.fleet()).counts == ()
     assert nc.is_connected
@@ -107,7 +107,7 @@ async def test_a_bus_without_a_reconciler_is_reported(tmp_path: Path) -> None:
 
 async def test_reading_and_waiting_continue_through_a_restart(bus: EmbeddedServer) -> None:
     async with (
-        connected(bus.url) as nc,
+        open_connection(bus.url) as nc,
         connect(bus.url, source="test") as client,
         client.outcomes(name="foo") as stream,
     ):
@@ -138,7 +138,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
             revision = await rows.save(changes, revision)
             await asyncio.sleep(0.01)  # as the projector does, which gathers for longer
 
-    async with connected(bus.url) as nc, connected(bus.url) as other_client:
+    async with open_connection(bus.url) as nc, open_connection(bus.url) as other_client:
         writer = JetStreamRows(nc)
         revision = 0
         for start in range(0, len(names), 500):
@@ -147,7 +147,7 @@ async def test_rows_that_are_written_again_while_they_are_read_are_not_missed(
         writing = asyncio.ensure_future(write_again_and_again(writer, revision))
         async with asyncio.timeout(30):
             for _ in range(15):
-                found = await JetStreamRows(other_client).matching("status.>")
+                found = await JetStreamRows(other_client).read_matching("status.>")
                 assert sorted(found) == sorted(names)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from infra.jetstream.errors import IncompatibleStreamError
-from reconciler.sdk import Client, InvalidNameError, NoSuchMomentError, Outcome, connect
+from reconciler.sdk import Client, InvalidNameError, Outcome, PositionNotFoundError, connect
 from tests.sdk.conftest import Stack, shape
 
 
@@ -105,7 +105,7 @@ async def test_rejections_that_were_overtaken_come_again(client: Client, name: s
 
 
 async def test_a_position_behind_the_logs_end_is_refused(client: Client) -> None:
-    with pytest.raises(NoSuchMomentError, match=r"after the end of the log at position \d+"):
+    with pytest.raises(PositionNotFoundError, match=r"after the end of the log at position \d+"):
         async with client.outcomes(after=10**9):
             pass
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from events.log import SpecDeclared
-from reconciler.sdk import Client, InvalidNameError, NoSuchMomentError, StatusRow, StoredEvent
+from reconciler.sdk import Client, InvalidNameError, PositionNotFoundError, StatusRow, StoredEvent
 from tests.sdk.conftest import shape
 
 PATIENCE_SECONDS = 90
@@ -66,7 +66,7 @@ async def test_how_it_stood_is_read_at_any_position_and_time(client: Client, nam
     assert [one for one in now if one.name == name] == [rows[1]]
     assert any(one.kind == "ProviderConfig" for one in now)
     for when in (0, rows[1].position + 10_000, datetime(2000, 1, 1), datetime(2999, 1, 1)):  # noqa: DTZ001
-        with pytest.raises(NoSuchMomentError):
+        with pytest.raises(PositionNotFoundError):
             await client.statuses(at=when)
 
 

@@ -20,7 +20,7 @@ from infra.jetstream.connection import connect as connect_to_bus
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import connect
 from reconciler.wiring import ROLES as RUNNING_ROLES
-from reconciler.wiring import connected, initialise, running
+from reconciler.wiring import initialize, open_connection, running
 from tests.faulty_api import FaultyApi
 from tests.security.keys import Pair
 
@@ -91,11 +91,11 @@ class Guarded:
     async def run(self, ready: threading.Event, stop: asyncio.Event) -> None:
         """Run every principal on a connection of its own."""
         async with AsyncExitStack() as stack:
-            async with connected(self.bus.url, access=self.access("installer")) as nc:
-                await initialise(nc, namespaces=NAMESPACES)
+            async with open_connection(self.bus.url, access=self.access("installer")) as nc:
+                await initialize(nc, namespaces=NAMESPACES)
             for principal in RUNNING_ROLES:
                 nc = await stack.enter_async_context(
-                    connected(self.bus.url, access=self.access(principal))
+                    open_connection(self.bus.url, access=self.access(principal))
                 )
                 await stack.enter_async_context(running(nc, (principal,)))
             operator = await stack.enter_async_context(self.sdk_as("operator"))

@@ -23,7 +23,7 @@ from infra.jetstream.errors import BusAccessError
 from infra.jetstream.identity import Identity, KeyFile
 from reconciler.sdk import connect as connect_sdk
 from reconciler.wiring import ROLES as RUNNING_ROLES
-from reconciler.wiring import connected, initialise, running
+from reconciler.wiring import initialize, open_connection, running
 from tests.cli.runner import Cli
 from tests.faulty_api import FaultyApi
 from tests.security.guarded import NAMESPACES, PATIENCE_SECONDS, provider_config, shape
@@ -80,13 +80,13 @@ async def test_a_role_whose_jwt_expires_continues_with_a_fresh_file(
     caplog.set_level(logging.WARNING)
     url = by_jwt.bus.url
     async with AsyncExitStack() as stack:
-        async with connected(url, access=by_jwt.access("installer")) as nc:
-            await initialise(nc, namespaces=["acme"])
+        async with open_connection(url, access=by_jwt.access("installer")) as nc:
+            await initialize(nc, namespaces=["acme"])
         connections: dict[str, Client] = {}
         for principal in RUNNING_ROLES:
             seconds = SHORT_SECONDS if principal == "worker" else 0
             access = by_jwt.renew(principal, seconds=seconds)
-            nc = await stack.enter_async_context(connected(url, access=access))
+            nc = await stack.enter_async_context(open_connection(url, access=access))
             connections[principal] = nc
             await stack.enter_async_context(running(nc, (principal,)))
         client = await stack.enter_async_context(
@@ -124,8 +124,8 @@ async def test_a_revoked_nkey_is_replaced_without_a_restart(
     url = await bus.start(tmp_path / "nats", extra_config=only(old))
     await api.start(tmp_path / "api")
     try:
-        async with connected(url, access=Access(nkey=key)) as nc:
-            await initialise(nc, namespaces=["acme"])
+        async with open_connection(url, access=Access(nkey=key)) as nc:
+            await initialize(nc, namespaces=["acme"])
             async with running(nc, RUNNING_ROLES):
                 config = bus.data_dir / "nats.conf"
                 config.write_text(config.read_text().replace(only(old), only(fresh)))

@@ -23,7 +23,7 @@ from reconciler.errors import DeclarationRefusedError
 from reconciler.ports import DeadLetter, IntakeDelivery
 from reconciler.sdk import Client, OutcomeStream
 from reconciler.wiring import ROLES as RUNNING_ROLES
-from reconciler.wiring import Role, connected, running
+from reconciler.wiring import Role, open_connection, running
 from tests.cli.runner import Cli, Inside, Ran
 from tests.security.guarded import PATIENCE_SECONDS, Guarded, shape
 
@@ -127,7 +127,10 @@ async def test_a_role_starts_again_beside_a_log_with_a_history(
     guarded: Guarded, role: Role
 ) -> None:
     count_before = len(guarded.violations())
-    async with connected(guarded.bus.url, access=guarded.access(role)) as nc, running(nc, (role,)):
+    async with (
+        open_connection(guarded.bus.url, access=guarded.access(role)) as nc,
+        running(nc, (role,)),
+    ):
         pass
     assert guarded.violations()[count_before:] == []
 
@@ -328,7 +331,7 @@ async def test_an_installer_resumes_what_another_client_paused(
     guarded: Guarded, commands: Run
 ) -> None:
     paused = [(INTAKE, "decider-misfits"), (LOG, "acme"), (REJECTIONS, "acme")]
-    async with connected(guarded.admin_url) as nc:
+    async with open_connection(guarded.admin_url) as nc:
         for stream, name in paused:
             until = {"pause_until": "2099-01-01T00:00:00Z"}
             await api_request(nc, f"CONSUMER.PAUSE.{stream}.{name}", until)

@@ -19,16 +19,16 @@ from events.manifest import Manifest, Metadata
 from infra.bus.permissions import ALL_STREAMS
 from infra.embedded import EmbeddedServer
 from infra.jetstream.access import Access
-from infra.jetstream.connection import api_request, connect, without_secrets
+from infra.jetstream.connection import api_request, connect, redact_url
 from infra.jetstream.errors import BusAccessError, BusError
 from infra.jetstream.reads import read_subject
 from reconciler.cli.process_logs import configure_logs
 from reconciler.errors import ConfigurationError, DeclarationRefusedError, ProviderError
-from reconciler.roles.runtime.secret_guard import MAX_ERROR_CHARACTERS, without_secret
+from reconciler.roles.runtime.secret_guard import MAX_ERROR_CHARACTERS, mask_secrets
 from reconciler.sdk import Client as Sdk
 from reconciler.sdk import client_on
 from reconciler.secrecy import Secrecy
-from reconciler.wiring import ROLES, connected, initialise, running
+from reconciler.wiring import ROLES, initialize, open_connection, running
 from tests.cli.runner import Cli
 from tests.security.echo_api import EchoApi
 from tests.security.guarded import PATIENCE_SECONDS, Guarded
@@ -76,8 +76,8 @@ async def test_an_api_that_repeats_the_secret_gets_it_nowhere(
     logged = _log_everything()
     async with AsyncExitStack() as stack:
         apis = {each: await stack.enter_async_context(EchoApi(each)) for each in references}
-        nc = await stack.enter_async_context(connected(url))
-        await initialise(nc)
+        nc = await stack.enter_async_context(open_connection(url))
+        await initialize(nc)
         async with running(nc, ROLES), client_on(nc, source="test") as client:
             for status, reference in references.items():
                 config = _config(f"c{status}", apis[status].url, reference)
@@ -205,7 +205,7 @@ def test_a_url_is_shown_without_its_secrets() -> None:
         ("nats://u:p@ss@h:1", "nats://h:1"),
         ("nats://h:1", "nats://h:1"),
     ):
-        assert without_secrets(url_given) == expected
+        assert redact_url(url_given) == expected
 
 
 async def test_a_server_that_is_away_is_named_without_the_password() -> None:
@@ -216,7 +216,7 @@ async def test_a_server_that_is_away_is_named_without_the_password() -> None:
 
 def test_an_unexpected_error_is_reported_without_the_secret() -> None:
     secrecy = Secrecy(FROM_FILE)
-    with pytest.raises(ProviderError) as raised, without_secret(secrecy):
+    with pytest.raises(ProviderError) as raised, mask_secrets(secrecy):
         _fail_with(FROM_FILE)
     assert "***" in str(raised.value)
     chain: BaseException | None = raised.value
@@ -236,7 +236,7 @@ def test_a_long_error_is_cut_before_it_is_searched() -> None:
     assert not secrecy.is_in(long[:MAX_ERROR_CHARACTERS])
     once, began = time.process_time() - began, time.process_time()
     for error in (ProviderError(long), ConfigurationError(long), ValueError(long)):
-        with pytest.raises(Exception, match="u1234") as caught, without_secret(secrecy):
+        with pytest.raises(Exception, match="u1234") as caught, mask_secrets(secrecy):
             raise error from ProviderError(f"{long} {FROM_VARIABLE}")
         assert len(str(caught.value)) <= MAX_ERROR_CHARACTERS + len("ValueError: ")
         assert caught.value.__cause__ is None
@@ -246,7 +246,7 @@ def test_a_long_error_is_cut_before_it_is_searched() -> None:
 def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
     secrecy = Secrecy(FROM_VARIABLE)
     prefix = "." * (MAX_ERROR_CHARACTERS - len(FROM_VARIABLE) // 3)
-    with pytest.raises(ProviderError) as caught, without_secret(secrecy):
+    with pytest.raises(ProviderError) as caught, mask_secrets(secrecy):
         raise ProviderError(f"{prefix}{FROM_VARIABLE}{prefix}")
     assert caught.value.message.startswith(prefix)
     assert caught.value.message.strip(".*") == ""
@@ -254,7 +254,7 @@ def test_a_secret_at_the_end_of_a_cut_error_is_hidden() -> None:
 
 def test_an_error_that_is_its_own_cause_is_reported_like_any_other() -> None:
     error = ProviderError(FROM_FILE)
-    with pytest.raises(ProviderError) as raised, without_secret(Secrecy(FROM_FILE)):
+    with pytest.raises(ProviderError) as raised, mask_secrets(Secrecy(FROM_FILE)):
         raise error from error
     assert str(raised.value) == "***"
 

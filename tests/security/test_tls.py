@@ -23,7 +23,7 @@ from reconciler.errors import ConfigurationError, UntrustedApiError
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.secrets import Secrets
 from reconciler.sdk import connect as connect_sdk
-from reconciler.wiring import ROLES, connected, initialise, running
+from reconciler.wiring import ROLES, initialize, open_connection, running
 from shapes_api.kinds.shapes import ShapesProvider
 from tests.cli.runner import Cli
 from tests.docs.test_links import DOCS
@@ -123,11 +123,11 @@ async def test_the_main_job_over_tls_on_both_sides(
     access = Access(tls_ca=papers.ca, tls_cert=certificate, tls_key=key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     papers.server.configure_cert(context)
-    async with connected(bus, access=access) as nc:
-        await initialise(nc)
+    async with open_connection(bus, access=access) as nc:
+        await initialize(nc)
     async with (
         TlsProxy(api.port, context) as proxy,
-        connected(bus, access=access) as nc,
+        open_connection(bus, access=access) as nc,
         connect_sdk(bus, source="test", access=access) as client,
         running(nc, ROLES),
     ):

@@ -49,7 +49,7 @@ from infra.providers.docker.engine import WRITTEN_BY
 from infra.providers.postgres.marks import Mark, read_mark
 from reconciler.errors import WaitTimeoutError
 from reconciler.sdk import Client, connect
-from reconciler.wiring import ROLES, initialise
+from reconciler.wiring import ROLES, initialize
 from tests.engines import Hands
 from tests.faulty_api.journal import JournalEntry
 from tests.folders import short_folder
@@ -127,7 +127,7 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.bus = EmbeddedServer()
-        self.engine = DockerEngine(beside_others=True)
+        self.engine = DockerEngine(isolated=True)
         self.postgres = Postgres("log_statement=all", "fsync=off", "log_line_prefix=%m [%p] ")
         self.manifests = [
             msgspec.convert(each, Manifest) for each in yaml.safe_load_all(EXAMPLE.read_text())
@@ -152,7 +152,7 @@ class Shop:
             await asyncio.to_thread(make_image, self.docker)
             self.witness = EngineWitness(Hands(self.engine.endpoint))
             self.nc = await connect_to_bus(self.bus.url, name="shop")
-            await initialise(self.nc)
+            await initialize(self.nc)
             for role in ROLES:
                 self.start_role(role)
             async with connect(self.bus.url, source="shop") as self.client:

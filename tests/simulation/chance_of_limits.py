@@ -30,7 +30,7 @@ def limits_of(
     limits = p.Limits(
         max_ack_pending=random.choice((20 if is_damaged else 3, 20, 20, 2_000)),
         max_actions_pending=random.choice((3, 20, 4_096)),
-        rows_at_once=random.choice((1, 3, 3, 900)),
+        rows_per_save=random.choice((1, 3, 3, 900)),
         max_actions=Random(f"actions/{seed}").choice((1, 2, MAX_ACTIONS)),
     )
     steps: list[p.Step] = []

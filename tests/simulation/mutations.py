@@ -456,7 +456,7 @@ def _configurations_read_once(patch: Patch) -> None:
     really = Configurations.apply
 
     async def load(self: Configurations, log: Any) -> None:
-        for stored in await log.of_kind("system", "ProviderConfig"):
+        for stored in await log.read_kind("system", "ProviderConfig"):
             really(self, stored.event)
 
     def apply(_self: Configurations, _event: LogEvent) -> None:

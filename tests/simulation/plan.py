@@ -337,7 +337,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
 
     max_ack_pending: int = 2_000
     max_actions_pending: int = 4_096
-    rows_at_once: int = 900
+    rows_per_save: int = 900
     max_actions: int = MAX_ACTIONS
 
 

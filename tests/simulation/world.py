@@ -56,7 +56,7 @@ class World:
             max_unacknowledged=limits.max_ack_pending,
             max_actions_leased=limits.max_actions_pending,
             max_actions=limits.max_actions,
-            rows_at_once=limits.rows_at_once,
+            rows_per_save=limits.rows_per_save,
             may_be_damaged=_is_damaged(plan),
         )
         self.network, self.log, self.intake = self.bus.network, self.bus.log, self.bus.intake

@@ -14,7 +14,7 @@ import msgspec
 
 from events.composition import Child
 from events.composition_definition import PartDefinition, PartState
-from events.excerpt import some
+from events.excerpt import list_first
 from events.field_hints import field_error
 from events.manifest import Fields, InvalidManifestError, Manifest
 from infra.providers.rest.expressions import Expression, ExpressionError, count_values
@@ -110,7 +110,7 @@ class PartTemplate:
             if part not in names:
                 raise InvalidManifestError(
                     f"{self._location}: {expression.text!r}: must reference a part as "
-                    f"children.NAME or children['NAME']; the parts are {some(list(names))}"
+                    f"children.NAME or children['NAME']; the parts are {list_first(list(names))}"
                 )
             yield part
 
@@ -127,7 +127,7 @@ class PartTemplate:
             unready = sorted(each for each in referenced if not _is_ready(children[each]))
             if not unready:
                 raise InvalidManifestError(f"{self._location}: {error}") from None
-            waiting = f"waits for {some(unready)}: {error}"
+            waiting = f"waits for {list_first(unready)}: {error}"
             return Component(self.name, _no_parts, waiting_for=waiting)
 
     def _component(self, variables: Mapping[str, Any], budget: Budget) -> Component:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.external import ExternalObject
 from events.log import Action
 from events.provider_config import ProviderConfigSpec, Scope
@@ -150,7 +150,7 @@ class VolumesProvider(NamedObjects[_Volume]):
         listing = await self._api.get("/volumes", _volumes_decoder, query)
         if listing.warnings:
             raise NotDoneError(
-                f"the listing of volumes is incomplete: {some(listing.warnings, '; ')}"
+                f"the listing of volumes is incomplete: {list_first(listing.warnings, '; ')}"
             )
         yield listing.volumes or ()
 

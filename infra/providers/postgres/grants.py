@@ -14,7 +14,7 @@ from typing import Final, LiteralString
 import msgspec
 from psycopg import sql
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.external import ExternalObject
 from events.log import Action
 from events.manifest import Fields
@@ -468,7 +468,7 @@ def _statement(
 
 def _build_foreign_grant_error(existing: ExternalObject) -> ProviderError:
     privileges = [f"{name}: {', '.join(each)}" for name, each in existing.fields.items() if each]
-    text = some(privileges, "; ") or "no privileges"
+    text = list_first(privileges, "; ") or "no privileges"
     return NotDoneError(
         f"{existing.name!r} differs from the declaration ({text}), because a role other than the "
         "owner granted privileges; revoke them as that role",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 from nats.aio.client import Client
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.names import ResourceKey
 from events.subjects import log, log_filter, parse_log, schedule
 from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE, read_clock
@@ -91,7 +91,8 @@ def _build_finding(actions: _Actions) -> Finding:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(actions.lost)} without a worker and a result: {some(sorted(actions.lost))}",
+            f"{len(actions.lost)} without a worker and a result: "
+            f"{list_first(sorted(actions.lost))}",
             "Stop the workers, delete the consumer of their ProviderConfig NAME "
             f"(`nats consumer rm {LOG} {worker_consumer('NAME')}`), and start the workers. The "
             "server then delivers every action again, and the workers skip those with a result.",
@@ -100,14 +101,15 @@ def _build_finding(actions: _Actions) -> Finding:
         return Finding(
             "lost actions",
             "fail",
-            f"{len(actions.overdue)} with an overdue retry: {some(sorted(actions.overdue))}",
+            f"{len(actions.overdue)} with an overdue retry: {list_first(sorted(actions.overdue))}",
             "Run an observer. Its sweeper starts overdue retries.",
         )
     if actions.untimed:
         return Finding(
             "lost actions",
             "warn",
-            f"{len(actions.untimed)} with a retry and no timer: {some(sorted(actions.untimed))}",
+            f"{len(actions.untimed)} with a retry and no timer: "
+            f"{list_first(sorted(actions.untimed))}",
             "Run an observer. Its sweeper starts retries that are due.",
         )
     return Finding("lost actions", "ok", f"none; {text}")

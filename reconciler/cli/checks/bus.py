@@ -9,7 +9,7 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.names import ResourceKey
 from events.provider_config import config_key
 from events.subjects import log
@@ -95,12 +95,12 @@ async def check_streams(nc: Client) -> list[Finding]:
         if paused := [
             name for stream in (LOG, LISTINGS, ROWS) for name in await _paused(nc, stream)
         ]:
-            text = f"another client paused consumers with which roles read: {some(paused)}"
+            text = f"another client paused consumers with which roles read: {list_first(paused)}"
             return [Finding("streams", "fail", text, "Restart the roles, which create new ones.")]
         text = "all streams and consumers match the definitions of this release"
         return [Finding("streams", "ok", text), *await _check_removed_messages(nc)]
     differing = [f"{name} ({', '.join(list(fields)[:3])})" for name, fields in wrong.items()]
-    text = f"differ from the definitions of this release: {some(differing)}"
+    text = f"differ from the definitions of this release: {list_first(differing)}"
     finding = Finding("streams", "fail", text, "Run `reconciler init`, which restores them.")
     try:
         return [finding, *await _check_removed_messages(nc)]
@@ -175,7 +175,7 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     limit. Another client may have deleted it.
     """
     pattern = status_name(config_key("*"))
-    rows = (await JetStreamRows(nc).matching(pattern)).values()
+    rows = (await JetStreamRows(nc).read_matching(pattern)).values()
     declared = {row.name for row in map(decode_status, rows) if row.declared}
     if not declared and not workers:
         return Finding("actions", "ok", "no ProviderConfig, so no worker has to pull messages")
@@ -187,7 +187,9 @@ async def _check_worker_consumers(nc: Client, workers: Sequence[dict[str, Any]])
     subjects = [log(everything, f"action.{name}") for name in names]
     decided = [await read_subject(nc, LOG, subject, limit=1) for subject in subjects]
     verdict: Verdict = "fail" if any(decided) else "warn"
-    text = f"no worker pulls messages of {plural(len(names), 'ProviderConfig')}: {some(names)}"
+    text = (
+        f"no worker pulls messages of {plural(len(names), 'ProviderConfig')}: {list_first(names)}"
+    )
     remedy = (
         "Start one: `reconciler run worker` or `reconciler up`. If one is running, its log shows "
         "why it cannot create the consumer, such as a limit of the account."
@@ -209,7 +211,7 @@ def check_sources(intake: dict[str, Any]) -> Finding:
         "Read the server's log. Until the source recovers, no timer fires. It recovers "
         "automatically, or when you restart the server."
     )
-    return Finding("timers", "warn", some(wrong), remedy)
+    return Finding("timers", "warn", list_first(wrong), remedy)
 
 
 def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> Finding:
@@ -220,7 +222,7 @@ def check_stage(stage: str, role: str, consumers: Sequence[dict[str, Any]]) -> F
     text = f"{pending} pending, {leased} unacknowledged"
     if paused := [one["name"] for one in consumers if one.get("paused")]:
         remedy = "Run `reconciler init`, which resumes them."
-        return Finding(stage, "fail", f"{text}; paused: {some(paused)}", remedy)
+        return Finding(stage, "fail", f"{text}; paused: {list_first(paused)}", remedy)
     if not waiting:
         verdict: Verdict = "fail" if pending or leased else "warn"
         remedy = f"Start one: `reconciler run {role}` or `reconciler up`."

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from nats.aio.client import Client
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.log import SOURCE
 from events.subjects import parse_stored_intake
 from infra.bus.bus_clock import MAX_CLOCK_DIFFERENCE, clock_of, read_clock
@@ -96,7 +96,9 @@ async def check_role_clocks(nc: Client) -> list[Finding]:
             " If the bus accepted no writes during that time, for example because its disk was "
             "full, the clock may be correct, and this check passes ten minutes later."
         )
-    return [Finding("role clocks", "fail", f"differ from the bus's clock: {some(texts)}", remedy)]
+    return [
+        Finding("role clocks", "fail", f"differ from the bus's clock: {list_first(texts)}", remedy)
+    ]
 
 
 def read_clock_offset(message: StoredMessage) -> timedelta:

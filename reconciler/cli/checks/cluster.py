@@ -9,7 +9,7 @@ from typing import Final
 
 from nats.aio.client import Client
 
-from events.excerpt import some
+from events.excerpt import list_first
 from infra.bus.replicas import StreamReplicas, read_replicas
 from reconciler.cli.checks.finding import Finding
 
@@ -40,14 +40,14 @@ def judge_replicas(streams: Sequence[StreamReplicas]) -> Finding:
     ]
     leaderless = [each.stream for each in streams if not each.leader]
     behind = [f"{each.stream} on {', '.join(each.behind)}" for each in streams if each.behind]
-    outdated = f"replicas are missing or outdated: {some(behind)}"
+    outdated = f"replicas are missing or outdated: {list_first(behind)}"
     if leaderless:
         remedy = (
             "Wait 10 seconds for an election, and run `reconciler doctor` again. If the leader is "
             "still missing, start the servers that are down: more than half must be running and "
             "able to reach each other."
         )
-        text = f"no leader: {some(leaderless)}" + (f"; {outdated}" if behind else "")
+        text = f"no leader: {list_first(leaderless)}" + (f"; {outdated}" if behind else "")
         return Finding("replicas", "fail", text, remedy)
     if behind:
         remedy = (
@@ -61,7 +61,7 @@ def judge_replicas(streams: Sequence[StreamReplicas]) -> Finding:
             "running. If a server was removed from the cluster, add one. Until then, one failure "
             "may stop the bus or lose data."
         )
-        return Finding("replicas", "warn", f"too few replicas: {some(incomplete)}", remedy)
+        return Finding("replicas", "warn", f"too few replicas: {list_first(incomplete)}", remedy)
     if replicas == 1:
         return Finding(
             "replicas", "ok", "one replica of each stream; back up the log (`reconciler backup`)"

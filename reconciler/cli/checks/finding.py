@@ -22,6 +22,6 @@ class Finding(msgspec.Struct, frozen=True, rename={"verdict": "status"}):
 
 
 def build_skipped_finding(check: str, denied: BusDeniedError) -> Finding:
-    """Return a finding for a check that requires missing permissions."""
+    """Return a finding for a check that lacks permissions."""
     remedy = "Connect as a user with the permissions that `reconciler permissions operator` prints."
     return Finding(check, "skip", f"not checked: {denied}", remedy)

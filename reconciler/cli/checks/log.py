@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from nats.aio.client import Client
 
-from events.excerpt import some
+from events.excerpt import list_first
 from events.hold import Hold, hold_of
 from events.names import ResourceKey
 from events.provider_config import is_config
@@ -61,7 +61,7 @@ def check_damage(replay: LogReplay) -> Finding:
         "damaged resources, or starts no role if lost events may belong to other resources. See "
         '"When the log is damaged" in docs/how-to/back-up-and-restore.md.'
     )
-    text = f"damaged in {plural(len(places), 'place')}: {some(places)}"
+    text = f"damaged in {plural(len(places), 'place')}: {list_first(places)}"
     return Finding("log", "fail", text, remedy)
 
 
@@ -83,7 +83,7 @@ async def check_restore(nc: Client, rows: Iterable[StatusRow]) -> list[Finding]:
         'withdraw them again before you approve anything. See "What a restore cannot bring back" '
         "in docs/how-to/back-up-and-restore.md."
     )
-    text = f"{origin}; {plural(len(waiting), 'resource')} may be affected: {some(waiting)}"
+    text = f"{origin}; {plural(len(waiting), 'resource')} may be affected: {list_first(waiting)}"
     return [Finding("restored", "warn", text, remedy)]
 
 
@@ -97,7 +97,7 @@ def check_disputes(rows: Iterable[StatusRow]) -> Finding:
         "contradicts the log, such as an owner label, and the remedy. Until you apply it, "
         "Reconciler changes no object of these resources."
     )
-    return Finding("disputed", "warn", f"{len(disputed)}: {some(disputed)}", remedy)
+    return Finding("disputed", "warn", f"{len(disputed)}: {list_first(disputed)}", remedy)
 
 
 def check_holds(rows: Iterable[StatusRow]) -> Finding:
@@ -132,7 +132,7 @@ def _check_undeclared(rows: Sequence[StatusRow]) -> Finding:
         "Fix the cause that `reconciler describe RESOURCE` shows, or read the API with"
         " `reconciler reconcile RESOURCE`."
     )
-    return Finding("owned, not declared", "warn", f"{len(stuck)}: {some(stuck)}", remedy)
+    return Finding("owned, not declared", "warn", f"{len(stuck)}: {list_first(stuck)}", remedy)
 
 
 def _check_unowned(rows: Sequence[StatusRow]) -> Finding:
@@ -144,7 +144,7 @@ def _check_unowned(rows: Sequence[StatusRow]) -> Finding:
     if not unowned:
         return Finding("declared, not owned", "ok", "none")
     remedy = "Fix the cause that `reconciler describe RESOURCE` shows."
-    return Finding("declared, not owned", "warn", f"{len(unowned)}: {some(unowned)}", remedy)
+    return Finding("declared, not owned", "warn", f"{len(unowned)}: {list_first(unowned)}", remedy)
 
 
 def check_provider_configs(rows: Iterable[StatusRow]) -> Finding:
@@ -165,7 +165,7 @@ def check_provider_configs(rows: Iterable[StatusRow]) -> Finding:
         "objects of these resources."
     )
     return Finding(
-        "no ProviderConfig", "warn", f"{len(unconfigured)}: {some(unconfigured)}", remedy
+        "no ProviderConfig", "warn", f"{len(unconfigured)}: {list_first(unconfigured)}", remedy
     )
 
 
@@ -247,7 +247,7 @@ async def check_rows(nc: Client, replay: LogReplay, *, full: bool) -> Finding:
         "free space and restart the server first: it may have stored only some of the rows. "
         "`reconciler replay --verify` shows the rows and how to rebuild them."
     )
-    text = f"{plural(len(wrong), 'row differs', 'rows differ')} from the log: {some(wrong)}"
+    text = f"{plural(len(wrong), 'row differs', 'rows differ')} from the log: {list_first(wrong)}"
     return Finding("stored rows", "fail", text, remedy)
 
 

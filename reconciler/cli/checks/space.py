@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nats.aio.client import Client
 
-from events.excerpt import some
+from events.excerpt import list_first
 from infra.bus.streams import DEADLETTERS, INTAKE, LOG, ROWS
 from infra.jetstream.reads import StreamState, stream_state
 from reconciler.cli.checks.finding import Finding, Verdict
@@ -22,7 +22,7 @@ _FAIL_BYTES = 64 * 1024**2
 
 
 async def check_stream_limits(nc: Client) -> list[Finding]:
-    """Check the streams that reject messages when full against their limits."""
+    """Check the limits of the streams that reject messages when full."""
     return [
         judge_stream_limits({name: await stream_state(nc, name) for name in _REJECTING_STREAMS})
     ]
@@ -50,12 +50,12 @@ def judge_stream_limits(streams: Mapping[str, StreamState]) -> Finding:
         "ones."
     )
     return Finding(
-        "stream limits", verdict, f"full or nearly full: {some(full or nearly_full)}", remedy
+        "stream limits", verdict, f"full or nearly full: {list_first(full or nearly_full)}", remedy
     )
 
 
 def check_local_disk() -> list[Finding]:
-    """Check the disk of the server that a running `up` has started in this directory."""
+    """Check the disk of the server that a running `up` started in this directory."""
     return [] if read_up_file(DATA_DIRECTORY) is None else [check_disk(DATA_DIRECTORY)]
 
 

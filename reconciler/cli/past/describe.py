@@ -39,7 +39,7 @@ from reconciler.cli.resource_table import owns_object
 from reconciler.cli.search import find_resource
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
-from reconciler.process_secrets import OF_THIS_PROCESS
+from reconciler.process_secrets import PROCESS_SECRETS
 from reconciler.provider import MeasuredProvider
 from reconciler.sdk.history import History
 from reconciler.sdk.moments import Moment, When, moment
@@ -174,7 +174,7 @@ async def _read_live_values(nc: Client, key: ResourceKey) -> Fields:
             f"{key}: its object {live.name!r} does not exist; omit --live to show the last "
             "observation"
         )
-    return OF_THIS_PROCESS.hide_in(readings)
+    return PROCESS_SECRETS.hide_in(readings)
 
 
 def build_description(

@@ -29,7 +29,7 @@ from reconciler.cli.search import find_resource
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
-from reconciler.sdk.history import Past
+from reconciler.sdk.history import ResourceHistory
 from reconciler.sdk.moments import Moment, When, moment
 
 Part = Literal["declared", "object", "status", "ownership"]
@@ -174,7 +174,7 @@ async def _diff(
     return Changes(str(key), since, until, list(changes(key, old, new)))
 
 
-async def _moment(nc: Client, key: ResourceKey, past: Past, end: _Endpoint) -> Moment:
+async def _moment(nc: Client, key: ResourceKey, past: ResourceHistory, end: _Endpoint) -> Moment:
     if end.generation is None:
         return await moment(nc, end.when)
     return await moment(nc, Generations(key, past.events).end(end.generation))

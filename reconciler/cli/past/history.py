@@ -20,7 +20,7 @@ from events.log import (
 )
 from events.names import ResourceKey
 from infra.bus.event_log import open_log
-from infra.bus.log_moments import log_range
+from infra.bus.log_times import log_range
 from reconciler.cli.completion import complete_events, complete_outcomes
 from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
@@ -49,7 +49,7 @@ from reconciler.cli.when import At
 from reconciler.ports import StoredEvent
 from reconciler.resource.owner_label import OWNER_LABEL
 from reconciler.sdk.moments import Span, When, format_time, span
-from reconciler.sdk.timeline import Interest, follow_events, newest_events
+from reconciler.sdk.timeline import EventFilter, follow_events, newest_events
 
 _WIDE_COLUMNS: Final = ("VERSION", "EVENT", "CAUSE", "ACTOR")
 _MAX_CAUSE_CHARACTERS: Final = 14
@@ -210,7 +210,7 @@ def events(
             "--follow: not allowed with --until, because it does not end; remove one of them"
         )
     name = None if outcome is None else cast("OutcomeName", parse_outcome(outcome))
-    interest = Interest(
+    interest = EventFilter(
         namespace or "*",
         kind or "*",
         actor=actor,
@@ -227,7 +227,7 @@ def events(
 
 async def _events(
     nc: Client,
-    interest: Interest,
+    interest: EventFilter,
     when: tuple[When | None, When | None],
     limit: int,
     output: WideFormat,
@@ -257,7 +257,7 @@ async def _events(
         sys.stderr.write("no events match\n")
 
 
-async def _check_interest(nc: Client, interest: Interest) -> Interest:
+async def _check_interest(nc: Client, interest: EventFilter) -> EventFilter:
     """Resolve the kind of an interest; raises an error for an unknown kind or namespace."""
     await open_log(nc)
     await check_namespace(nc, None if interest.namespace == "*" else interest.namespace)

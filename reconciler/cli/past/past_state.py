@@ -11,16 +11,16 @@ from nats.aio.client import Client
 from events.external import ExternalObject
 from events.log import ActionFailed, ActionSucceeded, ExternalObserved, ResourceEvent
 from events.names import ResourceKey
-from reconciler.errors import NoSuchMomentError
+from reconciler.errors import PositionNotFoundError
 from reconciler.ports import StoredEvent
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
-from reconciler.sdk.history import History, Past
+from reconciler.sdk.history import History, ResourceHistory
 from reconciler.sdk.log_replay import lost_events
 from reconciler.sdk.moments import Moment, format_time
 
 
-async def read_past(nc: Client, key: ResourceKey) -> Past:
+async def read_past(nc: Client, key: ResourceKey) -> ResourceHistory:
     """Read a resource's history. Its damage includes lost events that the stored rows reveal."""
     past = await History(nc).get(key)
     newest = past.events[-1].position if past.events else 0
@@ -28,12 +28,12 @@ async def read_past(nc: Client, key: ResourceKey) -> Past:
     return msgspec.structs.replace(past, damage=damage)
 
 
-def past_until(past: Past, at: Moment) -> Past:
-    """Return the history up to a moment; raises ``NoSuchMomentError`` if it begins later."""
+def past_until(past: ResourceHistory, at: Moment) -> ResourceHistory:
+    """Return the history up to a moment; raises ``PositionNotFoundError`` if it begins later."""
     recorded = past.until(at.position)
     if past.events and not recorded.events:
         position, event = past.events[0]
-        raise NoSuchMomentError(
+        raise PositionNotFoundError(
             f"{past.id} did not exist yet at {at}: "
             f"its history begins at position {position}, {format_time(event.time)}"
         )

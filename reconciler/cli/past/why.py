@@ -22,7 +22,7 @@ from reconciler.cli.past.summaries import Line, describe_history
 from reconciler.cli.search import find_in_words
 from reconciler.ports import StoredEvent
 from reconciler.resource.difference import format_value
-from reconciler.sdk.history import History, Past
+from reconciler.sdk.history import History, ResourceHistory
 from reconciler.sdk.why import Parent, RepeatedDrift, Why, lineage
 from reconciler.sdk.why import why as explained
 
@@ -99,7 +99,7 @@ def why(
 
 async def _read_past(
     connection: Connection, resource: str, words: Sequence[str], namespace: str | None
-) -> tuple[ResourceKey, str, Past, list[tuple[Parent, Sequence[StoredEvent]]]]:
+) -> tuple[ResourceKey, str, ResourceHistory, list[tuple[Parent, Sequence[StoredEvent]]]]:
     parse_reference(resource, namespace)  # checked before any request to a server
     async with bus(connection) as nc:
         key, more = await find_in_words(nc, (resource, *words), namespace)

@@ -46,7 +46,7 @@ def finalizer(
     output: Output = "table",
     connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
-    """Add a finalizer to a resource, or remove it.
+    """Add a finalizer to a resource, or remove one from it.
 
     While a withdrawn resource has a finalizer, Reconciler neither deletes nor
     releases its object. Only the service that added a finalizer can remove it
@@ -62,11 +62,11 @@ def finalizer(
     Parameters
     ----------
     verb
-        What to do.
+        Whether to add or remove the finalizer.
     force
         With remove: also remove a finalizer that another service added.
     timeout
-        Maximum time to wait for the response: 500ms, 30s, 2m, 1h.
+        Maximum time to wait for the response, such as 500ms, 30s, 2m or 1h.
     """
     if verb == "add" and (force or reason):
         raise UsageError("--force and --reason: allowed only with remove")
@@ -126,12 +126,12 @@ def release(
     output: Output = "table",
     connection: Connection = DEFAULT_CONNECTION,
 ) -> int:
-    """Remove all finalizers and references from withdrawn resources by force.
+    """Forcibly remove all finalizers and references from withdrawn resources.
 
-    Use it when the service that added them can no longer remove them.
-    `reconciler describe` shows the finalizers and references. After the
+    Use this command when the service that added them can no longer remove
+    them. `reconciler describe` shows the finalizers and references. After the
     release, Reconciler deletes or orphans the object, as the policy requires.
-    With --orphan, it keeps the object in the API. The log keeps the release
+    With --orphan, it keeps the object in the API. The log records the release
     with your name and reason.
 
     For example:

@@ -233,7 +233,7 @@ class Decider:
                 await self.handle(batch)
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
                 _logger.warning(
-                    "processing a batch failed; retrying", why=str(error), size=len(batch)
+                    "processing a batch failed; retrying", reason=str(error), size=len(batch)
                 )
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
@@ -251,7 +251,7 @@ class Decider:
         try:
             await self._reader.extend(waiting)
         except Exception as error:  # noqa: BLE001 - redeliveries are deduplicated
-            _logger.info("extending the leases of waiting messages failed", why=str(error))
+            _logger.info("extending the leases of waiting messages failed", reason=str(error))
 
     def _resume(self) -> None:
         """Resume parked declarations of destinations that may start actions again."""
@@ -290,7 +290,7 @@ class Decider:
             await self._sink.discard(letters)
             await reply_to_rejected(self._sink, letters)
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-            _logger.warning("rejecting messages failed; retrying later", why=str(error))
+            _logger.warning("rejecting messages failed; retrying later", reason=str(error))
             await self._reader.retry_later(excess, _RETRY_SECONDS)
         else:
             await self._reader.ack(excess)
@@ -414,7 +414,7 @@ class Decider:
         }
         # The bus may move the partition at any time, for example when the consumer's leader
         # changes.
-        if not declared or await self._reader.was_alone(list(declared.values())):
+        if not declared or await self._reader.was_sole_reader(list(declared.values())):
             return
         newer = await self._newer_declarations(declared)
         if newer:
@@ -633,12 +633,12 @@ class Decider:
             if rest.deliveries:
                 remaining[key] = rest
             failed = self._decision_errors.pop(key, "processing the resource failed")
-            why = self._hold_reason(key) if is_held else failed
+            reason = self._hold_reason(key) if is_held else failed
             for each in held.deliveries:
                 if each.delivered < _MAX_DELIVERIES:
                     retried.append(each)
                 else:  # a damaged history does not make the message invalid
-                    exhausted.append(build_decision_letter(each, why, usable=is_held))
+                    exhausted.append(build_decision_letter(each, reason, usable=is_held))
         # These may be usable, so without a free slot, they are redelivered immediately.
         for each in await self._postpone(retried):
             await self._reader.retry_later([each], 0.0)
@@ -666,11 +666,11 @@ class Decider:
         Each namespace has a share of a partition's slots for waiting messages. Further messages are
         counted, then dropped. A crash may count a message twice, but never skips it (ADR 0017).
         """
-        why = "stream DEADLETTERS is full"
+        reason = "stream DEADLETTERS is full"
         try:
             waiting = await self._sink.store_dead_letters(letters)
         except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-            waiting, why = letters, str(error)
+            waiting, reason = letters, str(error)
         if not waiting:
             return set()
         usable = {each.delivery.position for each in waiting if each.usable}
@@ -681,13 +681,13 @@ class Decider:
                 [each for each in waiting if each.delivery.position in dropped]
             )
         except Exception as error:  # noqa: BLE001 - no message is dropped before it is counted
-            why = str(error)
+            reason = str(error)
             await self._postpone(without_slot, always=dropped)
             dropped = set[int]()
         held = {each.delivery.position for each in waiting} - dropped
         _logger.error(
             "storing dead letters failed; retrying later",
-            why=why,
+            reason=reason,
             count=len(held),
             given_up=len(dropped),
         )
@@ -740,7 +740,7 @@ class Decider:
         waiting = await self._store_dead_letters(letters) if letters else set[int]()
         replies = [each for each in results.replies if each[1].position not in unpublished]
         if replies:
-            await self._sink.answer(replies)
+            await self._sink.send_replies(replies)
         for destination, parked in results.parked.items():
             self._queue.park(destination, parked)
         reach(Failpoint.DECIDER_TOLD)
@@ -775,7 +775,7 @@ class Decider:
     def _log_rejection_state(self, error: Exception | None) -> None:
         """Log once that rejections cannot be stored, and once that they can be stored again."""
         if error is not None and not self._fails_to_reject:
-            _logger.warning("storing rejections failed; retrying later", why=str(error))
+            _logger.warning("storing rejections failed; retrying later", reason=str(error))
         if error is None and self._fails_to_reject:
             _logger.info("rejections are stored again")
         self._fails_to_reject = error is not None

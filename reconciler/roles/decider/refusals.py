@@ -95,7 +95,9 @@ async def reply_to_rejected(sink: DecisionSink, letters: Sequence[DeadLetter]) -
     """Reply to the senders that expect a reply."""
     awaited = [letter for letter in letters if letter.delivery.reply_to is not None]
     if awaited:
-        await sink.answer([(str(each.delivery.reply_to), _build_reply(each)) for each in awaited])
+        await sink.send_replies(
+            [(str(each.delivery.reply_to), _build_reply(each)) for each in awaited]
+        )
 
 
 def _build_reply(letter: DeadLetter) -> Reply:

@@ -121,7 +121,7 @@ class ApiGate:
         return max(0.0, self._closed_until() - self._clock())
 
     @property
-    def pace_seconds(self) -> float:
+    def interval_seconds(self) -> float:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
         return 0.0 if self.limiter is None else self.limiter.interval
 
@@ -134,7 +134,7 @@ class ApiGate:
 
     async def wait_for_log(self) -> None:
         """Wait until the log is certain; raises ``GateClosedError`` after `MAX_WAIT_SECONDS`."""
-        if self._log is not None and not await self._log.until_certain(MAX_WAIT_SECONDS):
+        if self._log is not None and not await self._log.wait_until_certain(MAX_WAIT_SECONDS):
             raise GateClosedError(
                 (
                     "the bus connection was lost: this process calls no API until it has verified "
@@ -400,16 +400,16 @@ class Calls:
             self._gate.process_result(error, self._config, self._epoch)
 
     @property
-    def is_free(self) -> bool:
+    def may_send_now(self) -> bool:
         """Whether the next request may be sent immediately."""
         return self._gate.is_open and self._gate.is_log_certain
 
     @property
-    def pace_seconds(self) -> float:
+    def interval_seconds(self) -> float:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
-        return self._gate.pace_seconds
+        return self._gate.interval_seconds
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         """Wait until the next request may be sent; raises ``GateClosedError``."""
         gate = self._gate
         if not gate.is_log_certain:
@@ -417,7 +417,7 @@ class Calls:
         if not self._is_probe and await gate.enter(self._config):
             self._is_probe, self._epoch = True, gate.epoch
         if gate.limiter is not None:
-            await gate.limiter.take(goes_first=goes_first)
+            await gate.limiter.take(has_priority=has_priority)
 
 
 def _throttle_seconds(error: ProviderError) -> float | None:

@@ -110,7 +110,7 @@ class ApiGates:
 
     async def load(self, log: EventLog) -> None:
         """Read the state of the APIs from the log. The configurations must be loaded."""
-        for stored in await log.of_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
+        for stored in await log.read_kind(SYSTEM_NAMESPACE, PROVIDER_CONFIG_KIND):
             self.apply(stored.event)
         self._assign_gates()
         self._is_loaded = True
@@ -243,9 +243,9 @@ class ApiGates:
 def _log_change(name: str, event: LogEvent) -> None:
     """Log a change of an API's state."""
     match event.data:
-        case ApiThrottled(until=until, message=why) | BreakerOpened(until=until, message=why):
+        case ApiThrottled(until=until, message=reason) | BreakerOpened(until=until, message=reason):
             _logger.warning(
-                "calls to an API are suspended", config=name, until=f"{until:%FT%TZ}", why=why
+                "calls to an API are suspended", config=name, until=f"{until:%FT%TZ}", reason=reason
             )
         case BreakerClosed():
             _logger.info("calls to an API resume", config=name)

@@ -87,10 +87,10 @@ class RateLimiter:
         """Return the expected wait in seconds of a call behind ``calls_ahead`` waiting calls."""
         return max(0.0, self._next_slot - self._clock()) + calls_ahead * self.interval
 
-    async def take(self, *, goes_first: bool = False) -> None:
+    async def take(self, *, has_priority: bool = False) -> None:
         """Wait for a slot, at the front or end of the queue, even while the bus is unreachable."""
         waiter = asyncio.get_running_loop().create_future()
-        if goes_first:
+        if has_priority:
             self._waiters.appendleft(waiter)
         else:
             self._waiters.append(waiter)

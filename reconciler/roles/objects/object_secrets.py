@@ -17,7 +17,7 @@ from reconciler.roles.objects.oversize import MAX_SEARCHED_BYTES
 from reconciler.secrecy import Search, Secrecy, strings_in
 
 MAX_MESSAGE_ID_CHARACTERS: Final = 256
-"""Limit on each id in a message, because the API chooses them."""
+"""Maximum length of an id in a message, because the API chooses ids."""
 
 _encoder = msgspec.json.Encoder()
 _logger = structlog.get_logger(__name__)
@@ -29,9 +29,9 @@ def hide_secrets(
     """Return an object without secrets; None if its name or id contains one.
 
     These are not masked, because a changed name or id would denote a different object. The resource
-    name that a listing would derive also counts. ``known``: JSON-like data that is already in the
-    log. Its strings are kept, so that a weak secret does not look like drift. An object above
-    ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
+    name that a listing would derive is searched, too. ``known``: JSON-like data that is already in
+    the log. Its strings are kept, so that a weak secret does not look like drift. An object larger
+    than ``MAX_SEARCHED_BYTES`` is returned unchanged, because no caller records it.
     """
     content = _encoded(existing)
     is_searched = len(content) <= MAX_SEARCHED_BYTES
@@ -66,7 +66,7 @@ def hide_secrets(
 def hide_and_digest(
     existing: ExternalObject, secrecy: Secrecy, rows: Iterable[StatusRow]
 ) -> Search[tuple[ExternalObject, str] | None]:
-    """Return an object of resources without secrets, and its digest.
+    """Return the object of these resources without its secrets, and its digest.
 
     If the log already contains the object, only the fields outside the digest are searched.
     """

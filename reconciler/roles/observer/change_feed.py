@@ -1,4 +1,4 @@
-"""Follow an API's change feed, whose changes are only hints for an earlier listing.
+"""Follow an API's change feed. A change only makes the next listing begin earlier.
 
 A broken, hanging or incorrect feed causes few requests, and no more listings than the
 ``ProviderConfig`` allows. Regular listings continue, so a broken feed only delays detection.
@@ -63,7 +63,7 @@ class ChangeFeed:
         self._failures = 0
 
     async def run(self) -> None:
-        """Follow until canceled, with a minimum interval between requests."""
+        """Follow the feed until canceled, with a minimum interval between requests."""
         while True:
             began = self._clock()
             wait = await self._try_request()
@@ -89,7 +89,7 @@ class ChangeFeed:
         if self._failures:
             self._failures = 0
             _logger.info("a change feed recovered", **self._log_context())
-        # After a change, wait: further changes cannot cause an earlier listing.
+        # After a change, wait: further changes cannot make the listing begin even earlier.
         return self._min_interval_seconds() if has_changed else 0.0
 
     async def _request(self) -> bool:
@@ -97,10 +97,10 @@ class ChangeFeed:
         provider = self._providers.get(self._config_name, self._kind)
         if not isinstance(provider, WatchingProvider):
             raise ConfigurationError(
-                f"kind {self._kind!r}: declares the capability watch, but its provider has no "
-                "method `changes`; implement it"
+                f"kind {self._kind!r}: declares the watch capability, but its provider has no "
+                "`changes` method; implement it"
             )
-        if provider is not self._provider:  # another API may have other marks
+        if provider is not self._provider:  # another API may use different marks
             self._provider, self._mark = provider, None
         with HintCalls(self._gates.of(self._config_name), self._config_name):
             mark = await provider.changes(self._mark)
@@ -111,12 +111,12 @@ class ChangeFeed:
             self._hint()
         return has_changed
 
-    def _handle_failure(self, why: str, retry_after_seconds: float | None) -> float:
-        """Log the first failure, and return the back-off."""
+    def _handle_failure(self, reason: str, retry_after_seconds: float | None) -> float:
+        """Log the first failure, and return the backoff in seconds."""
         self._failures += 1
         if self._failures == 1:
             _logger.warning(
-                "a change feed failed; listings continue", why=why, **self._log_context()
+                "a change feed failed; listings continue", reason=reason, **self._log_context()
             )
         config = self._configurations.by_name.get(self._config_name)
         if config is None:

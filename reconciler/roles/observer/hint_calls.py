@@ -38,20 +38,20 @@ class HintCalls:
             self._gate.report_throttling(error, self._config)
 
     @property
-    def is_free(self) -> bool:
+    def may_send_now(self) -> bool:
         """Whether the next request may be sent immediately."""
         return self._gate.is_open and self._gate.is_log_certain
 
     @property
-    def pace_seconds(self) -> float:
+    def interval_seconds(self) -> float:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
-        return self._gate.pace_seconds
+        return self._gate.interval_seconds
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         """Wait only for the rate limit; raises ``GateClosedError`` while the gate is closed."""
         gate = self._gate
         if not gate.is_log_certain:
             await gate.wait_for_log()
         gate.check_open(self._config)
         if gate.limiter is not None:
-            await gate.limiter.take(goes_first=goes_first)
+            await gate.limiter.take(has_priority=has_priority)

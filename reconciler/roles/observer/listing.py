@@ -21,7 +21,7 @@ from events.names import ResourceKey, name_for_external
 from events.provider_config import DeletionGuard, ProviderConfigSpec, is_within
 from events.wording import plural
 from projections.status import StatusRow
-from reconciler.process_secrets import OF_THIS_PROCESS
+from reconciler.process_secrets import PROCESS_SECRETS
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.owner_label import OWNER_LABEL, belongs_to_log, owner, resource_of
 from reconciler.roles.objects.object_secrets import hide_and_digest
@@ -178,7 +178,7 @@ async def compare_listing(
     losses = await _count_losses(listing, objects, known)
     observations: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
-    searches = searches or SearchTurns(OF_THIS_PROCESS)
+    searches = searches or SearchTurns(PROCESS_SECRETS)
     secrecy = searches.secrecy
     async for chunk in in_slices(objects.items()):
         for object_key, each in chunk:

@@ -229,26 +229,26 @@ class Observer:
             await self.list_once(config_name, kind)
         except GateClosedError as error:
             health.record_postponement()
-            _logger.info("listing postponed", config=config_name, kind=kind, why=error.message)
+            _logger.info("listing postponed", config=config_name, kind=kind, reason=error.message)
             # Jitter must not shorten the wait.
             wait = (error.retry_after_seconds or 0.0) / (1 - JITTER)
             return max(wait, min(config.resync_seconds, _MAX_RETRY_SECONDS))
         except (ProviderError, ConfigurationError, ListingRefusedError) as error:
-            why = str(error)
+            reason = str(error)
         except asyncio.CancelledError:
             if is_being_canceled():
                 raise
-            why = "the provider canceled its own call"
+            reason = "the provider canceled its own call"
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
             _logger.debug("listing failed", exc_info=True)
         else:
             health.record_success()
             return config.resync_seconds
-        _logger.warning("listing failed", config=config_name, kind=kind, error=why)
+        _logger.warning("listing failed", config=config_name, kind=kind, error=reason)
         known = self._kinds.find(kind)
         if known is not None and known.lists:
-            await self._reports.record_failure((config_name, kind), config, why)
+            await self._reports.record_failure((config_name, kind), config, reason)
         return min(config.resync_seconds, _MAX_RETRY_SECONDS)
 
     async def list_once(self, config_name: str, kind: str) -> int:

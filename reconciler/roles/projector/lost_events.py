@@ -56,13 +56,13 @@ class NamedRows(RowStore, Protocol):
         """Read rows by name. Missing ones are omitted."""
         ...
 
-    async def matching(self, pattern: str) -> Mapping[str, bytes]:
+    async def read_matching(self, pattern: str) -> Mapping[str, bytes]:
         """Read the rows whose names match a pattern with subject wildcards."""
         ...
 
 
 class LogTooShortError(ReconcilerError):
-    """The log has lost its end, and the rows do not show to which resources all lost events belong.
+    """The log lost its newest events, and the rows do not show which resources these belong to.
 
     The row of a deleted resource is removed. Without its last events, Reconciler would recreate the
     object.
@@ -148,7 +148,7 @@ async def _count_attributed(log: LogEnds, models: ReadModels) -> int:
 async def stored_losses(rows: NamedRows) -> list[LogDamage]:
     """Return the losses that the stored rows record."""
     losses: list[LogDamage] = []
-    for payload in (await rows.matching(f"{DAMAGE}.>")).values():
+    for payload in (await rows.read_matching(f"{DAMAGE}.>")).values():
         with suppress(DecodeError):  # written by another client, so the rows are rebuilt
             losses.append(decode_damage(payload))
     return [each for each in losses if each.problem == "Lost"]

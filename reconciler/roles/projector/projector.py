@@ -78,8 +78,8 @@ class Projector:
     def __init__(self, models: ReadModels, store: RowStore) -> None:
         self._models = models
         self._store = store
-        self._batch_rows = store.rows_at_once
-        self._waiting = deque(_loss_batches(models, store.rows_at_once))
+        self._batch_rows = store.rows_per_save
+        self._waiting = deque(_loss_batches(models, store.rows_per_save))
         self._changed = asyncio.Event()
         self._is_batch_full = asyncio.Event()
         self._progress = asyncio.Event()

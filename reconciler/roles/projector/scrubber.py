@@ -47,7 +47,7 @@ class Scrubber:
             try:
                 await self.scrub_if_due()
             except Exception as error:  # noqa: BLE001 - such as an unreachable bus
-                _logger.warning("verifying the log failed; retrying later", why=str(error))
+                _logger.warning("verifying the log failed; retrying later", reason=str(error))
             await asyncio.sleep(CHECK_SECONDS)
 
     async def scrub_if_due(self) -> None:

@@ -15,7 +15,7 @@ from reconciler.provider.kind import Kind, KindRegistry
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.search_turns import SearchTurns
-from reconciler.roles.runtime.secret_guard import GuardedProvider, guard_provider, without_secret
+from reconciler.roles.runtime.secret_guard import GuardedProvider, guard_provider, mask_secrets
 
 _MAX_CALL_SECONDS = 120.0
 
@@ -77,7 +77,7 @@ class ProviderPool:
                 f"requires {kind.provider!r}"
             )
         secrets = self._stores.for_api(resolve_secret(config.credentials_ref))
-        with without_secret(secrets.secrecy):
+        with mask_secrets(secrets.secrecy):
             return guard_provider(kind.connect(config, secrets, CallPermit()), secrets)
 
     def _close_later(self, provider: GuardedProvider) -> None:

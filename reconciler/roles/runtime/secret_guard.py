@@ -59,7 +59,7 @@ class GuardedProvider:
         self._calls += 1
         self._idle.clear()
         try:
-            with without_secret(self._secrecy), self._budget.share() as share, share.in_use():
+            with mask_secrets(self._secrecy), self._budget.share() as share, share.in_use():
                 yield
         except ProviderError as error:
             if action is not None and any(
@@ -103,7 +103,7 @@ class GuardedProvider:
         """List the objects of a scope."""
         budget = ResponseBudget("the responses of this listing", MAX_LISTING_BYTES)
         pages = aiter(self._provider.pages(scope, page_size=page_size))
-        with without_secret(self._secrecy), budget.share() as share:
+        with mask_secrets(self._secrecy), budget.share() as share:
             for _ in range(MAX_PAGES):
                 with share.in_use():  # not while the caller processes the page
                     page = await anext(pages, None)
@@ -114,7 +114,7 @@ class GuardedProvider:
 
     async def close(self) -> None:
         """Close the connections."""
-        with without_secret(self._secrecy):
+        with mask_secrets(self._secrecy):
             await self._provider.close()
 
 
@@ -127,7 +127,7 @@ class GuardedWatchingProvider(GuardedProvider):
 
     async def changes(self, after: str | None) -> str:
         """Wait for a change, and return its mark."""
-        with without_secret(self._secrecy), self._budget.share() as share, share.in_use():
+        with mask_secrets(self._secrecy), self._budget.share() as share, share.in_use():
             return await self._watching.changes(after)
 
 
@@ -139,7 +139,7 @@ def guard_provider(provider: Provider, secrets: Secrets) -> GuardedProvider:
 
 
 @contextmanager
-def without_secret(secrecy: Secrecy) -> Generator[None]:
+def mask_secrets(secrecy: Secrecy) -> Generator[None]:
     """Mask secrets in errors. An error that cannot be changed is replaced."""
     try:
         yield

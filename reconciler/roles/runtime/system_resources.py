@@ -53,7 +53,7 @@ class SystemResources:
     async def load(self, log: EventLog) -> None:
         """Load the current declarations."""
         known: dict[ResourceKey, int] = {}
-        for stored in await log.of_kind(SYSTEM_NAMESPACE, self.kind):
+        for stored in await log.read_kind(SYSTEM_NAMESPACE, self.kind):
             known[stored.event.key] = stored.position
             self.apply(stored.event)
         newest = await log.newest_positions(list(known))

@@ -30,7 +30,7 @@ from events.log import (
     SpecWithdrawn,
     TargetObserved,
 )
-from events.manifest import stricter
+from events.manifest import stricter_level
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from events.secret import SecretRef
@@ -320,17 +320,17 @@ class Sweeper:
                 self._log_unreadable(secret, error=str(error))
             except Exception as error:  # noqa: BLE001 - one secret must not end the sweep
                 # The error's text may contain the secret.
-                self._log_unreadable(secret, why=type(error).__name__)
+                self._log_unreadable(secret, reason=type(error).__name__)
             else:
                 digests[secret] = "" if value is None else value.digest
         return digests
 
-    def _log_unreadable(self, secret: NamedSecret, **why: str) -> None:
+    def _log_unreadable(self, secret: NamedSecret, **details: str) -> None:
         """Log a failure once per full sweep, because many referenced secrets may fail."""
         if secret not in self._unreadable:
             self._unreadable.add(secret)
             context = {"secret": secret.path, "namespace": secret.reader}
-            _logger.warning("reading a secret failed", **context, **why)
+            _logger.warning("reading a secret failed", **context, **details)
 
     def _wake(
         self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]
@@ -350,7 +350,7 @@ def is_configuration_ready(
             kind = kinds.find(row.kind)
             return config is None or (kind is not None and kind.provider == config.provider)
         case Hold.APPROVAL | Hold.NOT_APPROVED:
-            level = row.approve if config is None else stricter(config.approve, row.approve)
-            return stricter(level, row.pending_level) != level
+            level = row.approve if config is None else stricter_level(config.approve, row.approve)
+            return stricter_level(level, row.pending_level) != level
         case _:
             return False

@@ -17,7 +17,7 @@ class CallFailpoint:
     This context replaces ``Calls`` only if that failpoint is armed.
     """
 
-    is_free = False  # every request must call `wait`
+    may_send_now = False  # every request must call `wait`
 
     def __init__(self, calls: Calls, operation: Operation) -> None:
         self._calls = calls
@@ -38,14 +38,14 @@ class CallFailpoint:
         self._calls.__exit__(error_class, error, traceback)
 
     @property
-    def pace_seconds(self) -> float:
+    def interval_seconds(self) -> float:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
-        return self._calls.pace_seconds
+        return self._calls.interval_seconds
 
-    async def wait(self, *, goes_first: bool = False) -> None:
+    async def wait(self, *, has_priority: bool = False) -> None:
         """Wait until the next request may be sent; raises ``GateClosedError``."""
-        if not self._calls.is_free:
-            await self._calls.wait(goes_first=goes_first)
+        if not self._calls.may_send_now:
+            await self._calls.wait(has_priority=has_priority)
         if self._has_called:
             reach(Failpoint.WORKER_BETWEEN_CALLS, self._operation)
         self._has_called = True

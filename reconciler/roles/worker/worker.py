@@ -47,7 +47,7 @@ from reconciler.ports import (
     IntakeMessageOut,
     IntakeWriter,
     NotStoredError,
-    NotTakenError,
+    QueueRefusedError,
 )
 from reconciler.provider import Effect, Provider
 from reconciler.provider.call_permit import CALL_RECORD, CallRecord
@@ -198,7 +198,7 @@ class Worker:
                     await self._reader.take_from(
                         name, _ACTIONS_PER_CALL * self._max_concurrent_calls(name)
                     )
-                except NotTakenError as error:  # the other APIs continue
+                except QueueRefusedError as error:  # the other APIs continue
                     _logger.error(
                         "fetching actions failed; retrying", config=name, error=str(error)
                     )
@@ -348,8 +348,8 @@ class Worker:
                 [Suspect(event.key, reportable)],
                 lambda key: event.resourceversion if key == event.key else 0,
             )
-        except Exception as why:  # noqa: BLE001 - such as an unreachable bus
-            _logger.warning("comparing an object with the log failed", error=str(why))
+        except Exception as comparison_error:  # noqa: BLE001 - such as an unreachable bus
+            _logger.warning("comparing an object with the log failed", error=str(comparison_error))
             comparison = Comparison(must_wait=True)
         if comparison.allows(event.key):
             return error, reportable
@@ -430,7 +430,7 @@ class Worker:
         message = IntakeMessageOut("result", delivery.event.key, reported, _result_id(reported))
         self._results.append((delivery, message))
         if len(self._results) <= _MAX_PENDING_RESULTS:
-            self._reader.make_room(delivery)
+            self._reader.free_slot(delivery)
 
     async def _report_results(self) -> None:
         """Store pending results in batches, and acknowledge their actions."""
@@ -531,7 +531,7 @@ class Worker:
             self._extended_at = (self._extended_at[1], now)
             try:
                 if leases:
-                    await self._reader.still_working(leases)
+                    await self._reader.extend_leases(leases)
             except Exception as error:  # noqa: BLE001 - the next extension may succeed
                 _logger.warning("extending leases failed", error=str(error))
             else:
@@ -591,11 +591,11 @@ def _without_oversized(existing: ExternalObject | None) -> ExternalObject | None
     try:
         if not is_too_large(existing):
             return existing
-        why = "it is too large"
+        reason = "it is too large"
     except Exception as error:  # noqa: BLE001 - a provider may return values that are not JSON
-        why = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
     assert existing is not None
-    _logger.warning("omitted an object from a result", name=existing.name, why=why)
+    _logger.warning("omitted an object from a result", name=existing.name, reason=reason)
     return None
 
 

@@ -71,7 +71,7 @@ async def test_a_worker_gets_no_more_than_it_has_room_for(bus: Bus) -> None:
     ids = await decide(bus, 4)
     deliveries = await actions.until(2)
     assert not await actions.anything_but(deliveries)
-    actions.reader.make_room(deliveries[0])
+    actions.reader.free_slot(deliveries[0])
     more = await actions.until(1, but=deliveries)
     await actions.reader.ack(deliveries[1:])
     more += await actions.until(1, but=[*deliveries, *more])
@@ -85,7 +85,7 @@ async def test_an_action_comes_again_when_its_lease_ends_unless_it_is_extended(b
     kept_delivery, lost_delivery = await actions.until(2)
     again: list[ActionDelivery] = []
     while not again:
-        await actions.reader.still_working([kept_delivery])
+        await actions.reader.extend_leases([kept_delivery])
         again = await actions.within(0.4 * bus.lease_seconds)
     assert [(each.position, each.delivered) for each in again] == [(lost_delivery.position, 2)]
 

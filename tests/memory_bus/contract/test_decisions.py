@@ -77,7 +77,7 @@ async def test_an_answer_comes_to_its_inbox(bus: Bus) -> None:
     subject, answer = await bus.inbox()
     other_inbox, nothing = await bus.inbox()
     reply = Reply(True, "Accepted", 1, 7, "")
-    await bus.sink.answer([(subject, reply), (f"{other_inbox}.gone", reply)])
+    await bus.sink.send_replies([(subject, reply), (f"{other_inbox}.gone", reply)])
     assert await answer == reply
     assert not nothing.done()
 

@@ -123,12 +123,12 @@ async def test_a_reader_knows_whether_another_was_handed_its_partition_meanwhile
     key, first, second = new_key(), reading(bus), reading(bus)
     await bus.writer.publish([message(key)])
     deliveries = await first.until(1)
-    assert await first.reader.was_alone(deliveries)
+    assert await first.reader.was_sole_reader(deliveries)
     await first.reader.close()
     await bus.writer.publish([message(key)])
     newer = await second.until(1)
-    assert not await first.reader.was_alone(deliveries)
-    assert await second.reader.was_alone(newer)
+    assert not await first.reader.was_sole_reader(deliveries)
+    assert await second.reader.was_sole_reader(newer)
 
 
 async def test_newer_declarations_of_the_same_resource_can_be_read(bus: Bus) -> None:

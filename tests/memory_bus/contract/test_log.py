@@ -167,7 +167,7 @@ async def test_all_events_of_a_kind_are_read(bus: Bus) -> None:
     mine, other_key = new_key(), ResourceKey("default", "Record", "x")
     await bus.log.append([ResourceAppend(mine, events(mine, 1, 3), 0)])
     await bus.log.append([ResourceAppend(other_key, events(other_key, 1, 1), 0)])
-    existing_events = await bus.log.of_kind("default", "Shape")
+    existing_events = await bus.log.read_kind("default", "Shape")
     assert sorted(each.event.id for each in existing_events) == [
         each.id for each in events(mine, 1, 3)
     ]

@@ -1,8 +1,8 @@
 """Find positions in the log by time, and read the events between two positions.
 
-Times are those of the events, in milliseconds, as commands show them, because the bus timestamps in
-a restored log are those of the restore. The clocks of deciders may differ. Where times decrease, a
-moment is one of the positions at which the log passes it.
+Times are the events' own, to the millisecond, as commands show them, because a restored log has the
+bus timestamps of the restore. The clocks of deciders may differ. Where times decrease, a time maps
+to one of the positions at which the log crosses it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EVERY_MESSAGE: Final = ">"
 
 
 async def log_range(nc: Client) -> tuple[int, int]:
-    """Return the log's first and last position. The last one is 0 if the log is empty."""
+    """Return the log's first and last positions. The last one is 0 if the log is empty."""
     state = await retry_read(nc, lambda: stream_state(nc, LOG))
     return state.first_seq, state.last_seq
 
@@ -74,8 +74,8 @@ async def log_between(
 ) -> AsyncGenerator[Sequence[StoredEvent]]:
     """Read the log in batches after a position. Unreadable messages are logged and skipped.
 
-    Reading ends after ``up_to``, or with the message that was the last at the start, unless
-    ``follows`` is set.
+    Reading ends after ``up_to`` or, unless ``follows`` is set, after the message that was last when
+    reading began.
     """
     if up_to is not None and up_to <= after:
         return
@@ -83,7 +83,7 @@ async def log_between(
     async with AsyncExitStack() as stack:
         await retry_read(nc, lambda: stack.enter_async_context(follower))
         async for messages in follower if follows else follower.replay():
-            selected = [one for one in messages if up_to is None or one.seq <= up_to]
+            selected = [each for each in messages if up_to is None or each.seq <= up_to]
             if events := decode_readable(selected, LOG):
                 yield events
             if up_to is not None and follower.position >= up_to:

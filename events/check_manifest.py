@@ -14,7 +14,7 @@ from events.manifest import InvalidManifestError, Manifest, split_manifest
 _ENVELOPE_BYTES: Final = 4 * 1024  # upper limit for the size of id, source, type and time
 
 
-def checked_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
+def check_manifest(manifest: Manifest | Mapping[str, Any]) -> Manifest:
     """Return the manifest, checked as far as possible without the decider.
 
     Raises ``InvalidManifestError`` or ``InvalidNameError``.

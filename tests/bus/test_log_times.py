@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from events.hold import Hold
 from events.log import SpecDeclared
 from infra.bus.event_log import JetStreamLog
-from infra.bus.log_moments import first_event_from, last_position_before, log_between
+from infra.bus.log_times import first_event_from, last_position_before, log_between
 from infra.jetstream.publish import publish
 from reconciler.ports import ResourceAppend
 from reconciler.sdk.log_replay import LogReplay, replayed_to
