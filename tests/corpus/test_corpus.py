@@ -19,7 +19,7 @@ from reconciler.sdk.dead_letters import DeadLetter
 from tests.corpus.cases import Case, cases
 from tests.jetstream.raw import publish_raw
 from tests.scenarios.conftest import api_url, world
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World
 
 __all__ = ["api_url", "bare_world", "world"]

@@ -88,9 +88,9 @@ async def bare_world(container_server: ContainerServer, api_url: str) -> AsyncIt
     human = Human(api_url)
     async with ContainerWorld(
         container_server.data_dir, human, container_server
-    ).here() as container_world:
+    ).open() as container_world:
         yield container_world
-    await human.leaves()
+    await human.close()
 
 
 async def test_a_container_that_is_killed_comes_back_with_all_that_was_stored(

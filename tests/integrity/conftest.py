@@ -13,7 +13,7 @@ from infra.bus.streams import ensure_topology
 from infra.jetstream.connection import connect
 from tests.integrity.operator import Operator
 from tests.scenarios.conftest import api_url
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 
 __all__ = ["api_url", "bare_world"]
 

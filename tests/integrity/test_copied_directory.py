@@ -35,7 +35,7 @@ def block(name: str) -> ResourceKey:
 async def declare(world: World, name: str, color: str, policy: Fields | None = None) -> None:
     spec: Fields = {"type": "Square", "color": color, "policy": policy or {}}
     declared = Manifest("shapes/v1", FIXED.name, Metadata(name), spec)
-    await world.tell(block(name), Declared(declared))
+    await world.publish(block(name), Declared(declared))
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ async def copy(original: World, tmp_path: Path, api_url: str) -> AsyncIterator[W
     await original.start_nats()
     await original.start_reconciler()
     human = Onlooker(api_url)
-    async with World(tmp_path / "copy", human).here() as world:
+    async with World(tmp_path / "copy", human).open() as world:
         world.kinds = original.kinds
         yield world
-    await human.leaves()
+    await human.close()
 
 
 async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
@@ -86,18 +86,18 @@ async def test_a_copy_that_is_behind_writes_nothing_until_it_is_approved(
     for name in ("foo", "another"):
         waiting = await copy.until_outcome(block(name), "Held", reason="Twin")
         assert "approve system/ProviderConfig/default --hold Twin" in waiting.message
-    await copy.observed_again()
+    await copy.until_observed_again()
     assert await original.human.journal() == journal_before
 
     await original.stop_reconciler()
     await copy.client.approve_many([CONFIG], hold="Twin", reason="the original has stopped")
     for name in ("foo", "another"):
         await copy.until_outcome(block(name), "Converged")
-        assert (await original.human.sees(name))["color"] == "Green"
+        assert (await original.human.get(name))["color"] == "Green"
     await copy.until_outcome(block("later"), "Disputed", reason="LabelNotInLog")
-    await copy.observed_again()
+    await copy.until_observed_again()
     assert (await copy.outcomes(CONFIG))[-1].outcome == "Converged", "once is enough"
-    assert (await original.human.sees("later"))["color"] == "Red"
+    assert (await original.human.get("later"))["color"] == "Red"
 
 
 async def test_a_copy_that_has_reached_the_same_version_is_detected_at_the_next_one(
@@ -108,12 +108,12 @@ async def test_a_copy_that_has_reached_the_same_version_is_detected_at_the_next_
     await declare(original, "foo", "Blue")
     await original.until_outcome(block("foo"), "Converged", generation=2)
     await copy.start_reconciler()
-    await copy.observed_again()
+    await copy.until_observed_again()
     await declare(original, "foo", "Yellow")
     await original.until_outcome(block("foo"), "Converged", generation=3)
     await copy.until_outcome(CONFIG, "Held", reason="Twin")
-    await copy.observed_again()
-    assert (await original.human.sees("foo"))["color"] == "Yellow"
+    await copy.until_observed_again()
+    assert (await original.human.get("foo"))["color"] == "Yellow"
     assert (await original.human.effects("foo")) == ["POST", "PUT", "PUT"]
 
 
@@ -145,20 +145,20 @@ async def test_after_a_restore_all_that_is_newer_is_approved_together(
     )
     assert "approved" in approved.out
     await original.until_outcome(block("foo"), "Converged")
-    assert (await original.human.sees("foo"))["color"] == "Red"
+    assert (await original.human.get("foo"))["color"] == "Red"
     assert len(every(HoldApproved, await original.facts(CONFIG))) == 1
 
 
 async def test_a_label_that_an_operator_copied_holds_nothing(original: World) -> None:
     """It is disputed, for that object alone; other resources go on."""
-    own_shape = await original.human.sees("foo")
-    await original.human.makes("bar", labels=own_shape["labels"])
-    await original.human.deletes("foo")
-    await original.human.makes("foo", color="Blue", labels=own_shape["labels"])
-    await original.observed_again(3)
+    own_shape = await original.human.get("foo")
+    await original.human.create("bar", labels=own_shape["labels"])
+    await original.human.delete("foo")
+    await original.human.create("foo", color="Blue", labels=own_shape["labels"])
+    await original.until_observed_again(3)
     await declare(original, "other", "Green")
     await original.until_outcome(block("other"), "Converged")
     assert not every(TwinDetected, await original.facts(CONFIG))
-    copied = (await original.human.sees("bar"))["labels"][OWNER_LABEL]
+    copied = (await original.human.get("bar"))["labels"][OWNER_LABEL]
     assert copied == own_shape["labels"][OWNER_LABEL]
     assert (await original.human.effects("bar")) == ["human POST"]

@@ -142,7 +142,7 @@ async def test_a_changed_byte_holds_one_resource_and_the_newest_backup_repairs_i
     assert repaired.json["damage"] == []
     await world.start_reconciler()
     await world.until_outcome("foo", "Converged", generation=4)
-    assert (await world.human.sees("foo"))["color"] == "Black", "the intake still had it"
+    assert (await world.human.get("foo"))["color"] == "Black", "the intake still had it"
     assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
     assert (await operator.finds(url, "log"))["status"] == "ok"
     assert await world.human.effects("foo") == ["POST", "PUT", "PUT", "PUT"]
@@ -236,7 +236,7 @@ async def test_an_older_configuration_does_not_stand_for_one_that_cannot_be_read
     await world.configure(api_config(world.human.url))
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    await world.human.makes("theirs")
+    await world.human.create("theirs")
     await world.until_outcome("theirs", "Unowned")
     await world.until_settled()
     _, second = [each for each in await world.history(CONFIG) if type(each.data) is SpecDeclared]
@@ -265,7 +265,7 @@ async def _expect_held_still(world: World, operator: Operator) -> None:
     await world.declare("bar", color="Yellow")
     await world.until_outcome("bar", "Converged", generation=4)
     assert (await _outcomes(world, operator))["baz"] == ("Held", "LogDamaged")
-    assert (await world.human.sees("baz"))["color"] == "Blue"
+    assert (await world.human.get("baz"))["color"] == "Blue"
 
 
 async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
@@ -284,7 +284,7 @@ async def test_a_log_that_lost_its_beginning_stops_roles_until_it_is_restored(
     assert (await operator.finds(world.server.url, "log beginning"))["status"] == "fail"
     await operator.succeeds(world.server.url, "restore", "sound", "--replace", world.log.log_id)
     await world.start_reconciler()
-    await world.observed_again()
+    await world.until_observed_again()
     assert set((await _outcomes(world, operator)).values()) == {("Converged", "AsDeclared")}
     for name in NAMES:
         assert await world.human.effects(name) == ["POST", "PUT"]

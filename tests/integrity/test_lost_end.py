@@ -124,7 +124,7 @@ async def test_no_role_starts_if_a_deleted_resource_lost_its_newest_events(
     for _ in range(2):  # it stays so
         with pytest.raises(LogTooShortError, match="Keep all streams"):
             await world.start_reconciler()
-        await world.until_it_ends()
+        await world.until_reconciler_ends()
     finding = await operator.finds(url, "log")
     assert finding["status"] == "fail"
     assert "starts no role" in finding["remedy"]
@@ -160,7 +160,7 @@ async def test_no_role_starts_if_a_second_loss_takes_a_deletion(
     for _ in range(2):
         with pytest.raises(LogTooShortError, match="Keep all streams"):
             await world.start_reconciler()
-        await world.until_it_ends()
+        await world.until_reconciler_ends()
     assert await world.human.effects("bar") == ["POST", "DELETE"]
 
 
@@ -262,8 +262,8 @@ async def test_roles_and_doctor_refuse_a_shorter_intake_and_its_declarations_are
     await world.start_reconciler()
     await world.until_outcome("foo", "Converged", generation=3)
     await world.until_outcome("baz", "Converged")
-    assert (await world.human.sees("foo"))["color"] == "Blue"
-    assert (await world.human.sees("bar"))["color"] == "Green"
+    assert (await world.human.get("foo"))["color"] == "Blue"
+    assert (await world.human.get("bar"))["color"] == "Green"
     again = await operator.succeeds(url, "doctor", "-o", "json")
     assert "intake positions" not in {one["check"] for one in again.json}
 
@@ -294,7 +294,7 @@ async def test_a_deleted_log_is_not_replaced_by_an_empty_one(
 
     await operator.succeeds(url, "restore", "sound")
     await world.start_reconciler()
-    await world.observed_again()
+    await world.until_observed_again()
     await world.until_outcome("foo", "Converged")
     assert await world.human.effects("foo") == ["POST"]
 

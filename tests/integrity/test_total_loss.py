@@ -53,12 +53,12 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     await world.until_outcome("withdrawn", "Deleted")
     await world.withdraw("released")
     await world.until_outcome("released", "Released")
-    assert (await world.human.sees("released"))["labels"] == {}
+    assert (await world.human.get("released"))["labels"] == {}
     await world.stop_reconciler()
-    await world.human.changes("edited", color="Blue")
+    await world.human.update("edited", color="Blue")
     lost_keys = [each.idempotency_key for each in await _keys(world, "withdrawn")]
     await _lose_everything(world)
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
 
     restored = (await operator.succeeds(url, "restore", "monday", "-o", "json")).json
     assert restored["events"] == saved["events"] == saved["position"]
@@ -71,11 +71,11 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     assert again.epoch != identity.epoch
 
     await world.start_reconciler()
-    await world.observed_again()
+    await world.until_observed_again()
     await _settle(world, "kept", "edited", "withdrawn")
-    assert (await world.human.sees("edited"))["color"] == "Red"
+    assert (await world.human.get("edited"))["color"] == "Red"
     await _settle(world, "released")
-    assert (await world.human.sees("released"))["labels"] == world.owner_of("released")
+    assert (await world.human.get("released"))["labels"] == world.owner_of("released")
     # As far as this log knows, it was never withdrawn: so it is there again, made once.
     assert (await world.human.effects("withdrawn")) == ["POST", "DELETE", "POST"]
     fresh = [each.idempotency_key for each in await _keys(world, "withdrawn")]
@@ -84,7 +84,7 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     # What was made after the backup is shown, and left alone.
     disputed = await world.until_outcome("later", "Disputed", reason="LabelNotInLog")
     _expect_guidance(await operator.finds(url, "restored"), again, disputed.message)
-    assert (await world.human.sees("later"))["labels"][OWNER_LABEL] == world.owner_of("later")[
+    assert (await world.human.get("later"))["labels"][OWNER_LABEL] == world.owner_of("later")[
         OWNER_LABEL
     ]
     await world.declare("later", color="Green")
@@ -93,7 +93,7 @@ async def test_ownership_comes_back_with_no_call_and_the_next_listing_repairs_th
     await world.declare("later", color="Green", policy={"adoption": "Adopt"})
     await world.until_outcome("later", "Converged")
     assert (await world.human.effects("later")) == ["POST", "PUT"], "nothing was made twice"
-    assert (await world.human.sees("later"))["color"] == "Green"
+    assert (await world.human.get("later"))["color"] == "Green"
 
 
 def _expect_guidance(finding: dict[str, str], restored: LogIdentity, message: str) -> None:
@@ -118,7 +118,7 @@ async def test_an_action_with_the_id_of_a_lost_one_has_another_key(
     await _settle(world, "foo")
     await world.stop_reconciler()
     (lost_action,) = await _keys(world, "foo")
-    await world.human.deletes("foo")
+    await world.human.delete("foo")
     await _lose_everything(world)
     await operator.succeeds(world.server.url, "restore", "monday")
 
@@ -128,7 +128,7 @@ async def test_an_action_with_the_id_of_a_lost_one_has_another_key(
     (fresh,) = await _keys(world, "foo")
     assert fresh.action_id == lost_action.action_id
     assert fresh.idempotency_key != lost_action.idempotency_key
-    assert (await world.human.sees("foo"))["color"] == "Red"
+    assert (await world.human.get("foo"))["color"] == "Red"
 
 
 async def _keys(world: World, name: str) -> list[Action]:
@@ -156,7 +156,7 @@ async def test_what_waited_to_be_decided_is_decided_after_the_restoration(
     await world.start_reconciler()
     await _settle(world, "foo", "bar")
     await world.until_outcome("foo", "Converged", generation=2)
-    assert (await world.human.sees("foo"))["color"] == "Green"
+    assert (await world.human.get("foo"))["color"] == "Green"
     newest = (await world.history("foo"))[-1]
     assert newest.causationposition >= began, "the new intake counts on from above"
 

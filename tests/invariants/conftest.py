@@ -3,9 +3,9 @@
 from tests.scenarios.conftest import (
     api_url,
     bare_world,
-    bare_world_of_its_own,
+    bare_world_on_own_server,
     exclusive_world,
     world,
 )
 
-__all__ = ["api_url", "bare_world", "bare_world_of_its_own", "exclusive_world", "world"]
+__all__ = ["api_url", "bare_world", "bare_world_on_own_server", "exclusive_world", "world"]

@@ -40,15 +40,15 @@ from tests.scenarios.harness import World, api_config, every, now, only, shape
 
 async def eventful_life(world: World) -> None:
     """Resources that converge, drift, are withdrawn, orphaned, refused, and made by humans."""
-    await world.human.makes("taken")
-    await world.human.makes("bar")
+    await world.human.create("taken")
+    await world.human.create("bar")
     for name in ("foo", "drifting", "leaving", "taken"):
         await world.declare(name)
     await world.declare("orphan", policy={"deletion": "Orphan"})
     for name in ("foo", "drifting", "leaving", "orphan"):
         await world.until_outcome(name, "Converged")
     await world.until_outcome("taken", "Conflict")
-    await world.human.changes("drifting", color="Green")
+    await world.human.update("drifting", color="Green")
     await world.withdraw("leaving")
     await world.withdraw("orphan")
     await world.until_outcome("leaving", "Deleted")
@@ -56,10 +56,10 @@ async def eventful_life(world: World) -> None:
     await world.until_outcome("bar", "Unowned")
 
     async def corrected() -> bool:
-        return (await world.human.sees("drifting"))["color"] == "Red"
+        return (await world.human.get("drifting"))["color"] == "Red"
 
     await world.until(corrected, "the drift is corrected")
-    await world.observed_again()
+    await world.until_observed_again()
 
 
 async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world: World):
@@ -67,7 +67,7 @@ async def test_1_replay_gives_every_row_back_byte_for_byte_without_a_call(world:
     await world.stop_reconciler()
     rows_before = await world.rows()
     journal = await world.human.journal()
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
 
     await world.erase_caches()
     await world.start_reconciler(["projector"])
@@ -127,7 +127,7 @@ async def test_3_every_attempt_has_the_key_and_the_parameters_of_the_action(
     world.kinds = witness.kinds()
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
-    await world.human.breaks(**{fault: 1, "methods": ["POST"], "remaining": 2})
+    await world.human.inject_faults(**{fault: 1, "methods": ["POST"], "remaining": 2})
 
     await world.declare("foo")
 
@@ -154,7 +154,7 @@ async def test_9_a_restart_forgets_no_back_off_and_wakes_no_resource_without_cau
     await world.start_reconciler()
     patient = Retry(initial_seconds=600, max_seconds=600)
     await world.configure(api_config(world.human.url, retry=patient))
-    await world.human.breaks(error_rate=1, methods=["POST"])
+    await world.human.inject_faults(error_rate=1, methods=["POST"])
     await world.declare("foo")
     degraded = await world.until_outcome("foo", "Degraded")
     assert "fault was injected" in degraded.message
@@ -166,7 +166,7 @@ async def test_9_a_restart_forgets_no_back_off_and_wakes_no_resource_without_cau
     await world.erase_caches()
     await api_request(world.nc, f"STREAM.PURGE.{TIMERS}", {})
     await world.start_reconciler()
-    await world.observed_again()
+    await world.until_observed_again()
 
     assert await posts(world) == 1
     assert await world.log_position() == position
@@ -180,7 +180,7 @@ async def test_9_the_attempts_continue_counting_after_a_restart(bare_world: Worl
     await world.configure(
         api_config(world.human.url, retry=Retry(initial_seconds=0.2, max_seconds=60))
     )
-    await world.human.breaks(error_rate=1, methods=["POST"])
+    await world.human.inject_faults(error_rate=1, methods=["POST"])
     await world.declare("foo")
 
     async def waits() -> list[RetryScheduled]:
@@ -192,7 +192,7 @@ async def test_9_the_attempts_continue_counting_after_a_restart(bare_world: Worl
     await world.until(waits_for_the_third, "two attempts failed")
     await world.stop_reconciler()
     await world.erase_caches()
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.start_reconciler()
 
     await world.until_outcome("foo", "Converged")
@@ -281,13 +281,13 @@ async def test_13_what_an_api_saw_is_never_not_done_by_the_log(world: World):
         (await api.delete("/shapes/foo", headers=header)).raise_for_status()
     refused = ActionError("NotDone", "try again later", 503)
     report = Reported(action.action_id, 1, now(), now(), "another", refused, redelivered=True)
-    await world.tell(shape("foo"), report, "result")
+    await world.publish(shape("foo"), report, "result")
     await world.declare("foo", color="Blue")
     await world.stop_reconciler()
     await world.start_reconciler()
 
     await world.until_outcome("foo", "Converged", generation=3)
-    assert (await world.human.sees("foo"))["color"] == "Blue"
+    assert (await world.human.get("foo"))["color"] == "Blue"
     await world.until_settled()
     facts = await world.facts("foo")
     deleted = only(ActionSucceeded, [e for e in facts if _is_about(e, action)])

@@ -56,7 +56,7 @@ async def unaccounted(world: World) -> list[str]:
 
 
 async def all_converged(world: World) -> bool:
-    return {each["name"] for each in await world.human.sees_all()} == set(NAMES) and all(
+    return {each["name"] for each in await world.human.list_all()} == set(NAMES) and all(
         [names(await world.facts(name))[-1:] == ["OutcomeRecorded"] for name in NAMES]
     )
 
@@ -78,7 +78,7 @@ async def test_11_while_the_api_fails_each_action_is_leased_or_scheduled(
     await world.configure(
         api_config(world.human.url, retry=Retry(initial_seconds=0.1, max_seconds=0.3))
     )
-    await world.human.breaks(
+    await world.human.inject_faults(
         **{fault: 0.5, "methods": ["POST"], "seed": 7, "retry_after_seconds": 0}
     )
 
@@ -91,7 +91,7 @@ async def test_11_while_the_api_fails_each_action_is_leased_or_scheduled(
 
 
 async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(world: World):
-    await world.human.breaks(latency_ms=100, methods=["POST"])
+    await world.human.inject_faults(latency_ms=100, methods=["POST"])
     await world.declare_all([manifest(name) for name in NAMES])
 
     async def some_are_under_way() -> bool:
@@ -100,7 +100,7 @@ async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(wor
     await world.until(some_are_under_way, "some actions are under way")
     await world.stop_reconciler()  # its calls are cut off; what it had leased is free in 30 s
     assert await unaccounted(world) == []
-    await world.human.mends()
+    await world.human.clear_faults()
 
     await world.start_reconciler()
 
@@ -108,14 +108,14 @@ async def test_11_a_reconciler_that_is_stopped_in_the_middle_loses_no_action(wor
     assert sorted(each["name"] for each in await world.human.journal()) == sorted(NAMES)
 
 
-async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_its_own: World):
+async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_on_own_server: World):
     """nats-server is killed while forty resources are on their way, and comes back."""
-    world = bare_world_of_its_own
+    world = bare_world_on_own_server
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, limits=Limits(concurrency=4)))
     await world.declare("first")
     await world.until_outcome("first", "Converged")
-    await world.human.breaks(latency_ms=50, methods=["POST"])
+    await world.human.inject_faults(latency_ms=50, methods=["POST"])
     await world.declare_all([manifest(name) for name in NAMES])
 
     async def are_some_created() -> bool:
@@ -123,7 +123,7 @@ async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_i
 
     await world.until(are_some_created, "some are made")
     await world.kill_nats()
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
 
     async def api_goes_quiet() -> bool:
         requests_before = await world.human.requests()
@@ -150,9 +150,9 @@ async def test_11_a_killed_server_costs_time_and_no_effect_twice(bare_world_of_i
 
 
 async def test_11_the_log_continues_where_it_was_after_the_server_was_killed(
-    bare_world_of_its_own: World,
+    bare_world_on_own_server: World,
 ):
-    world = bare_world_of_its_own
+    world = bare_world_on_own_server
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))
     await world.declare("foo")

@@ -35,12 +35,12 @@ async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_w
     await world.until_settled()
     assert every(DriftDetected, await world.facts("foo")) == []
 
-    await world.human.deletes("foo")
+    await world.human.delete("foo")
     after = await world.client.observation_time()
     proof = Observed("default", "foo", ABSENT, "CompleteListing", as_of=after)
     await world.client.publish_observation(shape("foo"), proof)
 
-    await world.until(lambda: world.human.finds("foo"), "foo is recreated")
+    await world.until(lambda: world.human.find("foo"), "foo is recreated")
     await world.until_outcome("foo", "Converged")
     assert only(DriftDetected, await world.facts("foo")).missing
 
@@ -53,10 +53,10 @@ async def test_6_a_part_of_a_listing_proves_nothing(bare_world: World, exclusive
     await world.declare_all([manifest(name) for name in ("foo-1", "foo-2", "foo-3")])
     for name in ("foo-1", "foo-2", "foo-3"):
         await world.until_outcome(name, "Converged")
-    await world.observed_again()
-    await world.human.breaks(listing_fail_after_pages=1)
-    await world.human.deletes("foo-3")
-    await world.human.forgets_counts()
+    await world.until_observed_again()
+    await world.human.inject_faults(listing_fail_after_pages=1)
+    await world.human.delete("foo-3")
+    await world.human.reset_counts()
     position = await world.log_position()
 
     async def failed_thrice() -> bool:
@@ -71,13 +71,13 @@ async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_an
     exclusive_world: World,
 ):
     world = exclusive_world
-    await world.human.makes("bar", labels=world.owner_of("bar"))
+    await world.human.create("bar", labels=world.owner_of("bar"))
     another_log = owner("another-log", ResourceKey("default", "Shape", "baz"))
-    await world.human.makes("baz", labels={OWNER_LABEL: another_log})
+    await world.human.create("baz", labels={OWNER_LABEL: another_log})
 
     await world.until_outcome("bar", "Disputed", reason="LabelNotInLog")
     await world.until_outcome("baz", "Disputed", reason="OwnedByAnother")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects() == ["human POST", "human POST"]
 
 
@@ -86,15 +86,15 @@ async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_deleted(worl
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
-    await world.human.deletes("foo")
-    await world.human.makes("foo", color="Green")
-    stranger = await world.human.sees("foo")
+    await world.human.delete("foo")
+    await world.human.create("foo", color="Green")
+    stranger = await world.human.get("foo")
     await world.withdraw("foo")
 
     await world.start_reconciler(["decider", "worker", "projector"])
 
     await world.until_outcome("foo", "Deleted", reason="NotOurs")
-    assert await world.human.sees("foo") == stranger
+    assert await world.human.get("foo") == stranger
     facts = await world.facts("foo")
     assert only(ActionFailed, facts).error.error_class == "Conflict"
     assert only(OwnershipReleased, facts).reason == "Replaced"
@@ -104,32 +104,32 @@ async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_repainted(wo
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
-    await world.human.deletes("foo")
-    await world.human.makes("foo", color="Green")
-    stranger = await world.human.sees("foo")
+    await world.human.delete("foo")
+    await world.human.create("foo", color="Green")
+    stranger = await world.human.get("foo")
     await world.declare("foo", color="Purple")
 
     await world.start_reconciler()
 
     await world.until_outcome("foo", "Conflict", generation=2, reason="AlreadyExists")
-    await world.observed_again()
-    assert await world.human.sees("foo") == stranger
+    await world.until_observed_again()
+    assert await world.human.get("foo") == stranger
 
 
 async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
-    await world.observed_again()
+    await world.until_observed_again()
     position, observed_at = await world.log_position(), await world.client.observation_time()
 
-    await world.human.changes("foo")  # a new version with the same content
-    await world.observed_again()
+    await world.human.update("foo")  # a new version with the same content
+    await world.until_observed_again()
     assert await world.log_position() == position
     assert (
         await world.client.observation_time() == observed_at
     )  # the observer found nothing to tell
 
-    existing_shape = await world.human.sees("foo")
+    existing_shape = await world.human.get("foo")
     fields = {"type": existing_shape["type"], "color": existing_shape["color"]}
     same = ExternalObject(
         "foo",
@@ -144,14 +144,14 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
     await world.until_settled()
     assert await world.log_position() == position
 
-    await world.human.changes("foo", labels={"team": "b", **world.owner_of("foo")})
-    await world.observed_again()
+    await world.human.update("foo", labels={"team": "b", **world.owner_of("foo")})
+    await world.until_observed_again()
     assert await world.human.effects() == ["POST", "human PUT", "human PUT"]
     assert only(ActionDecided, await world.facts("foo")).action.operation == "Create"
 
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
-    existing_shape = await world.human.sees("foo")
+    existing_shape = await world.human.get("foo")
     assert existing_shape["labels"] == {"team": "b", **world.owner_of("foo")}
 
 
@@ -168,7 +168,7 @@ async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(
     await world.configure(config)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
-    await world.human.breaks(error_rate=1, methods=["PUT"], remaining=1)
+    await world.human.inject_faults(error_rate=1, methods=["PUT"], remaining=1)
     await world.declare("foo", color="Purple")
     await world.until_outcome("foo", "Converged", generation=2)
 

@@ -66,9 +66,9 @@ async def test_4_wake_ups_stale_observations_and_old_results_change_nothing(worl
         ("result", reported(ActionError("Unknown", "no answer"))),
     ]
     for what, data in [*nothing_new, *reversed(nothing_new)]:
-        await world.tell(shape("foo"), data, what)
+        await world.publish(shape("foo"), data, what)
 
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST", "PUT"]
 
@@ -77,7 +77,7 @@ async def test_4_an_old_result_does_not_end_the_action_that_is_under_way(world: 
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged", generation=1)
     first = only(ActionDecided, await world.facts("foo")).action
-    await world.human.breaks(latency_ms=300, methods=["PUT"])
+    await world.human.inject_faults(latency_ms=300, methods=["PUT"])
     await world.declare("foo", color="Purple")
 
     async def update_is_under_way() -> bool:
@@ -87,7 +87,7 @@ async def test_4_an_old_result_does_not_end_the_action_that_is_under_way(world: 
     failed = Reported(
         first.action_id, 1, moment(), moment(), "zombie", ActionError("Refused", "refused")
     )
-    await world.tell(shape("foo"), failed, "result")
+    await world.publish(shape("foo"), failed, "result")
 
     await world.until_outcome("foo", "Converged", generation=2)
     assert await world.human.effects() == ["POST", "PUT"]
@@ -100,7 +100,7 @@ async def test_4_a_resource_whose_timer_was_lost_is_found_by_the_sweep(
     monkeypatch.setattr(sweeper, "SWEEP_SECONDS", 0.1)
     monkeypatch.setattr(sweeper, "OVERDUE_SECONDS", 0.1)
     await world.restart_reconciler()
-    await world.human.breaks(error_rate=1, methods=["POST"], remaining=1)
+    await world.human.inject_faults(error_rate=1, methods=["POST"], remaining=1)
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded")
 
@@ -264,19 +264,19 @@ async def test_5_of_two_deciders_at_once_one_append_wins_for_each_resource(bare_
 
 async def test_5_a_second_replica_changes_nothing_about_the_effects(world: World):
     """Two whole reconcilers on one bus, both looking and both ready to decide."""
-    other_world = World.beside(world)
+    other_world = World.on_bus_of(world)
     await other_world.start_reconciler()
     try:
         shapes = [f"foo-{number}" for number in range(30)]
         await world.declare_all([manifest(name) for name in shapes])
         for name in shapes:
             await world.until_outcome(name, "Converged")
-        await world.human.deletes("foo-7")
-        await world.human.changes("foo-8", color="Green")
+        await world.human.delete("foo-7")
+        await world.human.update("foo-8", color="Green")
 
         async def repaired() -> bool:
-            existing_shape = await world.human.finds("foo-8")
-            seven = await world.human.finds("foo-7")
+            existing_shape = await world.human.find("foo-8")
+            seven = await world.human.find("foo-7")
             return (
                 existing_shape is not None
                 and existing_shape["color"] == "Red"
@@ -284,8 +284,8 @@ async def test_5_a_second_replica_changes_nothing_about_the_effects(world: World
             )
 
         await world.until(repaired, "both are repaired")
-        await world.observed_again()
-        await other_world.observed_again()
+        await world.until_observed_again()
+        await other_world.until_observed_again()
     finally:
         await other_world.stop_reconciler()
     assert await world.human.effects("foo-7") == ["POST", "human DELETE", "POST"]

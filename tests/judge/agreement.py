@@ -182,7 +182,7 @@ def _digest(observed_object: ExternalObject | None) -> str:
     return "" if observed_object is None else digest(observed_object)
 
 
-def unclassified() -> set[str]:
+def unclassified_fields() -> set[str]:
     """Return the fields of the row that are compared in no way, and not known not to be."""
     compared = {"outcome", "observed_generation", "reason", "message", "conditions"}
     compared |= {"external_name", "declared_name", "declared_config"}

@@ -21,7 +21,7 @@ from infra.jetstream.reads import StoredMessage, stream_state
 from shapes_api.shapes import Shape
 from tests.faulty_api.journal import JournalEntry
 from tests.faulty_api.options import ID_MARK
-from tests.judge.history import Acknowledged, Effect, History, Message, Recorded
+from tests.judge.history import AcknowledgedMessage, Effect, History, Message, RecordedEvent
 from tests.judge.judging import Finding, findings
 
 _PAGE = 1_000
@@ -41,7 +41,7 @@ async def check(
     nc: Client,
     api_url: str,
     *,
-    acknowledged: Iterable[Acknowledged] = (),
+    acknowledged: Iterable[AcknowledgedMessage] = (),
     by_hand: Collection[str] = (),
     after_effect: int = 0,
     secrets: Mapping[str, str] | None = None,
@@ -130,8 +130,8 @@ async def _all(nc: Client, stream: str) -> list[StoredMessage]:
     return existing_messages
 
 
-def _recorded(message: StoredMessage) -> Recorded:
-    return Recorded(message.seq, message.time_ns / 1e9, decode_log(message.payload))
+def _recorded(message: StoredMessage) -> RecordedEvent:
+    return RecordedEvent(message.seq, message.time_ns / 1e9, decode_log(message.payload))
 
 
 def _message(message: StoredMessage) -> Message:

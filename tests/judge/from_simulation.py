@@ -15,7 +15,7 @@ from reconciler.ports import ResourceAppend, StoredEvent
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.judge.from_bus import read_message
-from tests.judge.history import Call, Effect, History, Message, Promises, Recorded
+from tests.judge.history import Call, Effect, History, Message, Promises, RecordedEvent
 from tests.judge.judging import Finding, Judge
 from tests.judge.ledger import Ledger
 from tests.judge.references import mark_of, value_of
@@ -123,10 +123,10 @@ class Witness:
 
     def _appended(self, append: ResourceAppend, stored: Sequence[StoredEvent]) -> None:
         self.record()
-        for text in self.turns.appended(append.events, [event for _, event in stored]):
+        for text in self.turns.check_appended(append.events, [event for _, event in stored]):
             self.fail(text)
         for position, event in stored:
-            recorded = Recorded(position, self._api.now, event)
+            recorded = RecordedEvent(position, self._api.now, event)
             self.history.log.append(recorded)
             self._report(self.judge.event(recorded))
 

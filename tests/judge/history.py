@@ -13,7 +13,7 @@ from events.manifest import Fields
 from events.names import ResourceKey
 
 
-class Recorded(NamedTuple):
+class RecordedEvent(NamedTuple):
     """An event of the log, its position, and when the server stored it, in seconds."""
 
     position: int
@@ -33,7 +33,7 @@ class Message(NamedTuple):
     reply_to: str | None = None
 
 
-class Acknowledged(NamedTuple):
+class AcknowledgedMessage(NamedTuple):
     """A declaration or withdrawal that the bus acknowledged as stored."""
 
     key: ResourceKey
@@ -109,12 +109,12 @@ class History:
     ``is_final``: all faults have stopped, all that was scheduled was done: nothing may be pending.
     """
 
-    log: list[Recorded] = field(default_factory=list[Recorded])
+    log: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     messages: dict[int, Message] | None = field(default_factory=dict[int, Message])
     refused: set[int] = field(default_factory=set[int])
     dead_letters: set[int] = field(default_factory=set[int])
     answers: list[tuple[str, Reply]] | None = None
-    acknowledged: Iterable[Acknowledged] = ()
+    acknowledged: Iterable[AcknowledgedMessage] = ()
     calls: list[Call] = field(default_factory=list[Call])
     effects: list[Effect] | None = field(default_factory=list[Effect])
     objects: Collection[ExternalObject] | None = None

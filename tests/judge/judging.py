@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tests.judge import actions, end, holds, log, objects, references
-from tests.judge.history import Call, Effect, History, Recorded
+from tests.judge.history import Call, Effect, History, RecordedEvent
 from tests.judge.ledger import Ledger
 from tests.judge.rule import RULES, Happening, Moment
 
@@ -56,7 +56,7 @@ class Judge:
         self.ledger = Ledger(history)
         self._rules = [each for each in RULES if each.can_judge(history)]
 
-    def event(self, recorded: Recorded) -> list[Finding]:
+    def event(self, recorded: RecordedEvent) -> list[Finding]:
         """Judge an event of the log, and take it in."""
         event = recorded.event
         resource = self.ledger.resource(event.key)
@@ -110,7 +110,7 @@ def findings(history: History) -> list[Finding]:
     )
     for _, _, record in records:
         match record:
-            case Recorded():
+            case RecordedEvent():
                 breaches += judge.event(record)
             case Call():
                 breaches += judge.call(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from events.log import ActionDecided
 from events.names import ResourceKey
 from tests.judge.from_bus import check, last_effect, read_history
-from tests.judge.history import Acknowledged
+from tests.judge.history import AcknowledgedMessage
 from tests.scenarios.conftest import api_url, bare_world, world
 from tests.scenarios.harness import World, shape
 
@@ -42,9 +42,9 @@ async def test_changes_made_without_the_log_are_found(world: World) -> None:
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
-    await world.human.deletes("foo")
-    await world.human.makes("bar")
-    nowhere = Acknowledged(ResourceKey("default", "Shape", "baz"), "m1")
+    await world.human.delete("foo")
+    await world.human.create("bar")
+    nowhere = AcknowledgedMessage(ResourceKey("default", "Shape", "baz"), "m1")
 
     breaches = await check(
         world.nc,

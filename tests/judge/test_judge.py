@@ -64,7 +64,15 @@ from events.provider_config import (
     ProviderConfigSpec,
 )
 from events.reference import Reference
-from tests.judge.history import Acknowledged, Call, Effect, History, Message, Promises, Recorded
+from tests.judge.history import (
+    AcknowledgedMessage,
+    Call,
+    Effect,
+    History,
+    Message,
+    Promises,
+    RecordedEvent,
+)
 from tests.judge.judging import INVARIANTS, findings, skipped_rules
 from tests.judge.ledger import OWNER_LABEL
 from tests.judge.log import undecided_for_long
@@ -175,7 +183,7 @@ class Story:
                 actor=actor,
             )
             event = replace(event, **envelope)
-            self.history.log.append(Recorded(len(self.history.log) + 1, self.clock, event))
+            self.history.log.append(RecordedEvent(len(self.history.log) + 1, self.clock, event))
 
     def effect(
         self, operation: Operation, name: str, key: str | None, uid: str = "", **more: Any
@@ -241,7 +249,7 @@ def rules_broken(story: Story) -> set[str]:
 
 def test_a_sound_history_has_no_findings() -> None:
     story = sound()
-    story.history.acknowledged = [Acknowledged(FOO, "m1")]
+    story.history.acknowledged = [AcknowledgedMessage(FOO, "m1")]
     assert findings(story.history) == []
 
 
@@ -316,7 +324,7 @@ def an_unreadable_message_that_is_no_dead_letter(story: Story) -> None:
 
 @breaks("lost_message")
 def an_acknowledged_declaration_that_is_nowhere(story: Story) -> None:
-    story.history.acknowledged = [Acknowledged(BAR, "m77")]
+    story.history.acknowledged = [AcknowledgedMessage(BAR, "m77")]
 
 
 @breaks("outdated_declaration")

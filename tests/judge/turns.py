@@ -52,7 +52,9 @@ class Turns:
             self._turn_of[id(event)] = recorded
         return turn
 
-    def appended(self, decided: Sequence[LogEvent], stored: Sequence[LogEvent]) -> Iterator[str]:
+    def check_appended(
+        self, decided: Sequence[LogEvent], stored: Sequence[LogEvent]
+    ) -> Iterator[str]:
         """Fold events that were stored; return whether a turn decided them, from the fold."""
         key = stored[0].key
         state, turn = self.states.get(key, NEW), self._turn_of.get(id(decided[0]))
@@ -72,7 +74,7 @@ class Turns:
             yield from row.disagreements(event, state)
         self.states[key] = state
 
-    def not_repeatable(self) -> Iterator[str]:
+    def unrepeatable_turns(self) -> Iterator[str]:
         """Take every turn once more; return the turns that decide other events now."""
         for turn in self.recorded:
             again = decide(turn.before, turn.commands, turn.context)

@@ -38,7 +38,7 @@ class Network:
         self.struck: Counter[str] = Counter()
         self.crash: Callable[[Process], None] = lambda process: None
         self.pause: Callable[[Process, float], None] = lambda process, seconds: None
-        self.tell: Callable[[str], None] | None = None
+        self.trace: Callable[[str], None] | None = None
 
     # --- faults
 
@@ -67,8 +67,8 @@ class Network:
             if fault.what == what:
                 del self._armed[index]
                 self.struck[f"{fault.what}: {fault.strike}"] += 1
-                if self.tell is not None:
-                    self.tell(f"FAULT {fault.what}: {fault.strike} {fault.seconds:g}")
+                if self.trace is not None:
+                    self.trace(f"FAULT {fault.what}: {fault.strike} {fault.seconds:g}")
                 return fault
         return None
 

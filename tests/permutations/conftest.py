@@ -34,9 +34,9 @@ async def virtual_loop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Virtual
 async def bare_world(virtual_loop: VirtualLoop, tmp_path: Path) -> AsyncIterator[MemoryWorld]:
     """A bus and an empty API; no reconciler runs, and no API is configured."""
     with memory_api(virtual_loop, tmp_path / "api") as human:
-        async with MemoryWorld(virtual_loop, human).here() as world:
+        async with MemoryWorld(virtual_loop, human).open() as world:
             yield world
-        await human.leaves()
+        await human.close()
 
 
 @pytest.fixture

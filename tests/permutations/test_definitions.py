@@ -13,7 +13,7 @@ async def test_a_changed_definition_reaches_every_resource_and_is_in_the_log(wor
     assert (await world.ask(DEFINITION, definition(constants={"type": "Hexagon"}))).accepted
 
     async def is_changed() -> bool:
-        both = [await world.human.sees(f"badge-{key.name}") for key in (ONE, TWO)]
+        both = [await world.human.get(f"badge-{key.name}") for key in (ONE, TWO)]
         return all(each["type"] == "Hexagon" for each in both)
 
     await world.until(is_changed, "both are written as the new definition has it")
@@ -34,7 +34,7 @@ async def test_a_definition_outlives_the_processes_and_its_resources_outlive_it(
     refused = await world.ask(ONE, Declared(badge(ONE, "blue")))
     assert refused.message == "kind 'Badge': its KindDefinition was withdrawn; declare it again"
     await world.restart_reconciler()
-    await world.tell(ONE, Withdrawn())
+    await world.publish(ONE, Withdrawn())
     await world.until_outcome(ONE, "Deleted")
-    assert await world.human.finds("badge-one") is None
+    assert await world.human.find("badge-one") is None
     assert only(SpecResolved, await world.facts(ONE)).fields == {"type": "Circle", "color": "Red"}

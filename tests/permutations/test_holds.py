@@ -80,7 +80,7 @@ async def test_a_listing_of_an_empty_api_makes_nothing_anew_before_somebody_appr
 
     for name in names:
         await world.until_outcome(name, "Held", reason="LossGuard")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects() == ["POST"] * 12
     await world.client.approve_many([shape("foo-00")], hold="LossGuard", reason=uuid.uuid4().hex)
     await world.until_outcome("foo-00", "Converged")

@@ -26,9 +26,9 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
     absence, only a read.
     """
     await converged(world)
-    original_shape = await world.human.sees("foo-3")
+    original_shape = await world.human.get("foo-3")
 
-    await world.human.breaks(listing_drop_names=["foo-3"])
+    await world.human.inject_faults(listing_drop_names=["foo-3"])
 
     async def has_returned() -> bool:
         claims = every(OwnershipClaimed, await world.facts("foo-3"))
@@ -36,8 +36,8 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
 
     await world.until(has_returned, "foo-3 is ours again")
     await world.until_outcome("foo-3", "Converged")
-    await world.observed_again(times=3)
-    assert await world.human.sees("foo-3") == original_shape
+    await world.until_observed_again(times=3)
+    assert await world.human.get("foo-3") == original_shape
     assert await world.human.effects() == ["POST"] * 6
     facts = names(await world.facts("foo-3"))
     assert facts[4:] == [
@@ -50,10 +50,10 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
         "OutcomeRecorded",
     ]
 
-    await world.human.deletes("foo-3")
+    await world.human.delete("foo-3")
 
     async def is_recreated() -> bool:
-        existing_shape = await world.human.finds("foo-3")
+        existing_shape = await world.human.find("foo-3")
         return existing_shape is not None and existing_shape["uid"] != original_shape["uid"]
 
     await world.until(is_recreated, "a real deletion is believed, for it was read")
@@ -63,9 +63,9 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
 async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_once(world: World):
     await world.declare("foo", policy={"adoption": "Adopt"})
     await world.until_outcome("foo", "Converged")
-    original_shape = await world.human.sees("foo")
+    original_shape = await world.human.get("foo")
 
-    await world.human.breaks(listing_drop_names=["foo"], remaining=1)
+    await world.human.inject_faults(listing_drop_names=["foo"], remaining=1)
 
     async def is_adopted_again() -> bool:
         return names(await world.facts("foo"))[-1:] == ["OutcomeRecorded"] and bool(
@@ -74,8 +74,8 @@ async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_on
 
     await world.until(is_adopted_again, "foo is taken back")
     await world.until_outcome("foo", "Converged")
-    await world.observed_again()
-    assert await world.human.sees("foo") == original_shape
+    await world.until_observed_again()
+    assert await world.human.get("foo") == original_shape
     assert await world.human.effects() == ["POST"]
 
 
@@ -86,16 +86,16 @@ async def test_16_a_listing_from_before_our_effect_proves_nothing(bare_world: Wo
     await world.configure(api_config(world.human.url))
     await world.declare("other")
     await world.until_outcome("other", "Converged")
-    await world.human.breaks(latency_ms=150, methods=["GET"])
+    await world.human.inject_faults(latency_ms=150, methods=["GET"])
 
     for _ in range(3):
-        await world.observed_again(times=1)
+        await world.until_observed_again(times=1)
         await world.declare("foo")
         await world.until_outcome("foo", "Converged")
         await world.withdraw("foo")
         await world.until_outcome("foo", "Deleted")
 
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects("foo") == ["POST", "DELETE"] * 3
     assert every(DriftDetected, await world.facts("foo")) == []
 
@@ -109,21 +109,21 @@ async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grac
     """
     world = bare_world
     await world.start_reconciler()
-    await world.human.breaks(listing_lag_seconds=2)
+    await world.human.inject_faults(listing_lag_seconds=2)
     await world.configure(api_config(world.human.url, consistency_grace_seconds=2.5))
 
     await world.declare("late")
     await world.until_outcome("late", "Converged")
-    await world.observed_again(times=12)  # longer than the lag
+    await world.until_observed_again(times=12)  # longer than the lag
 
     assert await world.human.effects("late") == ["POST"]
     facts = await world.facts("late")
     assert only(ActionDecided, facts).action.operation == "Create"
     assert every(ExternalObserved, facts) == []
 
-    await world.human.deletes("late")
+    await world.human.delete("late")
 
-    await world.until(lambda: world.human.finds("late"), "a real deletion is still found")
+    await world.until(lambda: world.human.find("late"), "a real deletion is still found")
     await world.until_outcome(shape("late"), "Converged")
     assert await world.human.effects("late") == ["POST", "human DELETE", "POST"]
 
@@ -136,7 +136,7 @@ async def with_failing_listings(world: World, **rest: Any) -> None:
     await world.start_reconciler()
     config = api_config(world.human.url, page_size=2, resync=RESYNC_SECONDS, **rest)
     await world.configure(config)
-    await world.human.breaks(listing_fail_after_pages=1)
+    await world.human.inject_faults(listing_fail_after_pages=1)
 
 
 async def later(world: World, seconds: float) -> None:
@@ -167,10 +167,10 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
     await later(world, 3 * MIN_FAILED_SECONDS)
     assert await world.log_position() == position
 
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.until_outcome(CONFIG, "Converged")
-    await world.human.breaks(listing_fail_after_pages=1, remaining=1)
-    await world.observed_again()
+    await world.human.inject_faults(listing_fail_after_pages=1, remaining=1)
+    await world.until_observed_again()
     facts = await world.facts(CONFIG)
     assert names(facts)[-4:] == [
         "ListingsFailed",
@@ -194,7 +194,7 @@ async def test_16_a_breaker_that_opens_because_of_listings_is_reported_alone(bar
 async def test_16_failed_listings_of_a_kind_without_resources_are_not_reported(bare_world: World):
     world = bare_world
     for name in ("a", "b", "c"):
-        await world.human.makes(name)
+        await world.human.create(name)
     await with_failing_listings(world, breaker=PATIENT)
     await later(world, 3 * MIN_FAILED_SECONDS)
     assert every(ListingsFailed, await world.facts(CONFIG)) == []

@@ -117,13 +117,13 @@ async def test_an_object_too_long_to_be_observed_is_reported_once_and_the_rest_i
     world: World, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(oversize, "MAX_OBJECT_BYTES", 2_000)
-    await world.human.makes("whale", labels=WHALE)
-    await world.human.makes("minnow")
+    await world.human.create("whale", labels=WHALE)
+    await world.human.create("minnow")
 
     await world.until_outcome("minnow", "Unowned")
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     await world.restart_reconciler()
-    await world.observed_again(2)
+    await world.until_observed_again(2)
 
     (letter,) = await world.client.dead_letters()
     assert (letter.record.stage, letter.resource) == ("observation", shape("whale"))
@@ -131,5 +131,5 @@ async def test_an_object_too_long_to_be_observed_is_reported_once_and_the_rest_i
     observed_object = msgspec.json.decode(letter.payload, type=ExternalObject)
     assert observed_object.labels == WHALE
 
-    await world.human.changes("whale", labels={**WHALE, "one": "more"})
+    await world.human.update("whale", labels={**WHALE, "one": "more"})
     await wait_for_dead_letters(world, 2)

@@ -28,7 +28,7 @@ async def test_14_a_failing_api_is_not_called_and_every_outcome_gives_the_reason
     await world.configure(
         api_config(world.human.url, breaker=Breaker(3, initial_seconds=5.0, max_seconds=5.0))
     )
-    await world.human.breaks(error_rate=1, error_status=500)
+    await world.human.inject_faults(error_rate=1, error_status=500)
     await world.declare("foo")
     outcome = await until_breaker(world, "Degraded")
     assert outcome.reason == "BreakerOpen"
@@ -39,7 +39,7 @@ async def test_14_a_failing_api_is_not_called_and_every_outcome_gives_the_reason
         return any("breaker of API 'default' open until" in each.message for each in recorded)
 
     await world.until(foo_waits_for_the_breaker, "foo Degraded because of the breaker")
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.until_outcome("foo", "Converged")
     await until_breaker(world, "Converged")
     assert await world.human.effects() == ["POST"]

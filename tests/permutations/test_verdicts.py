@@ -16,7 +16,7 @@ from tests.scenarios.test_verdicts import (
 
 async def test_9_where_labels_decide_it_is_deleted(bare_world: World):
     world = bare_world
-    await world.human.makes("bar", labels=our_label(world, "bar"))
+    await world.human.create("bar", labels=our_label(world, "bar"))
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, ownership="Label"))
 
@@ -30,7 +30,7 @@ async def test_9_where_labels_decide_a_mass_of_them_is_held_until_somebody_appro
     world = bare_world
     names = ["bar-1", "bar-2", "bar-3"]
     for name in names:
-        await world.human.makes(name, labels=our_label(world, name))
+        await world.human.create(name, labels=our_label(world, name))
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, ownership="Label"))
 
@@ -49,10 +49,10 @@ async def test_10_a_removed_label_is_only_reported_where_the_policy_requires_it(
     await world.declare("foo", policy={"ownerLabel": "Report"})
     await world.until_outcome("foo", "Converged")
 
-    await world.human.changes("foo", labels={})
+    await world.human.update("foo", labels={})
 
     await world.until_outcome("foo", "Disputed", reason="LabelMissing")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects("foo") == ["POST", "human PUT"]
     await world.withdraw("foo")
     await world.until_outcome("foo", "Deleted")
@@ -82,7 +82,7 @@ async def test_11_in_an_exclusive_scope_what_is_declared_and_there_is_taken_over
 ):
     world = exclusive_world
     await world.stop_reconciler()
-    await world.human.makes("foo", color="Green")
+    await world.human.create("foo", color="Green")
     await world.declare("foo", color="Red")
     await world.start_reconciler()
 

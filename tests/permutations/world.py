@@ -32,7 +32,7 @@ from tests.memory_bus.clock import Clock, date_of
 from tests.memory_bus.intake import MemoryIntakeWriter
 from tests.memory_bus.log import MemoryLog
 from tests.memory_bus.loop import Process, VirtualLoop, current_process
-from tests.scenarios.harness import ACTOR, PATIENCE_SECONDS, Human, World
+from tests.scenarios.harness import ACTOR, TIMEOUT_SECONDS, Human, World
 
 BATCH_SIZE = 200
 """Messages that are decided together, as far as they are there: on a server as many come."""
@@ -105,9 +105,7 @@ class MemoryWorld(World):
         yield MemoryClient(self.bus, source)
 
     async def ask_raw(self, subject: str, payload: bytes) -> Reply:
-        _, answer = await self._client.bus.ask_raw(
-            subject, payload, answer_seconds=PATIENCE_SECONDS
-        )
+        _, answer = await self._client.bus.ask_raw(subject, payload, answer_seconds=TIMEOUT_SECONDS)
         assert answer is not None, f"no answer about {subject}"
         return answer
 
@@ -135,6 +133,6 @@ class MemoryWorld(World):
     # --- beginning and end
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[MemoryWorld]:
+    async def open(self) -> AsyncGenerator[MemoryWorld]:
         yield self
         await self.stop_reconciler()

@@ -26,18 +26,18 @@ async def api_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str
 async def bare_world(fresh_bus_url: str, api_url: str) -> AsyncIterator[World]:
     """A bus and an empty API; no reconciler runs, and no API is configured."""
     human = Human(api_url)
-    async with World(fresh_bus_url, human).here() as world:
+    async with World(fresh_bus_url, human).open() as world:
         yield world
-    await human.leaves()
+    await human.close()
 
 
 @pytest.fixture
-async def bare_world_of_its_own(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
+async def bare_world_on_own_server(tmp_path: Path, api_url: str) -> AsyncIterator[World]:
     """The same on a server of its own, which the test may kill, restart or fill."""
     human = Human(api_url)
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         yield world
-    await human.leaves()
+    await human.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 The server and the API are real processes, the reconciler runs its roles in this one, and the human
 uses the API directly, without the reconciler. Nothing here sleeps for a fixed time: ``until`` waits
-for a condition, and ``observed_again`` for listings that really began and ended.
+for a condition, and ``until_observed_again`` for listings that really began and ended.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from shapes_api.kinds.records import RECORD
 from shapes_api.kinds.shapes import SHAPE
 from tests.host_access import EVERYTHING
 
-PATIENCE_SECONDS = 90.0
+TIMEOUT_SECONDS = 90.0
 """Ten times what the slowest step takes alone on a machine: four tests run at a time."""
 
 ACTOR = "team-a"
@@ -128,18 +128,18 @@ class Human:
         )
         self._journal_from = 0
 
-    async def start_afresh(self) -> None:
+    async def reset(self) -> None:
         """Leave nothing of the story before: no resource, no fault, no count."""
         await self._http.delete("/_faults")
-        names = [each["name"] for each in await self.sees_all()]
+        names = [each["name"] for each in await self.list_all()]
         for start in range(0, len(names), 50):
-            await asyncio.gather(*(self.deletes(name) for name in names[start : start + 50]))
+            await asyncio.gather(*(self.delete(name) for name in names[start : start + 50]))
         self._journal_from = max(
             (each["sequence"] for each in await self._entries(0)), default=self._journal_from
         )
-        await self.forgets_counts()
+        await self.reset_counts()
 
-    async def makes(
+    async def create(
         self,
         name: str,
         kind: str = "Square",
@@ -149,23 +149,23 @@ class Human:
         body = {"name": name, "type": kind, "color": color, "labels": labels or {}}
         (await self._http.post("/shapes", json=body)).raise_for_status()
 
-    async def changes(self, name: str, **changed: object) -> None:
-        body = {**(await self.sees(name)), **changed}
+    async def update(self, name: str, **changed: object) -> None:
+        body = {**(await self.get(name)), **changed}
         (await self._http.put(f"/shapes/{name}", json=body)).raise_for_status()
 
-    async def deletes(self, name: str) -> None:
+    async def delete(self, name: str) -> None:
         (await self._http.delete(f"/shapes/{name}")).raise_for_status()
 
-    async def finds(self, name: str) -> dict[str, Any] | None:
+    async def find(self, name: str) -> dict[str, Any] | None:
         answer = await self._http.get(f"/shapes/{name}")
         return None if answer.status_code == 404 else answer.raise_for_status().json()
 
-    async def sees(self, name: str) -> dict[str, Any]:
-        existing_shape = await self.finds(name)
+    async def get(self, name: str) -> dict[str, Any]:
+        existing_shape = await self.find(name)
         assert existing_shape is not None, f"the API has no {name}"
         return existing_shape
 
-    async def sees_all(self) -> list[dict[str, Any]]:
+    async def list_all(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
         token: str | None = ""
         while token is not None:
@@ -175,10 +175,10 @@ class Human:
             token = page.get("continue")
         return items
 
-    async def breaks(self, **faults: object) -> None:
+    async def inject_faults(self, **faults: object) -> None:
         (await self._http.put("/_faults", json=faults)).raise_for_status()
 
-    async def mends(self) -> None:
+    async def clear_faults(self) -> None:
         (await self._http.delete("/_faults")).raise_for_status()
 
     # --- what really happened, by the API's own records
@@ -200,13 +200,13 @@ class Human:
         ]
 
     async def requests(self) -> dict[str, dict[str, int]]:
-        """The requests since ``forgets_counts``, by method and status."""
+        """The requests since ``reset_counts``, by method and status."""
         return (await self._http.get("/_stats")).raise_for_status().json()["requests"]
 
-    async def forgets_counts(self) -> None:
+    async def reset_counts(self) -> None:
         (await self._http.delete("/_stats")).raise_for_status()
 
-    async def leaves(self) -> None:
+    async def close(self) -> None:
         await self._http.aclose()
 
 
@@ -235,7 +235,7 @@ class World:
         self.reconciler_nc: Client
 
     @classmethod
-    def beside(cls, other_world: World) -> World:
+    def on_bus_of(cls, other_world: World) -> World:
         """Another reconciler on the same bus, which begins and ends with that one's world."""
         world = cls(other_world._place, other_world.human)
         world.server, world.nc, world.log = other_world.server, other_world.nc, other_world.log
@@ -277,7 +277,7 @@ class World:
             reconciler, self._reconciler = self._reconciler, None
             await reconciler
 
-    async def until_it_ends(self, seconds: float = 30.0) -> BaseException | None:
+    async def until_reconciler_ends(self, seconds: float = 30.0) -> BaseException | None:
         """Wait until the reconciler ends by itself; give its error."""
         assert self._reconciler is not None
         reconciler, self._reconciler = self._reconciler, None
@@ -329,9 +329,9 @@ class World:
         await self.client.publish(manifests)
 
     async def withdraw(self, name: str) -> None:
-        await self.tell(shape(name), Withdrawn())
+        await self.publish(shape(name), Withdrawn())
 
-    async def tell(self, key: ResourceKey, data: IntakeData, what: Intake = "desired") -> None:
+    async def publish(self, key: ResourceKey, data: IntakeData, what: Intake = "desired") -> None:
         await self._writer.publish([IntakeMessageOut(what, key, data, uuid.uuid4().hex)])
 
     async def ask(
@@ -356,9 +356,9 @@ class World:
         inbox = self.nc.new_inbox()
         subscription = await self.nc.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
         await self.nc.request(
-            subject, payload, timeout=PATIENCE_SECONDS, headers={REPLY_HEADER: inbox}
+            subject, payload, timeout=TIMEOUT_SECONDS, headers={REPLY_HEADER: inbox}
         )
-        response = await subscription.next_msg(timeout=PATIENCE_SECONDS)
+        response = await subscription.next_msg(timeout=TIMEOUT_SECONDS)
         await subscription.unsubscribe()
         return msgspec.json.decode(response.data, type=Reply)
 
@@ -369,7 +369,7 @@ class World:
         condition: Callable[[], Awaitable[_T | None]],
         what: str,
         *,
-        seconds: float = PATIENCE_SECONDS,
+        seconds: float = TIMEOUT_SECONDS,
     ) -> _T:
         """Wait until a condition gives something true, while the reconciler lives; give that."""
         deadline = time.monotonic() + seconds
@@ -426,7 +426,7 @@ class World:
 
         await self.until(is_settled, "everything decided and executed")
 
-    async def observed_again(self, times: int = 2) -> None:
+    async def until_observed_again(self, times: int = 2) -> None:
         """Wait until so many complete listings began from now on, and their news are decided."""
         observer = self.parts.observer
         assert observer is not None
@@ -477,7 +477,7 @@ class World:
     # --- beginning and end
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[World]:
+    async def open(self) -> AsyncGenerator[World]:
         if isinstance(self._place, Path):
             await self.server.start(self._place)
         try:
@@ -485,7 +485,7 @@ class World:
                 await initialise(self.nc)
                 self.log = await open_log(self.nc)
                 self._writer = JetStreamIntakeWriter(self.nc, ACTOR)
-                await self.human.start_afresh()
+                await self.human.reset()
                 async with client_on(self.nc, source=ACTOR) as self.client:
                     yield self
                     await self.stop_reconciler()

@@ -25,9 +25,9 @@ from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.pem import certificates_in, is_signed_by
 from reconciler.provider.kind import KindRegistry
 from tests.acme_gate import AcmeGate, acme_gate
-from tests.certificates import acme, orders, root_in
+from tests.certificates import acme, count_orders, create_root
 from tests.folders import short_folder
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World, every
 
 __all__ = ["bare_world"]
@@ -113,7 +113,7 @@ def contents(folder: Path) -> list[Path]:
 
 @pytest.fixture
 async def place(bare_world: World, tmp_path: Path) -> Place:
-    one = Place(bare_world, root_in(tmp_path))
+    one = Place(bare_world, create_root(tmp_path))
     await one.begin()
     return one
 
@@ -144,7 +144,7 @@ class Visitor:
         self.echoes = 0
 
     @asynccontextmanager
-    async def here(self) -> AsyncGenerator[None]:
+    async def open(self) -> AsyncGenerator[None]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._served())
         async with server:
             self._port = server.sockets[0].getsockname()[1]
@@ -209,7 +209,7 @@ async def three_renewals(place: Place, trusted: str) -> None:
     """Check three renewals, each of them one, while a client is connected."""
     visitor = Visitor(place.folder, trusted)
     serials = [place.serial]
-    async with visitor.here():
+    async with visitor.open():
         for _ in range(3):
             serials.append(await place.until_serial_is_not(*serials))
 
@@ -251,7 +251,7 @@ async def test_35_near_its_end_it_is_ordered_once_from_an_acme_authority(
     await world.until_settled()
     serials = await place.issued_serials()
     assert await place.renewals() == len(serials) - 1
-    assert orders(short_lived) == len(serials), "each renewal was one order"
+    assert count_orders(short_lived) == len(serials), "each renewal was one order"
 
 
 async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
@@ -267,7 +267,7 @@ async def test_35_lost_files_are_delivered_again_and_the_certificate_stays(
     assert {each.path for drift in drifts for each in drift.differences} == {"problems"}
 
     for key in (WEB, MANIFESTS["own"].key):
-        await world.tell(key, Withdrawn())
+        await world.publish(key, Withdrawn())
     await world.until_outcome(WEB, "Deleted")
     await world.until_outcome(MANIFESTS["own"].key, "Held", reason="DataLoss")
     assert not place.folder.exists()
@@ -283,7 +283,7 @@ async def test_an_authority_that_is_replaced_waits_for_a_person_and_then_signs_a
     await world.declare_all([changed("own", ownCa={"commonName": "Another Root"})])
     await world.until_outcome(own, "Held", reason="DataLoss")
     assert place.serial == serial_before
-    await world.tell(own, Approved("DataLoss"), "approval")
+    await world.publish(own, Approved("DataLoss"), "approval")
     await place.until_serial_is_not(serial_before)
     await world.until_outcome(WEB, "Converged")
     (leaf, authority) = (
@@ -315,7 +315,7 @@ async def test_35_lost_files_need_no_order_of_an_acme_authority_and_no_key_is_on
     assert len(keys) == 3, "the account's, the certificate's, and that delivered"
     secrets = [path.read_text().splitlines()[1].encode() for path in keys]
     for key in (WEB, MANIFESTS["public"].key):
-        await world.tell(key, Withdrawn())
+        await world.publish(key, Withdrawn())
     await world.until_outcome(MANIFESTS["public"].key, "Deleted")
     assert gate.count("revoke") == 1
     stored = b"".join(path.read_bytes() for path in (tmp_path / "nats").rglob("*.blk"))

@@ -50,13 +50,13 @@ async def defined(world: World) -> World:
 
 async def test_a_defined_kind_is_reconciled_as_an_installed_one(world: World):
     await defined(world)
-    shape = await world.human.sees("badge-one")
+    shape = await world.human.get("badge-one")
     assert (shape["type"], shape["color"]) == ("Circle", "Red")
-    await world.human.changes("badge-one", color="Green")
+    await world.human.update("badge-one", color="Green")
 
     async def is_healed() -> bool:
-        return (await world.human.sees("badge-one"))["color"] == "Red"
+        return (await world.human.get("badge-one"))["color"] == "Red"
 
     await world.until(is_healed, "the drift is healed")
-    await world.human.deletes("badge-two")
-    await world.until(lambda: world.human.finds("badge-two"), "it is recreated")
+    await world.human.delete("badge-two")
+    await world.until(lambda: world.human.find("badge-two"), "it is recreated")

@@ -23,8 +23,8 @@ async def test_42_contention_is_named_and_the_loop_is_damped(bare_world: World) 
 
     async def overwrite_for_ever() -> None:
         while True:
-            if (await world.human.sees("foo"))["color"] != "Blue":
-                await world.human.changes("foo", color="Blue")
+            if (await world.human.get("foo"))["color"] != "Blue":
+                await world.human.update("foo", color="Blue")
                 overwritten.append(1)
             await asyncio.sleep(0.05)
 

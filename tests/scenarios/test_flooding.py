@@ -8,7 +8,7 @@ from infra.jetstream.outgoing import OutgoingMessage
 from infra.jetstream.publish import publish_in_batches
 from tests.scenarios.harness import World, manifest
 
-PATIENCE_SECONDS = 300.0
+TIMEOUT_SECONDS = 300.0
 SUBJECTS = 30
 A_SUBJECT = 500
 NAMES = [f"n{number}" for number in range(20)]
@@ -27,12 +27,12 @@ async def test_scenario_32_a_tenant_that_floods_the_intake_delays_no_other_for_l
     await world.declare_all([manifest(name) for name in NAMES])
     for name in NAMES:
         outcome = await world.client.wait_for(
-            f"default/Shape/{name}", generation=1, timeout_seconds=PATIENCE_SECONDS
+            f"default/Shape/{name}", generation=1, timeout_seconds=TIMEOUT_SECONDS
         )
         assert outcome.outcome == "Converged"
 
     async def are_all_rejected() -> bool:
         return len(await world.dead_letters()) == len(rubbish)
 
-    await world.until(are_all_rejected, "each has its dead letter", seconds=PATIENCE_SECONDS)
+    await world.until(are_all_rejected, "each has its dead letter", seconds=TIMEOUT_SECONDS)
     assert await world.human.effects() == ["POST"] * len(NAMES)

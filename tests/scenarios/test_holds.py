@@ -30,7 +30,7 @@ async def test_17_nothing_is_deleted_until_the_finalizer_is_taken_off(world: Wor
         held = await world.until_outcome("foo", "Held", reason="Finalizers")
         assert f"{INVOICE} (set by billing)" in held.message
         await world.restart_reconciler()
-        await world.observed_again()
+        await world.until_observed_again()
         assert await world.human.effects("foo") == ["POST"]
         await billing.release_finalizer(shape("foo"), INVOICE)
 

@@ -30,9 +30,9 @@ async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_w
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, page_size=2, exclusive=True))
     await converged(world)
-    await world.human.forgets_counts()
-    await world.human.breaks(listing_fail_after_pages=1)
-    await world.human.makes("stray")
+    await world.human.reset_counts()
+    await world.human.inject_faults(listing_fail_after_pages=1)
+    await world.human.create("stray")
     position = await world.log_position()
 
     async def failed_a_few_times() -> bool:
@@ -43,13 +43,13 @@ async def test_16_a_listing_that_fails_half_way_deletes_and_makes_nothing(bare_w
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST"] * 6 + ["human POST"]
 
-    await world.human.mends()
+    await world.human.clear_faults()
 
     async def is_unmanaged_deleted() -> bool:
-        return await world.human.finds("stray") is None
+        return await world.human.find("stray") is None
 
     await world.until(is_unmanaged_deleted, "a whole listing shows the stray, which is removed")
-    assert [each["name"] for each in await world.human.sees_all()] == NAMES
+    assert [each["name"] for each in await world.human.list_all()] == NAMES
 
 
 async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
@@ -61,13 +61,13 @@ async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, page_size=2, breaker=PATIENT))
     await converged(world)
-    await world.human.breaks(listing_fail_after_pages=1)
+    await world.human.inject_faults(listing_fail_after_pages=1)
     outcome = await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
     assert "no listing of Shape has completed since" in outcome.message
     await world.declare("foo-0", color="Blue")
     await world.until_outcome("foo-0", "Converged", generation=2)
 
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
     position = await world.log_position()
 
     async def failed_for_longer() -> bool:
@@ -75,12 +75,12 @@ async def test_16_an_api_that_completes_no_listing_is_reported_until_it_does(
 
     await world.until(failed_for_longer, "20 more listings failed")
     await world.restart_reconciler()
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
     await world.until(failed_for_longer, "20 listings of the next process failed")
     await world.until_settled()
     assert await world.log_position() == position
 
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.until_outcome(CONFIG, "Converged")
     facts = await world.facts(CONFIG)
     assert len(every(ListingsFailed, facts)) == len(every(ListingsResumed, facts)) == 1

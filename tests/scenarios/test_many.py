@@ -22,10 +22,10 @@ async def thousand(tmp_path: Path) -> AsyncIterator[World]:
     """A thousand converged resources in an API of their own."""
     api = FaultyApi()
     human = Human(await api.start(tmp_path / "api"))
-    async with World(tmp_path / "nats", human).here() as world:
+    async with World(tmp_path / "nats", human).open() as world:
         await _declare_all(world)
         yield world
-    await human.leaves()
+    await human.close()
     await api.stop()
 
 
@@ -36,7 +36,7 @@ async def _declare_all(world: World) -> None:
     answers = await world.client.declare_many([manifest(key.name) for key in keys])
     assert not any(isinstance(answer, DeclarationRefusedError) for answer in answers)
     await world.client.wait_for_many(dict.fromkeys(keys, 1), timeout_seconds=60)
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects() == ["POST"] * COUNT
 
 
@@ -51,14 +51,14 @@ async def test_22_a_restart_writes_nothing_reads_no_resource_and_is_ready_in_sec
 
 async def restart_is_quiet(world: World) -> None:
     await world.stop_reconciler()
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
     position = await world.log_position()
 
     started = time.monotonic()
     await world.start_reconciler()
     assert time.monotonic() - started < READY_SECONDS
 
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST"] * COUNT
     listings = listings_of(world)
@@ -67,10 +67,10 @@ async def restart_is_quiet(world: World) -> None:
 
 async def test_23_ten_resyncs_without_a_change_are_ten_listings_and_nothing_else(thousand: World):
     world = thousand
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
     position, position_before = await world.log_position(), listings_of(world)
 
-    await world.observed_again(times=10)
+    await world.until_observed_again(times=10)
 
     assert await world.log_position() == position
     assert await world.human.effects() == ["POST"] * COUNT

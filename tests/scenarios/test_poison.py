@@ -68,7 +68,7 @@ async def test_an_event_that_the_bus_cannot_take_is_parked_alone(
     (letter,) = await wait_for_dead_letters(world)
     assert (letter.resource, letter.record.stage) == (FOO, "decision")
     assert "max_payload" in letter.record.reason
-    assert (await world.human.sees("foo"))["color"] == "Green"
+    assert (await world.human.get("foo"))["color"] == "Green"
 
 
 async def test_an_action_that_cannot_be_read_is_reported_once_and_left_to_other_workers(

@@ -20,7 +20,7 @@ from infra.providers.file import FILE
 from infra.providers.jetstream.consumer import CONSUMER
 from infra.providers.jetstream.stream import STREAM
 from reconciler.provider.kind import KindRegistry
-from tests.scenarios.conftest import bare_world_of_its_own as bare_world
+from tests.scenarios.conftest import bare_world_on_own_server as bare_world
 from tests.scenarios.harness import World
 
 __all__ = ["bare_world"]
@@ -97,15 +97,15 @@ async def test_36_a_referenced_resource_is_kept_and_deleted_last(example: World,
     await world.declare_all(MANIFESTS)
     for key in KEYS:
         await world.until_outcome(key, "Converged")
-    await world.tell(STREAM_KEY, Withdrawn())
-    await world.tell(CONSUMER_KEY, Withdrawn())
+    await world.publish(STREAM_KEY, Withdrawn())
+    await world.publish(CONSUMER_KEY, Withdrawn())
     held = await world.until_outcome(STREAM_KEY, "Held", reason="Referenced")
     assert "default/Consumer/orders-billing" in held.message
     assert "default/File/orders-env" in held.message
     await world.until_outcome(CONSUMER_KEY, "Held", reason="Referenced")
     await world.until_outcome(FILE_KEY, "Waiting", reason="ReferenceMissing")
     assert env(root), "nothing is undone"
-    await world.tell(FILE_KEY, Withdrawn())
+    await world.publish(FILE_KEY, Withdrawn())
     for key in KEYS:
         await world.until_outcome(key, "Deleted")
     assert not env(root)

@@ -52,7 +52,7 @@ async def test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo
     await world.configure(
         api_config(world.human.url, resync=SLOW_LISTINGS, limits=Limits(request_timeout_seconds=2))
     )
-    await world.human.breaks(latency_ms=5000, methods=["POST"], remaining=1)
+    await world.human.inject_faults(latency_ms=5000, methods=["POST"], remaining=1)
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
@@ -65,7 +65,7 @@ async def test_13_an_answer_after_our_time_out_is_folded_in_and_there_is_one_foo
     success = only(ActionSucceeded, facts)
     assert success.replayed
     assert success.object is not None
-    assert success.object.uid == (await world.human.sees("foo"))["uid"]
+    assert success.object.uid == (await world.human.get("foo"))["uid"]
     assert await world.human.effects() == ["POST"]
 
 
@@ -101,8 +101,8 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
     await world.start_reconciler(ALL_BUT_WORKER)
     await world.configure(api_config(world.human.url, resync=SLOW_LISTINGS))
     async with workers(world, tmp_path / "logs", 2) as both:
-        await world.human.forgets_counts()
-        await world.human.breaks(
+        await world.human.reset_counts()
+        await world.human.inject_faults(
             throttle_rate=1, retry_after_seconds=8, methods=["POST"], remaining=1
         )
         started_at = time.time()
@@ -114,7 +114,7 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
         assert outcome.reason == "Throttled"
         assert "no call before 20" in outcome.message
         for name in ("foo", *others):
-            await world.until(lambda name=name: world.human.finds(name), name, seconds=60)
+            await world.until(lambda name=name: world.human.find(name), name, seconds=60)
         journal = await world.human.journal()
         assert (await world.human.requests())["POST"] == {"201": 21, "429": 1}
     assert min(_moment(each["time"]) for each in journal) >= started_at + 8
@@ -133,16 +133,16 @@ async def test_14_a_throttle_that_one_worker_sees_holds_every_worker(
 
 async def test_15_what_the_api_refuses_for_good_waits_for_a_new_generation(world: World) -> None:
     """Scenario 15: 422 makes no hot loop; the outcome has the API's own words."""
-    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
-    await world.human.forgets_counts()
+    await world.human.inject_faults(error_rate=1, error_status=422, methods=["POST"])
+    await world.human.reset_counts()
     await world.declare("foo")
     outcome = await world.until_outcome("foo", "Failed", generation=1)
     assert "422" in outcome.message
-    await world.observed_again(3)
+    await world.until_observed_again(3)
     assert (await world.human.requests())["POST"] == {"422": 1}
     assert len(every(ActionDecided, await world.facts("foo"))) == 1
 
-    await world.human.mends()
+    await world.human.clear_faults()
     await world.declare("foo", color="Blue")
     await world.until_outcome("foo", "Converged", generation=2)
     assert await world.human.effects() == ["POST"]
@@ -159,8 +159,8 @@ async def test_44_after_a_refused_creation_only_what_is_newer_is_carried_out(
 
     The API refuses 422 for good; after 403 the same call may succeed later.
     """
-    await world.human.breaks(error_rate=1, error_status=status, methods=["POST"])
-    await world.human.forgets_counts()
+    await world.human.inject_faults(error_rate=1, error_status=status, methods=["POST"])
+    await world.human.reset_counts()
     for name in ("foo", "bar"):
         await world.declare(name)
         await world.until_outcome(name, outcome, generation=1)
@@ -169,18 +169,18 @@ async def test_44_after_a_refused_creation_only_what_is_newer_is_carried_out(
     await world.restart_reconciler()
     await world.declare("foo", color="Blue")
     await world.until_outcome("foo", outcome, generation=2)
-    await world.human.mends()
+    await world.human.clear_faults()
     if status == 422:  # the newer generation was refused, too
         await world.declare("foo", color="Green")
     await world.until_outcome("foo", "Converged")
-    await world.observed_again(2)
+    await world.until_observed_again(2)
 
     requests = await world.human.requests()
     assert requests["POST"].keys() == {str(status), "201"}
     assert requests["POST"]["201"] == 1, "nothing of the refused creations is repeated"
     assert not {"PUT", "DELETE"} & requests.keys()
-    assert (await world.human.sees("foo"))["color"] == ("Green" if status == 422 else "Blue")
-    assert await world.human.finds("bar") is None
+    assert (await world.human.get("foo"))["color"] == ("Green" if status == 422 else "Blue")
+    assert await world.human.find("bar") is None
     for name in ("foo", "bar"):
         assert not every(LookupDecided, await world.facts(name)), "each refusal proves enough"
 
@@ -189,10 +189,10 @@ async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_look
     world: World,
 ) -> None:
     """Scenario 44: the earlier attempt may have created the object, so a read comes first."""
-    await world.human.breaks(error_rate=1, error_status=500, methods=["POST"])
+    await world.human.inject_faults(error_rate=1, error_status=500, methods=["POST"])
     await world.declare("foo")
     await world.until_outcome("foo", "Degraded", generation=1)
-    await world.human.breaks(error_rate=1, error_status=422, methods=["POST"])
+    await world.human.inject_faults(error_rate=1, error_status=422, methods=["POST"])
     await world.until_outcome("foo", "Failed", generation=1)
 
     facts = await world.facts("foo")
@@ -206,10 +206,10 @@ async def test_44_a_refusal_after_an_unknown_result_ends_the_action_after_a_look
 
 
 async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cause(
-    bare_world_of_its_own: World, tmp_path: Path
+    bare_world_on_own_server: World, tmp_path: Path
 ) -> None:
     """Invariant 9, scenario 14: killed workers and a killed bus find the breaker still open."""
-    world = bare_world_of_its_own
+    world = bare_world_on_own_server
     await world.start_reconciler(ALL_BUT_WORKER)
     await world.configure(
         api_config(
@@ -218,7 +218,7 @@ async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cau
             breaker=Breaker(3, initial_seconds=600.0, max_seconds=600.0),
         )
     )
-    await world.human.breaks(error_rate=1, error_status=500)
+    await world.human.inject_faults(error_rate=1, error_status=500)
     async with workers(world, tmp_path / "first", 2):
         await world.declare("foo")
         await until_breaker(world, "Degraded")
@@ -226,7 +226,7 @@ async def test_14_a_restart_forgets_no_breaker_and_wakes_no_resource_without_cau
     await world.stop_reconciler()
     await world.kill_nats()
     await world.start_nats()
-    await world.human.forgets_counts()
+    await world.human.reset_counts()
     await world.start_reconciler(ALL_BUT_WORKER)
     position = await world.log_position()
     async with workers(world, tmp_path / "second", 2):
@@ -258,12 +258,12 @@ async def test_14_a_back_off_is_kept_by_workers_that_were_killed(
             retry=Retry(initial_seconds=4.0, max_seconds=4.0),
         )
     )
-    await world.human.breaks(error_rate=1, error_status=500, methods=["POST"], remaining=1)
+    await world.human.inject_faults(error_rate=1, error_status=500, methods=["POST"], remaining=1)
     async with workers(world, tmp_path / "first", 2):
         await world.declare("foo")
         await world.until_outcome("foo", "Degraded")
     async with workers(world, tmp_path / "second", 2):
-        await world.until(lambda: world.human.finds("foo"), "foo")
+        await world.until(lambda: world.human.find("foo"), "foo")
     (waits,) = every(RetryScheduled, await world.facts("foo"))
     (journal,) = await world.human.journal()
     assert 2.0 <= waits.delay_seconds <= 4.0

@@ -144,7 +144,7 @@ async def check_dead_letter(world: World, case: str) -> None:
         stored_payload = base64.b64decode(stored_payload)
     assert expected_payload.startswith(stored_payload)
     assert await world.human.effects() == ["POST"]
-    assert await world.human.finds("foo") is None
+    assert await world.human.find("foo") is None
 
 
 async def test_27_an_answer_goes_to_an_inbox_and_nowhere_else(world: World):

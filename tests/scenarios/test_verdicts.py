@@ -15,11 +15,11 @@ def our_label(world: World, name: str) -> dict[str, str]:
 
 async def test_9_our_label_on_what_was_never_declared_is_disputed(world: World):
     await world.stop_reconciler()
-    await world.human.makes("bar", labels=our_label(world, "bar"))
+    await world.human.create("bar", labels=our_label(world, "bar"))
     await world.start_reconciler()
 
     await world.until_outcome("bar", "Disputed", reason="LabelNotInLog")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects("bar") == ["human POST"]
 
 
@@ -27,10 +27,10 @@ async def test_10_our_label_that_is_taken_off_is_restored(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
-    await world.human.changes("foo", labels={})
+    await world.human.update("foo", labels={})
 
     await world.until(lambda: has_label(world, "foo"), "the label is back")
-    await world.observed_again()
+    await world.until_observed_again()
     assert await world.human.effects("foo") == ["POST", "human PUT", "PUT"]
 
 
@@ -69,17 +69,17 @@ async def check_verdicts(world: World, strategy: str) -> None:
     # Scenario 3: a declared object that a person deletes is recreated, with any strategy.
     await world.declare("our-foo")
     await world.until_outcome("our-foo", "Converged")
-    await world.human.deletes("our-foo")
-    await world.until(lambda: world.human.finds("our-foo"), "it is recreated")
+    await world.human.delete("our-foo")
+    await world.until(lambda: world.human.find("our-foo"), "it is recreated")
 
     # Scenarios 5 and 9: undeclared objects.
-    await world.human.makes("bar")
-    await world.human.makes("our-bar")
-    await world.human.makes("labelled", labels=our_label(world, "labelled"))
+    await world.human.create("bar")
+    await world.human.create("our-bar")
+    await world.human.create("labelled", labels=our_label(world, "labelled"))
     for name, outcome in NEVER_DECLARED[strategy].items():
         await world.until_outcome(name, outcome)
-    await world.observed_again()
-    remaining_names = {each["name"] for each in await world.human.sees_all()}
+    await world.until_observed_again()
+    remaining_names = {each["name"] for each in await world.human.list_all()}
     deleted = {name for name, verdict in NEVER_DECLARED[strategy].items() if verdict == "Deleted"}
     assert remaining_names == {"our-foo", "bar", "our-bar", "labelled"} - deleted
 
@@ -88,8 +88,8 @@ async def check_verdicts(world: World, strategy: str) -> None:
     await world.withdraw("our-foo")
     await world.start_reconciler()
     await world.until_outcome("our-foo", "Deleted")
-    assert await world.human.finds("our-foo") is None
+    assert await world.human.find("our-foo") is None
 
 
 async def has_label(world: World, name: str) -> bool:
-    return (await world.human.sees(name))["labels"] == our_label(world, name)
+    return (await world.human.get(name))["labels"] == our_label(world, name)

@@ -27,10 +27,10 @@ class Result:
     struck: Counter[str] = field(default_factory=Counter[str])
 
 
-def run(plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> Result:
+def run(plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> Result:
     """Play a plan, let the faults stop, and check everything."""
     began = time.process_time()
-    world = World(plan, tell=tell)
+    world = World(plan, trace=trace)
     original_hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None  # what is killed in the middle complains when it is freed
     try:

@@ -144,6 +144,6 @@ def test_a_failing_plan_is_made_as_small_as_its_defect(monkeypatch: pytest.Monke
 
 def _trace(plan: Plan) -> list[str]:
     told: list[str] = []
-    run(plan, tell=told.append)
+    run(plan, trace=told.append)
     assert len(told) > 10
     return told

@@ -44,7 +44,7 @@ _FOR_EVER_SECONDS = 1_000_000.0
 class World:
     """Everything that a plan happens to."""
 
-    def __init__(self, plan: p.Plan, *, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> None:
         seed = str(plan.seed)
         self.plan = plan
         self.loop = VirtualLoop(f"{seed}/loop")
@@ -92,11 +92,11 @@ class World:
             time=time,
         )
         self.happened: Counter[str] = Counter()
-        self._tell = tell
+        self._trace = trace
         self.network.crash = self._crash_at_once
         self.network.pause = self._pause_at_once
-        self.network.tell = tell and self.tell
-        if tell is not None:
+        self.network.trace = trace and self.trace
+        if trace is not None:
             self._tell_everything()
 
     # --- playing the plan
@@ -111,7 +111,7 @@ class World:
 
     def heal(self) -> None:
         """End all faults: killed processes start, and stopped ones continue."""
-        self.tell("--- the faults stop")
+        self.trace("--- the faults stop")
         self.network.heal()
         self.log.heal()
         for room in (self.log.room, self.intake.room, self.decisions.letters_room):
@@ -147,8 +147,8 @@ class World:
     def _take(self, step: p.Step) -> None:
         name = type(step).__name__
         self.happened[name] += 1
-        if self._tell is not None:
-            self.tell(f"STEP {p.describe_step(step)}")
+        if self._trace is not None:
+            self.trace(f"STEP {p.describe_step(step)}")
         if not self.publisher.take(step):
             _TAKE[type(step)](self, step)
 
@@ -206,12 +206,12 @@ class World:
     def _crash_at_once(self, process: Process) -> None:
         for actor in self.actors.values():
             if actor.process is process:
-                self.tell(f"CRASH {process.name}")
+                self.trace(f"CRASH {process.name}")
                 actor.kill()
                 self.network.outside(1.0, actor.start)
 
     def _pause_at_once(self, process: Process, seconds: float) -> None:
-        self.tell(f"PAUSE {process.name} for {seconds:g} s")
+        self.trace(f"PAUSE {process.name} for {seconds:g} s")
         self.loop.pause(process)
         self.network.outside(seconds, lambda: self.loop.resume(process))
 
@@ -282,15 +282,15 @@ class World:
 
     # --- the trace
 
-    def tell(self, what: str) -> None:
+    def trace(self, what: str) -> None:
         """Report a line of the trace, if it is read."""
-        if self._tell is not None:
-            self._tell(f"{self.loop.time() - self.start_time:9.3f}  {what}")
+        if self._trace is not None:
+            self._trace(f"{self.loop.time() - self.start_time:9.3f}  {what}")
 
     def _tell_everything(self) -> None:
         def stored(_append: Any, events: Any) -> None:
             for position, event in events:
-                self.tell(f"LOG {position} {event.id} {event.data!r}")
+                self.trace(f"LOG {position} {event.id} {event.data!r}")
 
         self.log.after_store.append(stored)
 
@@ -331,8 +331,8 @@ def services_watched(world: World) -> Generator[None]:
     def heard(
         _logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        if world._tell is not None:  # pyright: ignore[reportPrivateUsage]
-            world.tell(f"{method} {dict(event)!r}")
+        if world._trace is not None:  # pyright: ignore[reportPrivateUsage]
+            world.trace(f"{method} {dict(event)!r}")
         is_expected = event["event"] in (_OF_DAMAGE if world.damaged else _OF_THE_BUS)
         if method in ("error", "exception", "critical") and not is_expected:
             why = f", {sys.exc_info()[1]!r}" if event.get("exc_info") else ""
@@ -340,7 +340,7 @@ def services_watched(world: World) -> Generator[None]:
         raise structlog.DropEvent
 
     configured = structlog.get_config()
-    level = logging.ERROR if world._tell is None else logging.DEBUG  # pyright: ignore
+    level = logging.ERROR if world._trace is None else logging.DEBUG  # pyright: ignore
     structlog.configure(
         processors=[heard], wrapper_class=structlog.make_filtering_bound_logger(level)
     )
