@@ -76,7 +76,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[World]:
     """A bus with a reconciler; the API is each test's own."""
 
     class Nobody(Human):
-        async def start_afresh(self) -> None: ...
+        async def reset(self) -> None: ...
 
     human = Nobody("http://127.0.0.1:9")
     async with World(tmp_path / "nats", human).open() as world:

@@ -1,4 +1,4 @@
-"""A world on a server of its own for each story, which destroys it; an empty bus for the rest."""
+"""A world on a separate server for tests that destroy it; an empty bus for the others."""
 
 from __future__ import annotations
 

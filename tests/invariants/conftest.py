@@ -1,4 +1,4 @@
-"""The invariants are told in the scenarios' worlds."""
+"""The invariants are tested in the scenarios' worlds."""
 
 from tests.scenarios.conftest import (
     api_url,

@@ -1,4 +1,4 @@
-"""Invariants 6, 7, 8 and 12: what is not proved is not believed, what is not ours not touched."""
+"""Invariants 6, 7, 8 and 12: absence needs a proof, and foreign objects are left alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ABSENT: ExternalObject | None = None
 
 
 async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_world: World):
-    """The API lies in no listing here: the looks come from another observer, on the bus."""
+    """The observations come from another observer, on the bus."""
     world = bare_world
     await world.start_reconciler(["decider", "worker", "projector"])
     await world.configure(api_config(world.human.url))
@@ -46,7 +46,7 @@ async def test_6_only_an_observation_after_our_last_effect_proves_absence(bare_w
 
 
 @pytest.mark.parametrize("exclusive", [False, True])
-async def test_6_a_part_of_a_listing_proves_nothing(bare_world: World, exclusive: bool):
+async def test_6_a_partial_listing_proves_nothing(bare_world: World, exclusive: bool):
     world = bare_world
     await world.start_reconciler()
     await world.configure(api_config(world.human.url, page_size=1, exclusive=exclusive))
@@ -59,15 +59,15 @@ async def test_6_a_part_of_a_listing_proves_nothing(bare_world: World, exclusive
     await world.human.reset_counts()
     position = await world.log_position()
 
-    async def failed_thrice() -> bool:
+    async def has_failed_three_times() -> bool:
         return (await world.human.requests()).get("GET", {}).get("500", 0) >= 3
 
-    await world.until(failed_thrice, "three listings broke off")
+    await world.until(has_failed_three_times, "three listings failed")
     await world.until_settled()
     assert await world.log_position() == position
 
 
-async def test_7_an_object_with_our_label_that_the_log_never_made_is_disputed_and_stays(
+async def test_7_an_object_with_our_label_that_the_log_never_created_is_disputed(
     exclusive_world: World,
 ):
     world = exclusive_world
@@ -88,35 +88,35 @@ async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_deleted(worl
     await world.stop_reconciler()
     await world.human.delete("foo")
     await world.human.create("foo", color="Green")
-    stranger = await world.human.get("foo")
+    foreign_shape = await world.human.get("foo")
     await world.withdraw("foo")
 
     await world.start_reconciler(["decider", "worker", "projector"])
 
     await world.until_outcome("foo", "Deleted", reason="NotOurs")
-    assert await world.human.get("foo") == stranger
+    assert await world.human.get("foo") == foreign_shape
     facts = await world.facts("foo")
     assert only(ActionFailed, facts).error.error_class == "Conflict"
     assert only(OwnershipReleased, facts).reason == "Replaced"
 
 
-async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_repainted(world: World):
+async def test_7_a_foreign_object_that_took_the_name_of_ours_is_not_updated(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.stop_reconciler()
     await world.human.delete("foo")
     await world.human.create("foo", color="Green")
-    stranger = await world.human.get("foo")
+    foreign_shape = await world.human.get("foo")
     await world.declare("foo", color="Purple")
 
     await world.start_reconciler()
 
     await world.until_outcome("foo", "Conflict", generation=2, reason="AlreadyExists")
     await world.until_observed_again()
-    assert await world.human.get("foo") == stranger
+    assert await world.human.get("foo") == foreign_shape
 
 
-async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world: World):
+async def test_8_a_foreign_write_without_a_change_causes_no_event_and_no_write(world: World):
     await world.declare("foo", color="Red")
     await world.until_outcome("foo", "Converged")
     await world.until_observed_again()
@@ -127,7 +127,7 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
     assert await world.log_position() == position
     assert (
         await world.client.observation_time() == observed_at
-    )  # the observer found nothing to tell
+    )  # the observer found no change to report
 
     existing_shape = await world.human.get("foo")
     fields = {"type": existing_shape["type"], "color": existing_shape["color"]}
@@ -155,7 +155,7 @@ async def test_8_a_write_that_changes_nothing_costs_no_event_and_no_write(world:
     assert existing_shape["labels"] == {"team": "b", **world.owner_of("foo")}
 
 
-async def test_12_a_secret_is_used_and_is_nowhere_in_the_log(
+async def test_12_a_secret_is_used_but_never_logged(
     bare_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     world = bare_world

@@ -13,11 +13,11 @@ from events.log import (
     OwnershipClaimed,
 )
 from reconciler.roles.observer.listing_reports import FAILED_INTERVALS, MIN_FAILED_SECONDS
-from tests.scenarios.harness import World, api_config, every, names, only, shape
-from tests.scenarios.test_listings import CONFIG, PATIENT, converged
+from tests.scenarios.harness import World, api_config, every, only, shape, type_names
+from tests.scenarios.test_listings import BREAKER_NEVER_OPENS, CONFIG, declare_and_converge
 
 
-async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice(world: World):
+async def test_16_an_object_that_a_complete_listing_omits_is_never_created_twice(world: World):
     """A listing that claims to be complete and omits a resource looks like a correct one.
 
     Expected: the loss is recorded and the resource recreated, as after a deletion by a person
@@ -25,7 +25,7 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
     It has the uid of the released object, so it is ours again. From then on, no listing proves its
     absence, only a read.
     """
-    await converged(world)
+    await declare_and_converge(world)
     original_shape = await world.human.get("foo-3")
 
     await world.human.inject_faults(listing_drop_names=["foo-3"])
@@ -39,7 +39,7 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
     await world.until_observed_again(times=3)
     assert await world.human.get("foo-3") == original_shape
     assert await world.human.effects() == ["POST"] * 6
-    facts = names(await world.facts("foo-3"))
+    facts = type_names(await world.facts("foo-3"))
     assert facts[4:] == [
         "ExternalObserved",
         "DriftDetected",
@@ -56,11 +56,11 @@ async def test_16_what_a_complete_listing_wrongly_leaves_out_is_never_made_twice
         existing_shape = await world.human.find("foo-3")
         return existing_shape is not None and existing_shape["uid"] != original_shape["uid"]
 
-    await world.until(is_recreated, "a real deletion is believed, for it was read")
+    await world.until(is_recreated, "a real deletion is accepted, because it was read")
     assert await world.human.effects() == ["POST"] * 6 + ["human DELETE", "POST"]
 
 
-async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_once(world: World):
+async def test_16_with_adoption_an_omitted_object_is_adopted_again_immediately(world: World):
     await world.declare("foo", policy={"adoption": "Adopt"})
     await world.until_outcome("foo", "Converged")
     original_shape = await world.human.get("foo")
@@ -68,11 +68,11 @@ async def test_16_with_adoption_a_resource_that_was_left_out_is_taken_back_at_on
     await world.human.inject_faults(listing_drop_names=["foo"], remaining=1)
 
     async def is_adopted_again() -> bool:
-        return names(await world.facts("foo"))[-1:] == ["OutcomeRecorded"] and bool(
+        return type_names(await world.facts("foo"))[-1:] == ["OutcomeRecorded"] and bool(
             every(DriftDetected, await world.facts("foo"))
         )
 
-    await world.until(is_adopted_again, "foo is taken back")
+    await world.until(is_adopted_again, "foo is adopted again")
     await world.until_outcome("foo", "Converged")
     await world.until_observed_again()
     assert await world.human.get("foo") == original_shape
@@ -100,12 +100,12 @@ async def test_16_a_listing_from_before_our_effect_proves_nothing(bare_world: Wo
     assert every(DriftDetected, await world.facts("foo")) == []
 
 
-async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grace(
+async def test_16_a_lagging_listing_counts_only_after_the_grace_period(
     bare_world: World,
 ):
-    """Listings lag two seconds behind; the configuration says that they may.
+    """Listings lag by two seconds, which the configuration permits.
 
-    The name is this test's own: a late listing shows what the test before has left.
+    The name is unique to this test: a late listing shows objects of the previous test.
     """
     world = bare_world
     await world.start_reconciler()
@@ -123,7 +123,7 @@ async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grac
 
     await world.human.delete("late")
 
-    await world.until(lambda: world.human.find("late"), "a real deletion is still found")
+    await world.until(lambda: world.human.find("late"), "a real deletion is still detected")
     await world.until_outcome(shape("late"), "Converged")
     assert await world.human.effects("late") == ["POST", "human DELETE", "POST"]
 
@@ -131,7 +131,7 @@ async def test_16_an_api_that_shows_effects_late_is_believed_only_after_its_grac
 RESYNC_SECONDS = MIN_FAILED_SECONDS / FAILED_INTERVALS
 
 
-async def with_failing_listings(world: World, **rest: Any) -> None:
+async def start_with_failing_listings(world: World, **rest: Any) -> None:
     """Fail every listing from its second page on, as long as the API has several objects."""
     await world.start_reconciler()
     config = api_config(world.human.url, page_size=2, resync=RESYNC_SECONDS, **rest)
@@ -139,22 +139,22 @@ async def with_failing_listings(world: World, **rest: Any) -> None:
     await world.human.inject_faults(listing_fail_after_pages=1)
 
 
-async def later(world: World, seconds: float) -> None:
+async def advance(world: World, seconds: float) -> None:
     end = time.monotonic() + seconds
 
-    async def is_later() -> bool:
+    async def is_over() -> bool:
         return time.monotonic() >= end
 
-    await world.until(is_later, f"{seconds} s later", seconds=seconds + 1)
+    await world.until(is_over, f"{seconds} s later", seconds=seconds + 1)
     await world.until_settled()
 
 
-async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
+async def test_16_an_api_that_completes_no_listing_is_reported_once_and_on_time(
     bare_world: World,
 ):
     world = bare_world
-    await with_failing_listings(world, breaker=PATIENT)
-    await converged(world)
+    await start_with_failing_listings(world, breaker=BREAKER_NEVER_OPENS)
+    await declare_and_converge(world)
     await world.until_outcome(CONFIG, "Degraded", reason="ListingsFailed")
     event = next(
         each for each in await world.history(CONFIG) if isinstance(each.data, ListingsFailed)
@@ -164,7 +164,7 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
     assert MIN_FAILED_SECONDS <= late < MIN_FAILED_SECONDS + 10
     position = await world.log_position()
     await world.restart_reconciler()
-    await later(world, 3 * MIN_FAILED_SECONDS)
+    await advance(world, 3 * MIN_FAILED_SECONDS)
     assert await world.log_position() == position
 
     await world.human.clear_faults()
@@ -172,7 +172,7 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
     await world.human.inject_faults(listing_fail_after_pages=1, remaining=1)
     await world.until_observed_again()
     facts = await world.facts(CONFIG)
-    assert names(facts)[-4:] == [
+    assert type_names(facts)[-4:] == [
         "ListingsFailed",
         "OutcomeRecorded",
         "ListingsResumed",
@@ -181,13 +181,13 @@ async def test_16_an_api_that_completes_no_listing_is_reported_once_in_its_time(
     assert len(every(ListingsFailed, facts)) == 1
 
 
-async def test_16_a_breaker_that_opens_because_of_listings_is_reported_alone(bare_world: World):
-    """Nothing else is called, so that each listing is the probe."""
+async def test_16_a_breaker_that_failed_listings_open_is_the_only_report(bare_world: World):
+    """There are no other calls, so each listing is the probe."""
     world = bare_world
-    await with_failing_listings(world)
-    await converged(world)
+    await start_with_failing_listings(world)
+    await declare_and_converge(world)
     await world.until_outcome(CONFIG, "Degraded", reason="BreakerOpen")
-    await later(world, 3 * MIN_FAILED_SECONDS)
+    await advance(world, 3 * MIN_FAILED_SECONDS)
     assert every(ListingsFailed, await world.facts(CONFIG)) == []
 
 
@@ -195,6 +195,6 @@ async def test_16_failed_listings_of_a_kind_without_resources_are_not_reported(b
     world = bare_world
     for name in ("a", "b", "c"):
         await world.human.create(name)
-    await with_failing_listings(world, breaker=PATIENT)
-    await later(world, 3 * MIN_FAILED_SECONDS)
+    await start_with_failing_listings(world, breaker=BREAKER_NEVER_OPENS)
+    await advance(world, 3 * MIN_FAILED_SECONDS)
     assert every(ListingsFailed, await world.facts(CONFIG)) == []

@@ -1,4 +1,4 @@
-"""Scenario 21: what a policy does not allow is not done, and the status says what would be."""
+"""Scenario 21: the policy forbids writes, and the status reports what they would change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from events.log import DriftDetected
 from tests.scenarios.harness import World, only
 
 
-async def test_21_create_only_makes_once_and_then_only_reports(world: World):
+async def test_21_create_only_creates_once_and_then_only_reports(world: World):
     await world.declare("foo", color="Purple", policy={"mode": "CreateOnly"})
     await world.until_outcome("foo", "Converged")
 
@@ -25,7 +25,7 @@ async def test_21_create_only_makes_once_and_then_only_reports(world: World):
         status = await world.status("foo")
         return status is not None and "not recreated" in status.message
 
-    await world.until(is_reported_missing, "the status says that it is gone")
+    await world.until(is_reported_missing, "the status reports it as missing")
     await world.until_observed_again()
     assert await world.human.effects("foo") == ["POST", "human PUT", "human DELETE"]
 

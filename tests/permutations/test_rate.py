@@ -1,4 +1,4 @@
-"""One rate limit for all workers of an API, judged by the API's own journal."""
+"""One rate limit for all workers of an API, checked against the API's journal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from events.provider_config import Limits
 from tests.scenarios.harness import World, api_config
 
 
-async def test_listings_count_too(bare_world: World) -> None:
+async def test_listings_count_toward_the_rate_limit(bare_world: World) -> None:
     world = bare_world
     await world.start_reconciler()
     await world.human.reset_counts()

@@ -644,7 +644,7 @@ OVER_ACME: Fields = {"issuer": "acme", "dnsNames": ["web.test"]}
 
 
 async def use(root: Path, gate: AcmeGate, **more: object) -> None:
-    gate.trust_in(root)
+    gate.add_to_trust_of(root)
     await create_issuer(root, "acme", acme(gate.pebble, gate.directory, **more))
 
 

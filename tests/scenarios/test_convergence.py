@@ -1,4 +1,4 @@
-"""Scenarios 1 to 4, 24 and 26: what is declared comes to be, and stays so."""
+"""Scenarios 1 to 4, 24 and 26: resources converge to their declarations, and stay converged."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.scenarios.harness import (
     World,
     every,
     manifest,
-    names,
     now,
     only,
     shape,
+    type_names,
 )
 
 
@@ -39,7 +39,7 @@ async def test_1_a_declared_resource_is_created(world: World):
         "Ready": "True",
         "Converged": "True",
     }
-    assert names(await world.facts("foo")) == [
+    assert type_names(await world.facts("foo")) == [
         "SpecDeclared",
         "ActionDecided",
         "ActionSucceeded",
@@ -88,7 +88,7 @@ async def test_4_a_repainted_object_gets_its_color_back(world: World):
 
     await world.human.update("foo", color="Green")
 
-    await world.until(lambda: is_color(world, "Purple"), "Purple comes back")
+    await world.until(lambda: is_color(world, "Purple"), "the color is Purple again")
     await world.until_observed_again()
     assert await world.human.effects("foo") == ["POST", "human PUT", "PUT"]
     drift = only(DriftDetected, await world.facts("foo"))
@@ -98,7 +98,7 @@ async def test_4_a_repainted_object_gets_its_color_back(world: World):
     assert (status.outcome, status.drifts) == ("Converged", 1)
 
 
-async def test_24_of_five_declarations_in_a_row_the_newest_is_decided(world: World):
+async def test_24_the_newest_of_five_declarations_in_a_row_wins(world: World):
     await world.stop_reconciler()
     colors = ["Red", "Green", "Blue", "Yellow", "Purple"]
     await world.declare_all([manifest("foo", color=color) for color in colors])
@@ -109,23 +109,23 @@ async def test_24_of_five_declarations_in_a_row_the_newest_is_decided(world: Wor
         outcomes = [each.outcome for each in await world.outcomes(shape("foo"))]
         return "Converged" in outcomes and (await world.human.get("foo"))["color"] == "Purple"
 
-    await world.until(is_purple, "the newest declaration is there")
+    await world.until(is_purple, "the newest declaration is applied")
     await world.until_settled()
     facts = await world.facts("foo")
     declared = [each.fields["color"] for each in every(SpecDeclared, facts)]
-    # The bus may hand one out late, once more: that one is refused, and no generation.
+    # The bus may redeliver a message late: it is refused, and creates no generation.
     assert len(declared) + len(every(DeclarationSuperseded, facts)) == len(colors)
     assert declared == [color for color in colors if color in declared]
     newest = len(declared)
     superseded = [(each.generation, each.by) for each in every(GenerationSuperseded, facts)]
     assert superseded == [(number, number + 1) for number in range(1, newest)]
-    # It may hand the first one out before the others: then that one is made, and changed.
+    # The first may be delivered before the others: then the object is created and updated.
     decided = [each.action.generation for each in every(ActionDecided, facts)]
     assert decided in ([newest], [1, newest])
     assert await world.human.effects("foo") == ["POST", "PUT"][: len(decided)]
 
 
-async def test_26_a_declaration_that_comes_twice_late_and_out_of_order_is_one_generation(
+async def test_26_a_declaration_redelivered_late_and_out_of_order_is_one_generation(
     world: World,
 ):
     first = encode_intake("d-1", ACTOR, Declared(manifest("foo", color="Red")), time=now())

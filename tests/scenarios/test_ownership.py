@@ -1,4 +1,4 @@
-"""Scenarios 5, 6, 7, 8, 19 and 20: what is ours, what is not, and who knows it."""
+"""Scenarios 5, 6, 7, 8, 19 and 20: ownership of objects, and its record in the log."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from events.log import (
     OwnershipReleased,
 )
 from reconciler.resource.owner_label import OWNER_LABEL
-from tests.scenarios.harness import World, every, names, only
+from tests.scenarios.harness import World, every, only, type_names
 
 
-async def test_5_in_a_shared_api_what_a_human_makes_is_left_alone_and_shown(world: World):
+async def test_5_in_a_shared_api_an_undeclared_object_is_reported_and_left_alone(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
 
@@ -22,11 +22,11 @@ async def test_5_in_a_shared_api_what_a_human_makes_is_left_alone_and_shown(worl
     await world.until_observed_again()
     assert await world.human.effects("bar") == ["human POST"]
     assert (await world.human.get("bar"))["labels"] == {}
-    status = await world.until(lambda: world.status("bar"), "bar is shown")
+    status = await world.until(lambda: world.status("bar"), "bar is reported")
     assert (status.declared, status.owned, status.outcome) == (False, False, "Unowned")
 
 
-async def test_6_the_guard_holds_a_mass_deletion_until_a_few_are_left(exclusive_world: World):
+async def test_6_the_guard_holds_a_mass_deletion_until_few_objects_are_left(exclusive_world: World):
     world = exclusive_world
     await world.stop_reconciler()
     unmanaged = ["bar-1", "bar-2", "bar-3", "bar-4"]
@@ -49,7 +49,7 @@ async def test_6_the_guard_holds_a_mass_deletion_until_a_few_are_left(exclusive_
     assert await world.human.list_all() == []
 
 
-async def test_7_what_is_withdrawn_while_the_reconciler_is_down_does_not_leak(world: World):
+async def test_7_a_resource_withdrawn_while_the_reconciler_is_down_does_not_leak(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged", generation=1)
     await world.stop_reconciler()
@@ -61,7 +61,7 @@ async def test_7_what_is_withdrawn_while_the_reconciler_is_down_does_not_leak(wo
     await world.until_outcome("foo", "Deleted", generation=2)
     assert await world.human.find("foo") is None
     assert await world.human.effects("foo") == ["POST", "DELETE"]
-    assert names(await world.facts("foo"))[-4:] == [
+    assert type_names(await world.facts("foo"))[-4:] == [
         "SpecWithdrawn",
         "ActionDecided",
         "ActionSucceeded",
@@ -124,7 +124,7 @@ async def test_20_an_orphan_is_released_and_stays_in_the_api(world: World):
     await world.until_observed_again()
     remaining_shape = await world.human.get("foo")
     assert OWNER_LABEL in kept_shape["labels"]
-    assert remaining_shape["labels"] == {}, "it says that it is ours, and is not"
+    assert remaining_shape["labels"] == {}, "the owner label is removed"
     assert {
         **remaining_shape,
         "labels": kept_shape["labels"],

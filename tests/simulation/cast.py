@@ -76,7 +76,7 @@ class Actor:
         if not _is_of_the_bus(error):
             self.failure = f"process {self.process.name} ended: {error!r}"
         self.kill()
-        self._stage.bus.network.outside(_RESTART_SECONDS, self.start)
+        self._stage.bus.network.call_later(_RESTART_SECONDS, self.start)
 
     # --- the roles
 

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from events.manifest import ApprovalLevel, Fields
-from tests.memory_bus.faults import BUS_SORTS, Sort, Strike
+from tests.memory_bus.faults import BUS_REQUESTS, RequestType, Strike
 from tests.simulation import plan as p
 from tests.simulation.chance_of_holds import copies_of, looks_of, of_holders, possible
 from tests.simulation.chance_of_inputs import with_inputs
@@ -59,7 +59,7 @@ _BUS_STRIKES: tuple[Strike, ...] = (
     "pause before",
     "pause after",
 )
-_LIKELY_SORTS: tuple[Sort, ...] = (
+_LIKELY_SORTS: tuple[RequestType, ...] = (
     "append",
     "append",
     "append",
@@ -348,7 +348,7 @@ def _of_fate(dice: _Dice, at: float, processes: list[str]) -> p.Step:
     if draw < 0.25:
         return _strike(dice, at, "write", choose(_WRITE_STRIKES))
     if draw < 0.60:
-        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(BUS_SORTS)
+        what = choose(_LIKELY_SORTS) if dice.one(0.7) else choose(BUS_REQUESTS)
         return _strike(dice, at, what, choose(_BUS_STRIKES))
     if draw < 0.64:
         return _strike(dice, at, choose(("read", "list")), choose(("refuse", "throttle", "delay")))
@@ -395,7 +395,7 @@ def _of_the_surroundings(dice: _Dice, at: float) -> p.Step:
     return p.ApiAway(at=at, seconds=dice.seconds(0.5, 6.0))
 
 
-def _strike(dice: _Dice, at: float, what: Sort, strike: Strike) -> p.OnRequest:
+def _strike(dice: _Dice, at: float, what: RequestType, strike: Strike) -> p.OnRequest:
     waits = strike in ("delay", "pause before", "pause after", "lose reply")
     return p.OnRequest(
         at=at, what=what, strike=strike, seconds=dice.seconds(0.2, 14.0) if waits else 0.0

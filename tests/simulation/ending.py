@@ -57,7 +57,7 @@ def end(world: World) -> list[str]:
 def _is_anything_retained(world: World) -> bool:
     ledger = world.checks.ledger
     return any(
-        is_held(ledger, resource, for_ever=False)
+        is_held(ledger, resource, forever=False)
         for key, resource in ledger.resources.items()
         if key not in world.damaged
     )

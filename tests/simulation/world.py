@@ -37,7 +37,7 @@ _OF_THE_BUS = frozenset({"storing dead letters failed; retrying later"})
 _OF_DAMAGE = _OF_THE_BUS | {"a history is damaged; its resource is held", "the log is damaged"}
 
 
-_FOR_EVER_SECONDS = 1_000_000.0
+_FOREVER_SECONDS = 1_000_000.0
 """What is written when the faults have stopped does not end again: else nothing came to rest."""
 
 
@@ -106,7 +106,7 @@ class World:
         for actor in self.actors.values():
             actor.start()
         for step in self.plan.steps:
-            self.network.outside(step.at, lambda step=step: self._take(step))
+            self.network.call_later(step.at, lambda step=step: self._take(step))
         self.loop.run_until(self.start_time + self.plan.seconds)
 
     def heal(self) -> None:
@@ -114,14 +114,18 @@ class World:
         self.trace("--- the faults stop")
         self.network.heal()
         self.log.heal()
-        for room in (self.log.room, self.intake.room, self.decisions.letters_room):
-            room.leave(None)
+        for capacity in (
+            self.log.capacity,
+            self.intake.capacity,
+            self.decisions.dead_letter_capacity,
+        ):
+            capacity.set_remaining(None)
         self.decisions.heal()
         self.lies.heal()
         self.vault.put_back()
         self.api.away_until = 0.0
-        self.api.lifetime_seconds = _FOR_EVER_SECONDS
-        self.network.outside(2.0, self._configure_for_good)  # after what is on its way to the bus
+        self.api.lifetime_seconds = _FOREVER_SECONDS
+        self.network.call_later(2.0, self._configure_for_good)  # after all requests in transit
         for actor in self.actors.values():
             if actor.process is not None:
                 self.loop.resume(actor.process)
@@ -132,7 +136,7 @@ class World:
     def _configure_for_good(self) -> None:
         """Declare the configuration, as who knows that it is refused before its kind is defined."""
         if self.happened["Define"] and DEFINITION_KEY not in self.checks.turns.states:
-            self.network.outside(2.0, self._configure_for_good)
+            self.network.call_later(2.0, self._configure_for_good)
         else:
             self.publisher.configure(p.Configure(at=0.0, resync_seconds=2.5))
 
@@ -196,7 +200,7 @@ class World:
         actor = self.actors.get(step.process)
         if actor is not None:
             actor.kill()
-            self.network.outside(step.down_seconds, actor.start)
+            self.network.call_later(step.down_seconds, actor.start)
 
     def _pause(self, step: p.Pause) -> None:
         actor = self.actors.get(step.process)
@@ -208,12 +212,12 @@ class World:
             if actor.process is process:
                 self.trace(f"CRASH {process.name}")
                 actor.kill()
-                self.network.outside(1.0, actor.start)
+                self.network.call_later(1.0, actor.start)
 
     def _pause_at_once(self, process: Process, seconds: float) -> None:
         self.trace(f"PAUSE {process.name} for {seconds:g} s")
         self.loop.pause(process)
-        self.network.outside(seconds, lambda: self.loop.resume(process))
+        self.network.call_later(seconds, lambda: self.loop.resume(process))
 
     def _erase(self, step: p.Erase) -> None:
         if step.what == "rows":
@@ -228,27 +232,27 @@ class World:
         for actor in self.actors.values():
             if {"projector", "observer"} & set(actor.plan.roles):
                 actor.kill()
-                self.network.outside(0.5, actor.start)
+                self.network.call_later(0.5, actor.start)
         self.rows.clear()
 
     def _bus_away(self, step: p.BusAway) -> None:
         self.network.go_away(step.seconds)
-        self.network.outside(step.seconds + 0.001, self.intake.serve)
-        self.network.outside(step.seconds + 0.001, self.actions.serve)
+        self.network.call_later(step.seconds + 0.001, self.intake.serve)
+        self.network.call_later(step.seconds + 0.001, self.actions.serve)
 
     def _full(self, step: p.Full) -> None:
-        room = {
-            "log": self.log.room,
-            "intake": self.intake.room,
-            "dead letters": self.decisions.letters_room,
+        capacity = {
+            "log": self.log.capacity,
+            "intake": self.intake.capacity,
+            "dead letters": self.decisions.dead_letter_capacity,
         }[step.what]
         times = int(step.seconds / step.again_seconds) if step.again_seconds else 0
         for number in range(times + 1):
-            self.network.outside(
+            self.network.call_later(
                 number * step.again_seconds,
-                lambda: None if self.network.is_healed else room.leave(step.room),
+                lambda: None if self.network.is_healed else capacity.set_remaining(step.room),
             )
-        self.network.outside(step.seconds, lambda: room.leave(None))
+        self.network.call_later(step.seconds, lambda: capacity.set_remaining(None))
 
     def _followers_lag(self, step: p.FollowersLag) -> None:
         self.log.let_followers_lag(step.seconds)
