@@ -1,4 +1,4 @@
-"""Runs one plan to its end, and says what came of it."""
+"""Runs one plan to its end, and returns the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.world import World, services_watched
 
 @dataclass
 class Result:
-    """What came of a run: nothing wrong, or the first things that were."""
+    """The result of a run, with its first violations, if any."""
 
     plan: p.Plan
     violations: list[str]
@@ -32,7 +32,7 @@ def run(plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> Result:
     began = time.process_time()
     world = World(plan, trace=trace)
     original_hook = sys.unraisablehook
-    sys.unraisablehook = lambda _: None  # what is killed in the middle complains when it is freed
+    sys.unraisablehook = lambda _: None  # killed coroutines raise when they are freed
     try:
         with services_watched(world):
             world.play()

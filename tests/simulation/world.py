@@ -1,4 +1,4 @@
-"""One run of a plan: everything is set up, the plan is played, the faults stop, all is checked."""
+"""One run of a plan: setup, the steps of the plan, and the end of all faults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FOREVER_SECONDS = 1_000_000.0
 
 
 class World:
-    """Everything that a plan happens to."""
+    """The simulated world in which a plan runs."""
 
     def __init__(self, plan: p.Plan, *, trace: Callable[[str], None] | None = None) -> None:
         seed = str(plan.seed)
@@ -145,7 +145,7 @@ class World:
         self.loop.run_until(self.loop.time() + seconds)
 
     def close(self) -> None:
-        """Drop everything where it stands."""
+        """Drop all tasks."""
         self.loop.close()
 
     def _take(self, step: p.Step) -> None:
@@ -228,7 +228,7 @@ class World:
             self.decisions.lose_timers()
 
     def _erase_rows(self) -> None:
-        """Do as the operating guide says: who keeps rows in memory is stopped first."""
+        """Follow the operating guide: stop the processes with rows in memory first."""
         for actor in self.actors.values():
             if {"projector", "observer"} & set(actor.plan.roles):
                 actor.kill()
